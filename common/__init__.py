@@ -1,0 +1,1 @@
+"""What every command shares: configuration from the command line, exit statuses, errors."""

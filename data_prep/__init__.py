@@ -1,0 +1,1 @@
+"""Raw clicks to binary shards. NumPy world: no torch, nothing of `app`."""
