@@ -195,9 +195,11 @@ def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
 
 def digest_file(path: Path) -> FileDigest:
     """Size and SHA-256 of a file, read in a stream."""
-    with open(path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileDigest(bytes=file.tell(), sha256=sha256)
+    sha256 = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+        return FileDigest(bytes=file.tell(), sha256=sha256.hexdigest())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
