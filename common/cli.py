@@ -22,8 +22,10 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by a signal after a clean checkpoint; 
 ConfigT = TypeVar("ConfigT")
 
 
-def compose_config(schema: type[ConfigT], config_dir: Path, overrides: Sequence[str] = ()) -> ConfigT:
-    """Compose `config_dir`/config.yaml with Hydra overrides into an instance of the dataclass `schema`.
+def compose_config(
+    schema: type[ConfigT], config_dir: Path, overrides: Sequence[str] = (), name: str = "config"
+) -> ConfigT:
+    """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
@@ -32,7 +34,7 @@ def compose_config(schema: type[ConfigT], config_dir: Path, overrides: Sequence[
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
-            config = compose("config", overrides=list(overrides))
+            config = compose(name, overrides=list(overrides))
         return OmegaConf.to_object(config)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from error
@@ -42,34 +44,26 @@ def run_command(
     main: Callable[[ConfigT], int | None],
     schema: type[ConfigT],
     config_dir: Path,
-    arguments: Sequence[str] | None = None,
+    name: str = "config",
 ) -> int:
     """Run one entry point and return its exit status; print a UserError as one line on stderr.
 
-    Under torchrun every process composes the same configuration, so a configuration error is printed once.
+    Under torchrun all processes of a machine meet the same error, so one of them prints it.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:]
     try:
         if any(argument in ("-h", "--help") for argument in arguments):
             overrides = [argument for argument in arguments if not argument.startswith("-")]
-            _print_help(main, compose_config(schema, config_dir, overrides))
+            _print_help(main, compose_config(schema, config_dir, overrides, name))
             return EXIT_DONE
-        try:
-            config = compose_config(schema, config_dir, arguments)
-        except UserError as error:
-            return _fail(error, silent=os.environ.get("RANK", "0") != "0")
-        return main(config) or EXIT_DONE
+        return main(compose_config(schema, config_dir, arguments, name)) or EXIT_DONE
     except UserError as error:
-        return _fail(error)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     except BrokenPipeError:
         sys.stdout = None  # type: ignore[assignment]  # `... | head`: nobody reads any more
         return EXIT_DONE
-
-
-def _fail(error: UserError, silent: bool = False) -> int:
-    if not silent:
-        print(f"error: {error}", file=sys.stderr)
-    return EXIT_BAD_INPUT
 
 
 def _print_help(main: Callable[..., int | None], config: object) -> None:
@@ -79,15 +73,17 @@ def _print_help(main: Callable[..., int | None], config: object) -> None:
     print(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
+_NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To append to your config", "Config search",
+          "provider=", "See https://")  # fmt: skip
+
+
 def _one_line(error: Exception) -> str:
     """Hydra's and OmegaConf's messages run over many lines; the causes, from the outside in, on one."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
-        for line in str(cause).splitlines():
-            line = line.strip()
-            noise = not line or line.startswith(("full_key:", "object_type=", "reference_type=", "Set the env"))
-            if not noise and line not in parts:
+        for line in map(str.strip, str(cause).splitlines()):
+            if line and not line.startswith(_NOISE) and line not in parts:
                 parts.append(line)
         cause = cause.__cause__
     return "configuration: " + " ".join(parts)

@@ -1,0 +1,1 @@
+"""Train, evaluate and record DLRM on the shards that `data_prep` writes."""

@@ -1,0 +1,99 @@
+"""Throughput: device-synchronised times of steps, warm-up and everything but training left out."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Meter:
+    """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
+
+    A step lasts from the end of the one before, its wait for input included; a step after an interruption
+    (evaluation, checkpoint) lasts from the end of the interruption.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+        self._input_wait = 0.0
+        self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+        self._began = time.perf_counter()
+
+    def step_done(self, input_wait: float) -> None:
+        """Note the end of a step, of which `input_wait` seconds were spent waiting for its batch."""
+        self._input_wait += input_wait
+        self._marks.append(self._mark())
+
+    def start(self) -> None:
+        """Begin (again) to time steps from now on."""
+        self._synchronise()
+        self._began = time.perf_counter()
+        self._marks = [self._mark()]
+        self._input_wait = 0.0
+
+    def take(self) -> tuple[NDArray[np.float32], float]:
+        """Seconds of each step since the last call, [steps] float32, and their input wait; synchronises."""
+        self._synchronise()
+        seconds = np.array(
+            [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)], dtype=np.float32
+        )
+        wait, self._input_wait = self._input_wait, 0.0
+        self._marks = self._marks[-1:]
+        now = time.perf_counter()
+        self.spent["train"] += now - self._began
+        self._began = now
+        return seconds, wait
+
+    @contextmanager
+    def apart(self, kind: str) -> Iterator[None]:
+        """Count what happens inside as `kind` (eval or checkpoint), not as training; call after `take`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.start()
+            self.spent[kind] += time.perf_counter() - began
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, a: Any, b: Any) -> float:
+        return b - a if self._device.type != "cuda" else a.elapsed_time(b) / 1e3
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def throughput(
+    step_seconds: NDArray[np.float32], input_wait: float, global_batch_size: int, world_size: int, excluded: int
+) -> dict[str, float | int | None]:
+    """The figures of summary.json from the seconds of every step measured; None if there were none.
+
+    The first `excluded` steps were warm-up and are not among `step_seconds`.
+    """
+    figures: dict[str, float | int | None] = dict.fromkeys(
+        ("samples_per_second", "samples_per_second_per_device", "steps_per_second", "step_ms_p50", "step_ms_p95",
+         "input_wait_fraction")
+    )  # fmt: skip
+    if len(step_seconds):
+        total = float(step_seconds.astype(np.float64).sum())
+        rate = len(step_seconds) / total
+        figures = {
+            "samples_per_second": rate * global_batch_size,
+            "samples_per_second_per_device": rate * global_batch_size / world_size,
+            "steps_per_second": rate,
+            "step_ms_p50": float(np.percentile(step_seconds, 50)) * 1e3,
+            "step_ms_p95": float(np.percentile(step_seconds, 95)) * 1e3,
+            "input_wait_fraction": input_wait / total,
+        }
+    return {**figures, "warmup_steps_excluded": excluded}

@@ -1,0 +1,76 @@
+"""The dataset a run asks for: found, or made by data_prep in a process of its own."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from app.config import DataConfig
+from common.cli import EXIT_BAD_INPUT
+from common.errors import UserError
+
+log = logging.getLogger("clickwork")
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def dataset_path(config: DataConfig) -> Path:
+    """Where the dataset is or will be.
+
+    Raises:
+        UserError: data.raw without data.path.
+    """
+    if config.path is not None:
+        return Path(config.path)
+    if config.raw is not None:
+        raise UserError(f"data.path is not set: say where the shards made from data.raw={config.raw} shall go")
+    return Path(config.default_path)
+
+
+def prepare(config: DataConfig) -> None:
+    """Run data_prep if the configuration names raw files, or neither raw files nor a dataset.
+
+    data_prep itself leaves a dataset made from the same files with the same parameters as it is, and refuses
+    to replace another.
+
+    Raises:
+        UserError: data_prep said what is wrong with the input; it has printed the line.
+        RuntimeError: it failed otherwise.
+    """
+    path = dataset_path(config)
+    handed_on = {
+        "data.encoding": config.encoding,
+        "data.frequency_threshold": config.frequency_threshold,
+        "data.max_ind_range": config.max_ind_range,
+        "data.workers": config.workers,
+    }
+    overrides = [f"data.path={_quote(str(path))}"]
+    overrides += [f"{key}={value}" for key, value in handed_on.items() if value is not None]
+    if config.raw is not None:
+        overrides += [f"data.raw={_quote(config.raw)}"]
+    elif config.path is None:
+        overrides += ["data=synthetic", f"data.synthetic.rows={config.synthetic.rows}",
+                      f"data.synthetic.seed={config.synthetic.seed}"]  # fmt: skip
+    elif given := [f"{key}={value}" for key, value in handed_on.items() if value is not None]:
+        raise UserError(f"{given[0]}: has no effect on the dataset that is at {path}; give data.raw to make one")
+    else:
+        return
+    log.info("data: python -m data_prep %s", " ".join(overrides))
+    status = subprocess.run([sys.executable, "-m", "data_prep", *overrides], env=_environment()).returncode
+    if status == EXIT_BAD_INPUT:
+        raise UserError(f"no dataset at {path}: preprocessing refused its input (see the line above)")
+    if status:
+        raise RuntimeError(f"python -m data_prep ended with exit status {status}")
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+
+
+def _quote(value: object) -> str:
+    """As one value of Hydra's override grammar, whatever characters it has."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_quote(item) for item in value) + "]"
+    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"

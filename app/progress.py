@@ -1,0 +1,58 @@
+"""What a person sees while training: a bar on a terminal, a line now and then elsewhere; rank 0 only."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+log = logging.getLogger("clickwork")
+
+QUIET_SECONDS = 30.0  # between plain lines where there is no terminal
+
+
+class Progress:
+    """Shows steps done, loss, global samples/s and the time left."""
+
+    def __init__(self, total_steps: int, step: int, shown: bool) -> None:
+        self._bar: Any = None
+        self._last_line = time.monotonic()
+        self._shown, self._total = shown, total_steps
+        if shown and sys.stderr.isatty():
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
+
+    def update(self, step: int, epoch: int, loss: float, samples_per_second: float, auc: float | None) -> None:
+        """Show the state after `step`; the rate is global."""
+        if not self._shown:
+            return
+        seen = f"epoch {epoch} loss {loss:.4f} {samples_per_second:,.0f} samples/s"
+        if auc is not None:
+            seen += f" AUC {auc:.4f}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(seen, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif time.monotonic() - self._last_line >= QUIET_SECONDS:
+            self._last_line = time.monotonic()
+            log.info("step %d/%d %s", step, self._total, seen)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _BesideBar(logging.StreamHandler[Any]):
+    """Log lines above the bar, without tearing it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def log_to_terminal(rank: int) -> None:
+    """Rank 0 tells what happens on stderr; the others only warn."""
+    handler = _BesideBar()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    log.propagate = False

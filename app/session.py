@@ -1,0 +1,138 @@
+"""Composition: what training and evaluation both need, built from a configuration on this process."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from app import embeddings, loop, metrics, optimizer, provenance, sharding
+from app.batch import Batch
+from app.config import AppConfig, Precision
+from app.data import Split
+from app.model import DLRM
+from app.runtime import Runtime
+from common.errors import UserError
+from data_prep.format import Manifest
+
+
+@dataclass
+class Session:
+    """One process's part of a run."""
+
+    config: AppConfig
+    runtime: Runtime
+    root: Path  # of the dataset
+    manifest: Manifest
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+
+    def split(self, name: str) -> Split:
+        """Open a split of the dataset for this process."""
+        runtime = self.runtime
+        return Split(self.root, self.manifest, name, self.config.data, runtime.rank, runtime.world_size)
+
+    def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches moved to this process's device."""
+        if self.runtime.device.type == "cpu":
+            return batches
+        return (_moved(batch, self.runtime.device) for batch in batches)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B] float32, the dense layers in the configured precision."""
+        bf16 = self.config.runtime.precision is Precision.bf16
+        with torch.autocast(self.runtime.device.type, dtype=torch.bfloat16, enabled=bf16):
+            return self.model(batch.dense_features, batch.sparse_features)  # type: ignore[no-any-return]
+
+    def evaluate(self, name: str) -> dict[str, float | int | str | None]:
+        """Metrics over a whole split, all processes' samples pooled; a collective call."""
+        split, runtime = self.split(name), self.runtime
+        wanted = min(self.config.eval.global_batch_size, split.rows)
+        batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
+        self.model.eval()
+        logits, labels = loop.predict(self.on_device(split.eval_batches(batch_size)), self.forward)
+        self.model.train()
+        pooled = _pool(runtime, np.stack([logits.numpy(), labels.numpy()]))
+        return {"split": name, "samples": pooled.shape[1], **metrics.click_metrics(pooled[0], pooled[1])}
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers of embedding and dense parameters of the whole model."""
+        embedding = sum(self.manifest.num_embeddings.values()) * self.config.model.embedding_dim
+        dense = sum(p.numel() for key, p in self.model.named_parameters() if not key.startswith("sparse_arch"))
+        return {"embedding": embedding, "dense": dense, "total": embedding + dense}
+
+    def parameters_digest(self) -> str:
+        """SHA-256 over all tables in order, then dense parameters by name; a collective call, valid on rank 0."""
+
+        def arrays() -> Iterator[NDArray[np.float32]]:
+            for _, weight in sharding.table_weights(self.model):
+                table = sharding.whole_table(weight)
+                if table is not None:
+                    yield table.numpy()
+            for key, parameter in sorted(self.model.named_parameters()):
+                if not key.startswith("sparse_arch"):
+                    yield parameter.detach().cpu().numpy()
+
+        return provenance.parameters_digest(arrays())
+
+
+def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:
+    """Declare, shard and initialise the model and its optimizer; a collective call.
+
+    Raises:
+        UserError: the dataset does not fit the configuration.
+    """
+    if not manifest.num_embeddings or not manifest.schema["dense"]:
+        raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
+    if config.train.global_batch_size % runtime.world_size:
+        raise UserError(
+            f"train.global_batch_size={config.train.global_batch_size}: not divisible by the {runtime.world_size} "
+            "processes; every process takes an equal part"
+        )
+    torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
+    dim = config.model.embedding_dim
+    tables = embeddings.declare_tables(manifest.num_embeddings, dim)
+    model = sharding.distribute(
+        DLRM(config.model, len(manifest.schema["dense"]), tables),
+        config.sharding,
+        optimizer.fused_params(config.optimizer),
+        runtime.device,
+        runtime.world_size,
+        runtime.local_world_size,
+    )
+    rows_of = {f"t_{feature}": rows for feature, rows in manifest.num_embeddings.items()}
+
+    def initial_rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
+        return embeddings.initial_rows(config.train.seed, table, rows_of[table], dim, start, stop)
+
+    sharding.fill_tables(model, initial_rows)
+    return Session(config, runtime, root, manifest, model, optimizer.make_optimizer(model, config.optimizer))
+
+
+def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Mean over processes, summed in order of rank so that it does not depend on the network."""
+    return np.mean(runtime.gather(values), axis=0, dtype=np.float64).astype(np.float32)
+
+
+def _pool(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Join every process's [2, n] along n; n differs between processes, so the shorter are padded to travel."""
+    counts = [int(count[0]) for count in runtime.gather(np.array([values.shape[1]]))]
+    padded = np.pad(values, ((0, 0), (0, max(counts) - values.shape[1])))
+    everyones = runtime.gather(padded)
+    return np.concatenate([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], axis=1)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    move = partial(torch.Tensor.to, device=device, non_blocking=True)
+    return replace(
+        batch,
+        dense_features=move(batch.dense_features),
+        sparse_features=batch.sparse_features.to(device, non_blocking=True),
+        labels=move(batch.labels),
+    )

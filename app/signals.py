@@ -1,0 +1,24 @@
+"""A signal asks the loop to stop after its step; a second one ends the process at once."""
+
+import os
+import signal
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """True once this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = signal.Signals(number)

@@ -1,0 +1,77 @@
+"""An independent oracle: DLRM and its optimizers in plain torch, written from the paper. Imports nothing of ours.
+
+Shapes: B samples, F features, D embedding_dim. Ids are [B, F], one a bag, or bags as lists of lists.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Layers = list[tuple[Tensor, Tensor]]
+
+
+def perceptron(x: Tensor, layers: Layers, last_relu: bool) -> Tensor:
+    """Linear and ReLU in turn."""
+    for number, (weight, bias) in enumerate(layers):
+        x = x @ weight.T + bias
+        if last_relu or number < len(layers) - 1:
+            x = torch.where(x > 0, x, torch.zeros(()))
+    return x
+
+
+def interact(dense: Tensor, sparse: list[Tensor], kind: str, itself: bool) -> Tensor:
+    """dense [B, D] with F vectors [B, D]; dot products come row by row of the upper triangle."""
+    vectors = [dense, *sparse]
+    if kind == "cat":
+        return torch.cat(vectors, dim=1)
+    products = [
+        (vectors[i] * vectors[j]).sum(dim=1, keepdim=True)
+        for i in range(len(vectors))
+        for j in range(i if itself else i + 1, len(vectors))
+    ]
+    return torch.cat([dense, *products], dim=1)
+
+
+def dlrm_logits(
+    dense: Tensor, bags: list[list[Tensor]], tables: list[Tensor], dense_arch: Layers, over_arch: Layers,
+    kind: str = "dot", itself: bool = False,
+) -> Tensor:  # fmt: skip
+    """Logits [B]; bags[f][b] holds the ids of sample b for feature f, summed over."""
+    hidden = perceptron(dense, dense_arch, last_relu=True)
+    pooled = [
+        torch.stack([table[ids].sum(dim=0) for ids in bags_of_feature])
+        for table, bags_of_feature in zip(tables, bags, strict=True)
+    ]
+    return perceptron(interact(hidden, pooled, kind, itself), over_arch, last_relu=False).squeeze(1)
+
+
+def bce(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean binary cross-entropy, nats."""
+    preds = torch.sigmoid(logits.double())
+    return -(labels * preds.log() + (1 - labels) * (1 - preds).log()).mean()
+
+
+class Optimizer:
+    """SGD, Adagrad, or Adagrad with one sum of squares a row for tables."""
+
+    def __init__(self, name: str, tables: list[Tensor], dense: list[Tensor], eps: float) -> None:
+        self.name, self.eps = name, eps
+        self.tables, self.dense = tables, dense
+        self.sums = [torch.zeros_like(p) for p in [*tables, *dense]]
+
+    def step(self, lr: float) -> None:
+        """One update from .grad, which is then dropped."""
+        with torch.no_grad():
+            for number, parameter in enumerate([*self.tables, *self.dense]):
+                grad = parameter.grad
+                assert grad is not None
+                if self.name == "sgd":
+                    parameter -= lr * grad
+                else:
+                    square = grad**2
+                    if self.name == "rowwise_adagrad" and number < len(self.tables):
+                        square = square.mean(dim=1, keepdim=True).expand_as(square)
+                    self.sums[number] += square
+                    parameter -= lr * grad / (self.sums[number].sqrt() + self.eps)
+                parameter.grad = None
