@@ -1,0 +1,36 @@
+"""Raw clicks to shards.
+
+    python -m data_prep data.raw=PATH data.path=OUT [data.encoding=vocabulary|hash] [data.workers=N] …
+    python -m data_prep data=synthetic data.path=OUT [data.synthetic.rows=N] …
+
+`python -m data_prep.verify data.path=OUT` checks what was written. docs/data.md explains the choices.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
+from data_prep.config import PrepConfig
+from data_prep.pipeline import preprocess
+
+CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+
+
+def main(config: PrepConfig) -> int:
+    """Preprocess as configured; an exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        preprocess(config.data)
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr)
+        return EXIT_STOPPED
+    return EXIT_DONE
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

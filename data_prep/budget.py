@@ -1,0 +1,86 @@
+"""What a job may use: workers within the memory budget, room on the disk."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from common.errors import UserError
+from data_prep.config import DataConfig, Encoding, parse_size, usable_cpus
+from data_prep.encode import LookupTable
+from data_prep.lines import LineBlocks
+from data_prep.schema import Schema
+from data_prep.sources import Source
+from data_prep.vocabulary import PART_BYTES
+
+MEBIBYTE = 1 << 20
+PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
+WORKER_BYTES = 190 * MEBIBYTE
+BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
+COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
+SAMPLE_BYTES = MEBIBYTE
+GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
+DISK_MARGIN = 1.05
+
+
+def num_workers(data: DataConfig, chunk_bytes: int, num_tasks: int) -> int:
+    """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK
+    if data.encoding is Encoding.vocabulary:
+        need += max(PART_BYTES, int(chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
+    wanted = min(data.workers or usable_cpus(), num_tasks)
+    return _within_budget(data, wanted, need)
+
+
+def num_encode_workers(data: DataConfig, workers: int, table_values: list[int]) -> int:
+    """Processes for encoding, each of which holds all lookup tables.
+
+    Raises:
+        UserError: the tables do not fit the memory budget.
+    """
+    tables = sum(LookupTable.bytes_for(values) for values in table_values)
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    if PARENT_BYTES + BLOCK_BYTES_IN_WORK + tables > budget:
+        raise UserError(
+            f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.1f} GiB; "
+            "raise it, or set data.frequency_threshold or data.max_ind_range"
+        )
+    return _within_budget(data, workers, WORKER_BYTES + BLOCK_BYTES_IN_WORK + tables)
+
+
+def _within_budget(data: DataConfig, wanted: int, need: int) -> int:
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    allowed = max(1, (budget - PARENT_BYTES) // need)
+    if allowed < wanted:
+        print(
+            f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "
+            f"each may need {need / 2**20:.0f} MiB",
+            file=sys.stderr,
+        )
+    return min(allowed, wanted)
+
+
+def check_disk(path: Path, sources: tuple[Source, ...], schema: Schema, encoding: Encoding) -> None:
+    """Refuse to start where the output and the intermediate files will not fit.
+
+    Raises:
+        UserError: naming what is needed and what is free.
+    """
+    columns = len(schema.columns) + (2 * len(schema.sparse) if encoding is Encoding.vocabulary else 0)
+    needed = int(sum(_estimate_rows(source) for source in sources) * 4 * columns * DISK_MARGIN)
+    free = shutil.disk_usage(path).free
+    if needed > free:
+        raise UserError(
+            f"{path}: about {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
+            "free some, or choose another data.path"
+        )
+
+
+def _estimate_rows(source: Source) -> float:
+    """Rows of a source, from the length of its first lines."""
+    with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
+        for block in lines.until(SAMPLE_BYTES):
+            length = block.end - block.start
+            rows = int((block.buffer[block.start : block.end] == ord("\n")).sum())
+            size = source.bytes * (GZIP_RATIO if source.compressed else 1)
+            return float(rows) if block.is_last else size * rows / length
+    return 0.0

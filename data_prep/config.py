@@ -1,0 +1,200 @@
+"""Every knob of `python -m data_prep`: its meaning, its unit, its limits."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+
+MEBIBYTE = 1 << 20
+UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNIT_FACTORS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+UNIT_FACTORS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+MAX_CHUNK_BYTES = 256 * MEBIBYTE  # Criteo 1TB becomes about 4,000 shards
+CHUNKS_PER_BUDGET = 8
+MIN_MEMORY_BUDGET = 512 * MEBIBYTE
+MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
+
+
+class DataSource(Enum):
+    """Where raw rows come from: files named by `data.raw`, or the synthetic generator."""
+
+    local = "local"
+    synthetic = "synthetic"
+
+
+class Encoding(Enum):
+    """How a categorical value becomes an id.
+
+    vocabulary: ids from 1 by falling count over the train split, 0 for what is rare or was never seen there.
+    hash: value modulo max_ind_range; one pass, no memory, collisions.
+    """
+
+    vocabulary = "vocabulary"
+    hash = "hash"
+
+
+class SplitMethod(Enum):
+    """Which rows are held out.
+
+    auto: last_day if there are several files, else fraction.
+    last_day: the last file, in the order of data.raw.
+    fraction: the last `held_out` of all rows.
+    """
+
+    auto = "auto"
+    last_day = "last_day"
+    fraction = "fraction"
+
+
+@dataclass
+class SplitConfig:
+    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
+
+    Attributes:
+        method: see SplitMethod.
+        held_out: share of rows held out by `fraction`; a seventh is Criteo Kaggle's last day.
+    """
+
+    method: SplitMethod = SplitMethod.auto
+    held_out: float = 1 / 7
+
+
+@dataclass
+class SyntheticConfig:
+    """Criteo-like rows whose labels come from a known model (see data_prep/teacher.py).
+
+    Attributes:
+        rows: over all days.
+        days: files to write, day_0.tsv and so on, with equal shares of the rows.
+        seed: of the columns, the teacher and the rows.
+        click_rate: expected share of positive labels.
+        max_cardinality: distinct values of the largest categorical column; the others shrink in proportion to
+            the square root of Criteo Kaggle's.
+    """
+
+    rows: int = 200_000
+    days: int = 1
+    seed: int = 0
+    click_rate: float = 0.25
+    max_cardinality: int = 50_000
+
+
+@dataclass
+class DataConfig:
+    """What to read, how to encode it, where to write it, and what may be used for that.
+
+    Attributes:
+        source: local files or the synthetic generator (chosen by `data=local`, `data=synthetic`).
+        raw: path, glob, directory of day files, or list of these; plain or .gz; in the order of the days.
+        path: directory of the finished dataset.
+        overwrite: replace a dataset at `path` that was made from other rows or with other parameters.
+        encoding: see Encoding.
+        frequency_threshold: vocabulary: values seen fewer times than this in the train split get id 0.
+        max_ind_range: rows per table at most; hash: the modulus; vocabulary: the most frequent
+            max_ind_range - 1 values keep ids. None: no cap.
+        split: see SplitConfig.
+        workers: processes; None: one per usable CPU, as far as memory_budget allows.
+        memory_budget: bytes of memory of all processes together, e.g. 2GiB.
+        chunk_bytes: uncompressed bytes of raw rows per work unit and shard; None: an eighth of memory_budget,
+            at most 256MiB.
+        synthetic: see SyntheticConfig.
+    """
+
+    source: DataSource = DataSource.local
+    raw: Any = None
+    path: str | None = None
+    overwrite: bool = False
+    encoding: Encoding = Encoding.vocabulary
+    frequency_threshold: int = 1
+    max_ind_range: int | None = None
+    split: SplitConfig = field(default_factory=SplitConfig)
+    workers: int | None = None
+    memory_budget: str = "2GiB"
+    chunk_bytes: str | None = None
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+
+
+@dataclass
+class PrepConfig:
+    """The configuration of `python -m data_prep`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+def parse_size(text: str, key: str) -> int:
+    """Bytes from text such as 2GiB, 500MB or 1048576; the suffix without "iB" or "B" is binary.
+
+    Raises:
+        UserError: not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in UNIT_FACTORS:
+        raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
+    return int(float(match[1]) * UNIT_FACTORS[match[2]])
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def dataset_path(data: DataConfig) -> Path:
+    """The directory of the dataset.
+
+    Raises:
+        UserError: none was given.
+    """
+    if not data.path:
+        raise UserError("data.path: not given; name the directory to write the dataset to")
+    return Path(data.path)
+
+
+def chunk_size(data: DataConfig) -> int:
+    """Uncompressed bytes per work unit; a function of the configuration alone, never of the machine."""
+    if data.chunk_bytes is not None:
+        return parse_size(data.chunk_bytes, "data.chunk_bytes")
+    return min(MAX_CHUNK_BYTES, parse_size(data.memory_budget, "data.memory_budget") // CHUNKS_PER_BUDGET)
+
+
+def validate(data: DataConfig) -> None:
+    """Refuse values out of range.
+
+    Raises:
+        UserError: naming the key, its value and the limit.
+    """
+    dataset_path(data)
+    _at_least("data.frequency_threshold", data.frequency_threshold, 0)
+    if data.workers is not None:
+        _at_least("data.workers", data.workers, 1)
+    _at_least("data.memory_budget", parse_size(data.memory_budget, "data.memory_budget"), MIN_MEMORY_BUDGET)
+    _at_least("data.chunk_bytes", chunk_size(data), 1)
+    if data.max_ind_range is not None:
+        _at_least("data.max_ind_range", data.max_ind_range, 1)
+        if data.max_ind_range > MAX_TABLE_ROWS:
+            raise UserError(f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32")
+    elif data.encoding is Encoding.hash:
+        raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
+    if data.encoding is Encoding.hash and data.frequency_threshold > 1:
+        raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
+    if not 0 <= data.split.held_out < 1:
+        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
+    _validate_synthetic(data.synthetic)
+
+
+def _validate_synthetic(synthetic: SyntheticConfig) -> None:
+    _at_least("data.synthetic.days", synthetic.days, 1)
+    _at_least("data.synthetic.rows", synthetic.rows, synthetic.days)
+    _at_least("data.synthetic.seed", synthetic.seed, 0)
+    _at_least("data.synthetic.max_cardinality", synthetic.max_cardinality, 3)
+    if not 0 < synthetic.click_rate < 1:
+        raise UserError(f"data.synthetic.click_rate={synthetic.click_rate}: give a share, 0 < share < 1")
+
+
+def _at_least(key: str, value: int, limit: int) -> None:
+    if value < limit:
+        raise UserError(f"{key}={value}: must be at least {limit}")

@@ -1,0 +1,60 @@
+"""Numba as the kernels use it: a cached `jit`, unaligned 8-byte loads, counting trailing zeros."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+SLOW_COMPILE_SECONDS = 1.0
+
+
+def jit(function: FunctionT) -> FunctionT:
+    """Compile a kernel on first call, without the GIL, cached on disk where a directory for it is writable."""
+    try:
+        return njit(function, cache=True, nogil=True)
+    except RuntimeError:  # no writable place for the cache: a read-only image without a home
+        return njit(function, nogil=True)
+
+
+@contextmanager
+def compile_notice(what: str) -> Iterator[None]:
+    """Say once on stderr that `what` is being compiled if the body takes long."""
+    text = f"compiling {what} (once; the result is cached) ..."
+    timer = threading.Timer(SLOW_COMPILE_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@intrinsic
+def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) -> Any:  # noqa: ARG001
+    """Eight bytes of a contiguous uint8 array from `position` as a little-endian uint64; no bounds check."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        address = builder.gep(array.data, [offset])
+        word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(buffer, position), codegen
+
+
+@intrinsic
+def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:  # noqa: ARG001
+    """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), codegen

@@ -1,0 +1,191 @@
+"""Which rows go to which split, and the finished files from the units."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from data_prep.config import SplitConfig, SplitMethod
+from data_prep.encode import VOCABULARY_DIRECTORY
+from data_prep.format import (
+    MANIFEST_NAME,
+    FileDigest,
+    Manifest,
+    Shard,
+    Split,
+    digest_file,
+    load_manifest,
+    save_manifest,
+    shard_path,
+    write_atomically,
+)
+from data_prep.npy import NpyWriter
+from data_prep.work import Job, UnitRecord
+
+SPLITS = ("train", "val", "test")
+KINDS = ("labels", "dense", "sparse")
+MIN_HELD_OUT = 2  # one row to val and one to test, where there are rows enough
+COPY_ROWS = 1 << 18
+PLAN_NAME = "finish.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows start..end of a unit as one shard of a split."""
+
+    split: str
+    name: str
+    record: UnitRecord
+    start: int
+    end: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the unit's own files are the shard's."""
+        return self.start == 0 and self.end == self.record.rows
+
+
+def resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
+    """`auto` made definite.
+
+    Raises:
+        UserError: last_day with a single file.
+    """
+    if method is SplitMethod.auto:
+        return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
+    if method is SplitMethod.last_day and num_sources < 2:
+        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
+    return method
+
+
+def split_rows(records: list[UnitRecord], num_sources: int, split: SplitConfig) -> dict[str, int]:
+    """Rows of train, val and test, which follow each other in the order of the rows."""
+    total = sum(record.rows for record in records)
+    if resolve_method(split.method, num_sources) is SplitMethod.last_day:
+        held_out = sum(record.rows for record in records if record.source == num_sources - 1)
+    else:
+        held_out = int(total * split.held_out + 1e-9)
+        if split.held_out and total > MIN_HELD_OUT:
+            held_out = max(held_out, MIN_HELD_OUT)
+    return {"train": total - held_out, "val": -(-held_out // 2), "test": held_out // 2}
+
+
+def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
+    """The shards of every split, cut out of the units."""
+    pieces: list[Piece] = []
+    bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
+    counts = dict.fromkeys(SPLITS, 0)
+    begin = 0
+    for record in records:
+        end = begin + record.rows
+        for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
+            start, stop = max(begin, low), min(end, high)
+            if start < stop:
+                pieces.append(Piece(split, f"{counts[split]:05d}", record, start - begin, stop - begin))
+                counts[split] += 1
+        begin = end
+    return pieces
+
+
+@dataclass
+class BuiltShard:
+    """A shard as it will be, the moves that make it so, and what its rows hold."""
+
+    shard: Shard
+    moves: list[tuple[str, str]]
+    positives: int
+    unknown: list[int]
+
+
+def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
+    """Have the files of one shard ready to be moved to their place; a part of a unit is copied out first."""
+    record = piece.record
+    files: dict[str, FileDigest] = {}
+    moves = []
+    positives, unknown = record.positives, record.unknown
+    for kind in KINDS:
+        path = job.unit_path(record.source, record.chunk, f"{kind}.npy")
+        if piece.is_whole:
+            files[kind] = record.files[f"{kind}.npy"]
+        else:
+            whole = np.load(path, mmap_mode="r")
+            path = job.work / "cut" / f"{piece.split}-{piece.name}.{kind}.npy"
+            path.parent.mkdir(exist_ok=True)
+            part = whole[piece.start : piece.end]
+            _copy_rows(part, path)
+            files[kind] = digest_file(path)
+            if kind == "labels":
+                positives = int(part.sum(dtype=np.int64))
+            elif kind == "sparse" and any(record.unknown):
+                unknown = (part == 0).sum(axis=0).tolist()
+        target = shard_path(root, piece.split, piece.name, kind)
+        moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
+    return BuiltShard(Shard(piece.name, piece.end - piece.start, files), moves, positives, unknown)
+
+
+def _copy_rows(part: np.ndarray, path: Path) -> None:  # type: ignore[type-arg]
+    writer = NpyWriter(path, part.dtype, part.shape[1])
+    for start in range(0, len(part), COPY_ROWS):
+        writer.append(part[start : start + COPY_ROWS])
+    writer.close()
+
+
+def collect_splits(pieces: list[Piece], built: list[BuiltShard]) -> dict[str, Split]:
+    """The manifest's splits."""
+    splits = {}
+    for name in SPLITS:
+        mine = [shard for piece, shard in zip(pieces, built, strict=True) if piece.split == name]
+        rows = sum(shard.shard.rows for shard in mine)
+        positives = sum(shard.positives for shard in mine)
+        splits[name] = Split(rows, positives / rows if rows else None, [shard.shard for shard in mine])
+    return splits
+
+
+def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:
+    """Write down all that is left to do, so that it can be done again after a kill."""
+    moves = [move for shard in built for move in shard.moves]
+    vocabulary = job.work / VOCABULARY_DIRECTORY
+    if vocabulary.is_dir():
+        names = sorted(path.name for path in vocabulary.iterdir())
+        moves += [(f"{VOCABULARY_DIRECTORY}/{name}", f"{VOCABULARY_DIRECTORY}/{name}") for name in names]
+    save_manifest(job.work / "final", manifest)
+    write_atomically(job.work / PLAN_NAME, json.dumps(moves).encode())
+
+
+def finish(work: Path, root: Path) -> Manifest:
+    """Move every file to its place, have them on disk, then put the manifest beside them."""
+    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
+    directories = {root}
+    for source, target in moves:
+        path = root / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        directories.add(path.parent)
+        if (work / source).exists():
+            os.replace(work / source, path)
+        _sync(path)
+    for directory in directories:
+        _sync(directory)
+    if (work / "final" / MANIFEST_NAME).exists():
+        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
+    _sync(root)
+    shutil.rmtree(work)
+    return load_manifest(root)
+
+
+def clear_dataset(root: Path) -> None:
+    """Remove a dataset, its manifest first."""
+    (root / MANIFEST_NAME).unlink(missing_ok=True)
+    for name in (*SPLITS, VOCABULARY_DIRECTORY):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,46 @@
+"""NumPy files written row block by row block, the number of rows being known only at the end."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+HEADER_BYTES = 128
+
+
+class NpyWriter:
+    """A two-dimensional .npy file that grows; it is valid once `close` has filled in its header."""
+
+    def __init__(self, path: Path, dtype: DTypeLike, width: int) -> None:
+        self.path = path
+        self.rows = 0
+        self._dtype = np.dtype(dtype)
+        self._width = width
+        self._file = open(path, "wb", buffering=0)
+        self._file.write(self._header())
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Write [rows, width] or, where the width is 1, [rows] values of the file's dtype."""
+        array = np.ascontiguousarray(rows, self._dtype)
+        view = memoryview(array.reshape(-1)).cast("B")
+        while view:
+            view = view[self._file.write(view) :]
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Write the number of rows and close the file."""
+        self._file.seek(0)
+        self._file.write(self._header())
+        self._file.close()
+
+    def _header(self) -> bytes:
+        stream = io.BytesIO()
+        shape = (self.rows, self._width)
+        description = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, description)
+        header = stream.getvalue()
+        if len(header) != HEADER_BYTES:
+            raise AssertionError(f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}")
+        return header

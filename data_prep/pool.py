@@ -1,0 +1,169 @@
+"""Tasks over processes: results in the order of the tasks, counters shared, nobody left behind."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from common.errors import UserError
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
+
+_BYTES, _ROWS, _STOP = range(3)
+
+
+class Stopped(Exception):
+    """The job was told to stop; what is not finished stays undone."""
+
+
+class Counters:
+    """Bytes and rows done, and a flag that asks all to stop, shared by the processes of a pool."""
+
+    def __init__(self, shared: Any = None) -> None:
+        self._shared = multiprocessing.get_context("spawn").Array("q", 3) if shared is None else shared
+
+    def __getstate__(self) -> Any:
+        return self._shared
+
+    def __setstate__(self, shared: Any) -> None:
+        self._shared = shared
+
+    @property
+    def bytes(self) -> int:
+        """Bytes done."""
+        return int(self._shared[_BYTES])
+
+    @property
+    def rows(self) -> int:
+        """Rows done."""
+        return int(self._shared[_ROWS])
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done.
+
+        Raises:
+            Stopped: the job is to stop.
+        """
+        with self._shared.get_lock():
+            self._shared[_BYTES] += num_bytes
+            self._shared[_ROWS] += num_rows
+        if self._shared[_STOP]:
+            raise Stopped
+
+    def reset(self) -> None:
+        """Start at nothing."""
+        self._shared[_BYTES] = self._shared[_ROWS] = 0
+
+    def stop(self) -> None:
+        """Ask every process to stop at its next count."""
+        self._shared[_STOP] = 1
+
+
+_counters: Counters | None = None
+
+
+def counters() -> Counters:
+    """The counters of the pool that this process works for."""
+    assert _counters is not None, "only tasks of a Pool may count"
+    return _counters
+
+
+class Pool:
+    """Runs tasks in `workers` processes, or in this one if that is 1.
+
+    `peak_bytes` is the sum over the processes of each one's largest resident memory so far.
+    """
+
+    def __init__(self, workers: int) -> None:
+        global _counters
+        self.workers = workers
+        self.counters = _counters = Counters()
+        self._peaks: dict[int, int] = {}
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None:
+            self.counters.stop()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper bound of the memory of all processes at any one time."""
+        self._peaks[os.getpid()] = peak_memory()
+        return sum(self._peaks.values())
+
+    def map(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
+        """function(task) of all tasks, in their order; the first failure in that order is raised.
+
+        Raises:
+            UserError: as the tasks raise it, or a worker died.
+        """
+        if self.workers == 1:
+            yield from map(function, tasks)
+            return
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
+        waiting: list[Future[tuple[ResultT, int, int]]] = []
+        try:
+            for task in tasks:
+                waiting.append(self._executor.submit(_run_measured, function, task))
+                if len(waiting) > TASKS_AHEAD * self.workers:
+                    yield self._result(waiting.pop(0))
+            while waiting:
+                yield self._result(waiting.pop(0))
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process died, killed or out of memory; run the same command again to go on, "
+                "perhaps with a smaller data.workers"
+            ) from error
+
+    def _result(self, future: "Future[tuple[ResultT, int, int]]") -> ResultT:
+        result, pid, peak = future.result()
+        self._peaks[pid] = max(peak, self._peaks.get(pid, 0))
+        return result
+
+
+def peak_memory() -> int:
+    """The largest resident memory, in bytes, that this process had."""
+    try:
+        with open("/proc/self/status") as file:  # ru_maxrss would include the parent before exec
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _run_measured(function: Callable[[TaskT], ResultT], task: TaskT) -> tuple[ResultT, int, int]:
+    return function(task), os.getpid(), peak_memory()
+
+
+def _start_worker(shared: Counters) -> None:
+    global _counters
+    _counters = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent killed with -9 cannot end its workers, and one left behind would write into the next job."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

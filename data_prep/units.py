@@ -1,0 +1,198 @@
+"""What a worker does with one task: parse chunks, encode units, sum a source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from data_prep.columns import raw_blocks, write_runs
+from data_prep.config import Encoding
+from data_prep.diagnose import diagnose_row
+from data_prep.encode import LookupTable, encode_columns, encode_dense, encode_hash, load_tables
+from data_prep.format import FileDigest, digest_file
+from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
+from data_prep.npy import NpyWriter
+from data_prep.parse import MISSING_INTEGER, Block, empty_block, max_rows, parse_lines
+from data_prep.pool import counters
+from data_prep.sources import Source
+from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+
+
+@dataclass(frozen=True)
+class ParseTask:
+    """One chunk of a plain source, or all chunks (chunk None) of a compressed one."""
+
+    job: Job
+    source: int
+    chunk: int | None
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """A parsed unit whose values are to become ids by the vocabulary in `job.work`."""
+
+    job: Job
+    record: UnitRecord
+
+
+def parse_tasks(job: Job) -> list[ParseTask]:
+    """Tasks that cover all sources, in the order of the rows."""
+    tasks = []
+    for index, source in enumerate(job.sources):
+        if source.compressed:
+            tasks.append(ParseTask(job, index, None))
+        else:
+            chunks = -(-source.bytes // job.chunk_bytes)
+            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+    return tasks
+
+
+def run_parse_task(task: ParseTask) -> list[UnitRecord]:
+    """Parse and write the task's units, but those that are finished already.
+
+    Raises:
+        UserError: a row that does not fit the schema, or a damaged file.
+    """
+    job, source = task.job, task.job.sources[task.source]
+    if task.chunk is None:
+        with LineBlocks(source) as lines:
+            return _parse_stream(job, task.source, lines)
+    record = load_record(job, "parsed", task.source, task.chunk)
+    start = task.chunk * job.chunk_bytes
+    if record is not None:
+        counters().add(min(job.chunk_bytes, source.bytes - start), record.rows)
+        return [record]
+    with LineBlocks(source, start) as lines:
+        return [_parse_unit(job, task.source, task.chunk, lines)]
+
+
+def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
+    """All units of a source that can only be read from the start."""
+    records: list[UnitRecord] = []
+    while not lines.exhausted:
+        record = load_record(job, "parsed", source, len(records))
+        if record is None:
+            record = _parse_unit(job, source, len(records), lines)
+        else:
+            before = lines.consumed()
+            for _ in lines.until((len(records) + 1) * job.chunk_bytes):
+                pass
+            counters().add(lines.consumed() - before, record.rows)
+        records.append(record)
+    return records
+
+
+class _UnitFiles:
+    """The files a unit's rows go to while it is parsed."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._source, self._chunk = job, source, chunk
+        self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
+        self._dense = NpyWriter(job.unit_path(source, chunk, "dense.npy"), np.float32, len(job.schema.dense))
+        self._suffixes = ["labels.npy", "dense.npy"]
+        self._positives = 0
+        self._block_rows: list[int] = []
+        self._is_vocabulary = job.encoding is Encoding.vocabulary
+        if self._is_vocabulary:
+            self._raw = open(job.unit_path(source, chunk, "raw"), "wb")
+        else:
+            path = job.unit_path(source, chunk, "sparse.npy")
+            self._sparse = NpyWriter(path, np.int32, len(job.schema.sparse))
+
+    def append(self, block: Block) -> None:
+        """Write the rows of a block."""
+        self._positives += int(block.labels.sum(dtype=np.int64))
+        self._block_rows.append(len(block.labels))
+        self._labels.append(block.labels)
+        self._dense.append(encode_dense(block.dense))
+        if self._is_vocabulary:
+            self._raw.write(np.ascontiguousarray(block.sparse.T).data)
+        else:
+            assert self._job.max_ind_range is not None
+            self._sparse.append(encode_hash(block.sparse, self._job.max_ind_range))
+
+    def finish(self) -> UnitRecord:
+        """Close the files, count the values for a vocabulary, record the unit."""
+        job, source, chunk = self._job, self._source, self._chunk
+        self._labels.close()
+        self._dense.close()
+        run_lengths: list[int] = []
+        unknown: list[int] = []
+        if self._is_vocabulary:
+            self._raw.close()
+            run_lengths = write_runs(job, source, chunk, self._block_rows, self._labels.rows, "runs")
+            self._suffixes += ["raw", "runs"]
+        else:
+            self._sparse.close()
+            self._suffixes += ["sparse.npy"]
+            unknown = [0] * len(job.schema.sparse)
+        files = digest_unit_files(job, source, chunk, self._suffixes)
+        record = UnitRecord(
+            source, chunk, self._labels.rows, self._positives, files, self._block_rows, run_lengths, unknown
+        )
+        save_record(job, "parsed", record)
+        return record
+
+
+def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
+    """Parse the lines of one chunk and write the unit's files."""
+    files = _UnitFiles(job, source, chunk)
+    room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema), job.schema)
+    before = lines.consumed()
+    for block in lines.until((chunk + 1) * job.chunk_bytes):
+        parsed = _parse_block(job, job.sources[source], block, room)
+        files.append(parsed)
+        consumed = lines.consumed()
+        counters().add(consumed - before, len(parsed.labels))
+        before = consumed
+    return files.finish()
+
+
+def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Block:
+    """Parse a block into `room`; the result are views of it."""
+    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_INTEGER, *room)
+    if position != lines.end:
+        line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
+        is_last = lines.is_last and position + len(line) + 1 >= lines.end
+        row = count_lines_before(source, lines.offset + position - lines.start) + 1
+        raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
+    return Block(room.labels[:rows], room.dense[:rows], room.sparse[:rows])
+
+
+@lru_cache(maxsize=1)
+def _tables(work: Path, features: tuple[str, ...]) -> Sequence[LookupTable]:
+    return load_tables(work, features)
+
+
+def run_encode_task(task: EncodeTask) -> UnitRecord:
+    """Write a unit's ids, if that was not done already; its record then names them."""
+    job, parsed = task.job, task.record
+    source, chunk = parsed.source, parsed.chunk
+    encoded = load_record(job, "encoded", source, chunk)
+    if encoded is not None:
+        counters().add(parsed.files["raw"].bytes, parsed.rows)
+        return encoded
+    tables = _tables(job.work, job.schema.sparse)
+    writer = NpyWriter(job.unit_path(source, chunk, "sparse.npy"), np.int32, len(tables))
+    unknown = np.zeros(len(tables), np.int64)
+    for columns in raw_blocks(job, parsed):
+        ids, misses = encode_columns(columns, tables)
+        writer.append(ids)
+        unknown += misses
+        counters().add(columns.nbytes, columns.shape[1])
+    writer.close()
+    kept = {suffix: parsed.files[suffix] for suffix in ("labels.npy", "dense.npy")}
+    files = kept | digest_unit_files(job, source, chunk, ["sparse.npy"])
+    encoded = UnitRecord(source, chunk, parsed.rows, parsed.positives, files, unknown=unknown.tolist())
+    save_record(job, "encoded", encoded)
+    return encoded
+
+
+def run_digest_task(source: Source) -> FileDigest:
+    """Size and sum of a raw file."""
+    digest = digest_file(Path(source.path))
+    counters().add(digest.bytes, 0)
+    return digest

@@ -1,0 +1,84 @@
+"""Work units: which there are, where their files lie, and which are finished.
+
+A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
+    00000-00012.{labels,dense,sparse}.npy   as in a shard
+    00000-00012.raw                         vocabulary: values, per block [F, rows] uint32, one after the other
+    00000-00012.runs                        vocabulary: per feature its distinct values uint32, counts uint32
+    00000-00012.parsed.json, .encoded.json  records, each written when what it names is on disk
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from data_prep.config import Encoding
+from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.schema import Schema
+from data_prep.sources import Source
+
+WORK_DIRECTORY = ".work"
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides what units contain; handed to every worker."""
+
+    work: Path
+    sources: tuple[Source, ...]
+    schema: Schema
+    encoding: Encoding
+    frequency_threshold: int
+    max_ind_range: int | None
+    chunk_bytes: int
+
+    def unit_path(self, source: int, chunk: int, suffix: str) -> Path:
+        """Path of one of a unit's files."""
+        return self.work / "units" / f"{source:05d}-{chunk:05d}.{suffix}"
+
+
+@dataclass
+class UnitRecord:
+    """A unit after one stage.
+
+    Attributes:
+        source, chunk: its place. rows: how many it has. positives: rows with label 1.
+        files: suffix -> size and sum of what the stage wrote.
+        block_rows: rows of each block in .raw.
+        run_lengths: distinct values of each feature in .runs.
+        unknown: values of each feature without an id of their own.
+    """
+
+    source: int
+    chunk: int
+    rows: int
+    positives: int
+    files: dict[str, FileDigest]
+    block_rows: list[int] = field(default_factory=list)
+    run_lengths: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+
+
+def save_record(job: Job, stage: str, record: UnitRecord) -> None:
+    """Record that a unit has passed a stage: the last thing the stage does."""
+    path = job.unit_path(record.source, record.chunk, f"{stage}.json")
+    write_atomically(path, json.dumps(asdict(record)).encode())
+
+
+def load_record(job: Job, stage: str, source: int, chunk: int) -> UnitRecord | None:
+    """The record of a unit that has passed a stage and whose files are still as it says, else None."""
+    path = job.unit_path(source, chunk, f"{stage}.json")
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_bytes())
+    document["files"] = {suffix: FileDigest(**digest) for suffix, digest in document["files"].items()}
+    record = UnitRecord(**document)
+    for suffix, expected in record.files.items():
+        file = job.unit_path(source, chunk, suffix)
+        if not file.is_file() or digest_file(file) != expected:
+            return None
+    return record
+
+
+def digest_unit_files(job: Job, source: int, chunk: int, suffixes: list[str]) -> dict[str, FileDigest]:
+    """Sizes and sums of some of a unit's files."""
+    return {suffix: digest_file(job.unit_path(source, chunk, suffix)) for suffix in suffixes}
