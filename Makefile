@@ -1,0 +1,50 @@
+# Thin lines over `python -m ...`; `make` alone lists them. Any failure makes make itself exit with 2: for a
+# command's own exit status (75: stopped, the same command goes on) run the line that is printed without make.
+
+PYTHON ?= python3
+VENV ?= .venv
+UV ?= uv
+ARGS ?=
+
+python := $(VENV)/bin/python
+# Port 0 on the loopback: torchrun takes a port that is free, and needs no host name that resolves.
+torchrun := torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1
+launch := $(python) -m $(if $(NPROC),$(torchrun) --nproc-per-node $(NPROC) -m )
+
+.DEFAULT_GOAL := help
+.PHONY: help environment train test preprocess evaluate lint lock clean
+
+help:
+	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+environment: ## Make or mend the Python environment in .venv; every target does so first
+	@$(PYTHON) requirements/install.py $(VENV)
+
+train: environment ## Train, evaluate, write runs/<name>; NPROC=n for n processes; makes its data if there is none
+	$(launch)app.train $(ARGS)
+
+test: environment ## Run every test; ARGS go to pytest
+	$(python) -m pytest $(ARGS)
+
+preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
+	$(python) -m data_prep $(ARGS)
+
+evaluate: environment ## Metrics of a run's checkpoint on a split: RUN=runs/quickstart
+	$(if $(RUN),,$(error evaluate wants a run: make evaluate RUN=runs/quickstart))
+	$(python) -m app.evaluate run=$(RUN) $(ARGS)
+
+lint: environment ## Ruff, its formatter and mypy
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	$(python) -m mypy
+
+lock: ## Resolve requirements/environment.in into its lock again (needs uv); ARGS=--upgrade for newer versions
+	$(UV) pip compile requirements/environment.in --override requirements/excluded.in --universal \
+	  --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
+	  --output-file requirements/environment.lock $(ARGS)
+
+clean: ## Remove .venv and what the tools cache; runs/ and data/ stay
+	@test ! -e $(VENV)/clickwork.json || rm -rf $(VENV)
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find app common data_prep requirements tests -name __pycache__ -prune -exec rm -rf {} +

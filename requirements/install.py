@@ -1,0 +1,250 @@
+"""Makes the virtual environment that every make target runs in: `python requirements/install.py [DIRECTORY]`.
+
+Usually it holds the packages of environment.lock, checked by hash, and torch as torch.in pins it. Where this
+Python already has torch for CUDA or ROCm with fbgemm_gpu and torchrec (a container), the environment sees its
+packages and gets only what is missing: nothing of theirs is replaced.
+
+A state file says what an environment was made from and, last of all, that it is whole: one that is not whole,
+or was made from something else, is made again. Only the standard library is at hand here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu_stack
+
+HERE = Path(__file__).resolve().parent
+LOCK = HERE / "environment.lock"
+PACKAGES = HERE / "environment.in"
+TORCH = HERE / "torch.in"
+STATE_NAME = "clickwork.json"
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 12)
+OLDEST_PIP = (22, 3)  # the first with --python
+
+# Where each module came from; what a broken stack raises on import is the failure we look for.
+PROBE = """
+import importlib, json, os
+modules = {name: importlib.import_module(name) for name in ("numpy", "torch", "fbgemm_gpu", "torchrec")}
+found = {n: [str(getattr(m, "__version__", "")), os.path.realpath(m.__file__)] for n, m in modules.items()}
+print("\\n" + json.dumps(found))
+"""
+
+
+class SetupError(Exception):
+    """One sentence for the user: what is wrong and what to do."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make or mend the environment; return an exit status."""
+    environment = Path(os.path.abspath(arguments[0] if arguments else HERE.parent / ".venv"))
+    try:
+        found = platform.python_version()
+        if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+            raise SetupError(f"{sys.executable} is {found}; Python 3.10 to 3.12 is needed: PYTHON=python3.12")
+        use_base_python(environment)
+        made_from = describe()
+        if not is_whole(environment, made_from):
+            build_alone(environment, made_from)
+    except SetupError as error:
+        print(f"set-up: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("set-up: interrupted; the next one starts afresh", file=sys.stderr)
+        return 130
+    return 0
+
+
+def use_base_python(environment: Path) -> None:
+    """Started by the environment's own Python (it is activated), go on in the one that it was made with."""
+    state = read_state(environment)
+    if state is None or os.path.realpath(sys.prefix) != os.path.realpath(environment):
+        return
+    base = state["base"]
+    if not os.access(base, os.X_OK):
+        raise SetupError(f"{base}, which made {environment}, is gone; name another: PYTHON=/usr/bin/python3")
+    os.execv(base, [base, __file__, str(environment)])
+
+
+def describe() -> dict[str, Any]:
+    """All that decides what the environment will hold."""
+    stack = gpu_stack.describe_gpu_stack()
+    inputs = [Path(__file__), Path(gpu_stack.__file__), PACKAGES if stack else LOCK, TORCH]
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "inputs": hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest(),
+        "gpu_stack": stack,
+    }
+
+
+def read_state(environment: Path) -> dict[str, Any] | None:
+    """The environment's state file; None without a readable one."""
+    try:
+        state = json.loads((environment / STATE_NAME).read_text())
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) and {"whole", "base", "made_from"} <= state.keys() else None
+
+
+def write_state(environment: Path, made_from: dict[str, Any], whole: bool) -> None:
+    """Write the state file in one step."""
+    state = {"whole": whole, "base": sys.executable, "made_from": made_from}
+    temporary = environment / (STATE_NAME + ".tmp")
+    temporary.write_text(json.dumps(state, indent=1) + "\n")
+    os.replace(temporary, environment / STATE_NAME)
+
+
+def is_whole(environment: Path, made_from: dict[str, Any]) -> bool:
+    """Whether there is nothing to do."""
+    state = read_state(environment)
+    python = environment / "bin" / "python"
+    return bool(state and state["whole"] and state["made_from"] == made_from and os.access(python, os.X_OK))
+
+
+def build_alone(environment: Path, made_from: dict[str, Any]) -> None:
+    """Build, or wait for another make that is at it and look again."""
+    directory = os.open(HERE, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another set-up is at work here; waiting for it")
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        if not is_whole(environment, made_from):
+            build(environment, made_from)
+    finally:
+        os.close(directory)
+
+
+def build(environment: Path, made_from: dict[str, Any]) -> None:
+    """Make the environment from nothing."""
+    started = time.monotonic()
+    clear(environment)
+    say(f"making {environment} with {sys.executable}, Python {made_from['python']}")
+    environment.mkdir(parents=True)
+    write_state(environment, made_from, whole=False)
+    python = environment / "bin" / "python"
+    # --without-pip: Debian's Python comes without ensurepip, and the pip at hand will do.
+    venv = [sys.executable, "-m", "venv", "--without-pip"]
+    run(
+        [*venv, environment],
+        f"{sys.executable} made no virtual environment (on Debian, install python3-venv)",
+    )
+    # At a terminal pip shows its own progress; elsewhere only what went wrong.
+    quiet = [] if sys.stderr.isatty() else ["-qq"]
+    pip = [*pip_for(python), "install", *quiet, "--disable-pip-version-check", "--no-user"]
+    if made_from["gpu_stack"]:
+        install_missing(environment, pip, made_from)
+    else:
+        install_locked(pip)
+    versions = verify(environment, python, made_from["gpu_stack"])
+    write_state(environment, made_from, whole=True)
+    say(f"ready after {time.monotonic() - started:.0f} s: {versions}")
+
+
+def clear(environment: Path) -> None:
+    """Remove an environment of ours; refuse to touch anything else of that name."""
+    state = read_state(environment)
+    if state:
+        reason = "was made from something else" if state["whole"] else "is not whole"
+        say(f"{environment} {reason}: making it again")
+        shutil.rmtree(environment)
+    elif os.path.lexists(environment):
+        if not environment.is_dir() or any(environment.iterdir()):
+            raise SetupError(f"{environment} is not ours to replace; move it away, or set VENV=<other path>")
+        environment.rmdir()
+
+
+def pip_for(python: Path) -> list[str | Path]:
+    """The command of a pip that installs into the environment."""
+    if importlib.util.find_spec("pip"):
+        major, minor = importlib.metadata.version("pip").split(".")[:2]
+        if (int(major), int(minor)) >= OLDEST_PIP:
+            return [sys.executable, "-m", "pip", "--python", python]
+    run([python, "-m", "ensurepip"], f"{sys.executable} has no pip from 22.3 on, nor ensurepip: install pip")
+    return [python, "-m", "pip"]
+
+
+def install_locked(pip: Sequence[str | Path]) -> None:
+    """The locked packages; then torch, whose requirements the lock holds: nothing else moves."""
+    if torch := gpu_stack.find_gpu_torch():
+        missing = " and ".join(gpu_stack.missing_from_stack())
+        say(f"torch {torch[0]} for {torch[1]} is there, but not {missing}: making the CPU stack beside it")
+    say("installing the packages of requirements/environment.lock")
+    # The lock says it all: a container's constraints for other packages would only contradict it.
+    os.environ.pop("PIP_CONSTRAINT", None)
+    # --no-deps: torchrec would bring fbgemm-gpu over the CPU build; all else that is required is in the lock.
+    run([*pip, "--no-deps", "--require-hashes", "-r", LOCK], "pip failed on requirements/environment.lock")
+    say(f"installing {torch_pin()} (CPU build: 0.2 GB; if your index has only the CUDA build: several)")
+    run([*pip, "--no-warn-conflicts", "-r", TORCH], "pip failed on requirements/torch.in")
+
+
+def install_missing(environment: Path, pip: Sequence[str | Path], made_from: dict[str, Any]) -> None:
+    """What this Python lacks, held to the versions of all that it has."""
+    stack = made_from["gpu_stack"]
+    say(f"using torch {stack['torch']} for {stack['device']}, fbgemm_gpu and torchrec of {sys.executable}")
+    gpu_stack.write_overlay(environment, stack, made_from["python"])
+    missing = gpu_stack.missing_requirements(PACKAGES.read_text(), stack)
+    if not missing:
+        return
+    say(f"installing what it lacks: {', '.join(missing)}")
+    constraints = environment / "constraints.txt"
+    constraints.write_text(gpu_stack.constraints(stack))
+    failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
+    run([*pip, "-c", constraints, *missing], failure)
+
+
+def verify(environment: Path, python: Path, stack: dict[str, Any] | None) -> str:
+    """Import the stack in the environment, check that it is the one meant, return its versions in words."""
+    say("importing torch, fbgemm_gpu and torchrec")
+    probe = subprocess.run([python, "-W", "ignore", "-c", PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
+        raise SetupError(f"the installed stack does not import: {lines[-1]}")
+    found = json.loads(probe.stdout.splitlines()[-1])
+    version = found["torch"][0]
+    pinned = stack["torch"] if stack else torch_pin().partition("==")[2]
+    if pinned not in (version, version.split("+")[0]):
+        raise SetupError(f"torch {version} was installed, not {pinned}; is a PIP_* setting the cause?")
+    meant = stack["origins"] if stack else {}
+    for name, (_, origin) in found.items():
+        # numpy can be the one package that a container lacks: then it is ours.
+        expected = Path(meant.get(name) or environment.resolve())
+        if not Path(origin).is_relative_to(expected):
+            raise SetupError(f"{name} is imported from {origin}, not {expected}; is PYTHONPATH the cause?")
+    return ", ".join(f"{name} {found[name][0]}" for name in gpu_stack.STACK)
+
+
+def torch_pin() -> str:
+    """The one requirement in torch.in."""
+    return TORCH.read_text().splitlines()[-1].strip()
+
+
+def run(command: Sequence[str | Path], failure: str) -> None:
+    """Run one step with its output on our stderr."""
+    status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+    if status:
+        raise SetupError(f"{failure} (exit status {status}, its own words are above)")
+
+
+def say(message: str) -> None:
+    """Tell what is going on; stdout stays the command's own."""
+    print(f"set-up: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

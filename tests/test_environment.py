@@ -1,0 +1,300 @@
+"""The set-up with stand-ins: tiny wheels, and a Python that has what a container's would; no network."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pip
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = "torchrec==1.8.0\nfbgemm_gpu-cpu==1.8.0\nhydra-core==1.3.8\nnumpy\nextra  # not in any container\n"
+CPU_TORCH = {"torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n"}
+GPU_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nhip = '7.1'\n"}
+TORCH_INIT = {"torch/__init__.py": "from torch.version import __version__\n"}
+
+
+def write_wheel(
+    directory: Path, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()
+) -> Path:
+    """A wheel that pip installs; a GPU build's dependencies and compiled code are of no account here."""
+    info = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
+    files = files | {
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for member, content in (files | {f"{info}/RECORD": record}).items():
+            wheel.writestr(member, content)
+    return path
+
+
+def module(name: str, version: str) -> dict[str, str]:
+    return {f"{name}/__init__.py": f"__version__ = {version!r}\n"}
+
+
+class Project:
+    """A copy of the set-up with its own requirements, a folder of wheels as the only index, and a Python."""
+
+    def __init__(self, directory: Path) -> None:
+        self.requirements = directory / "requirements"
+        self.wheels = directory / "wheels"
+        self.environment = directory / ".venv"
+        self.python = directory / "base" / "bin" / "python"
+        self.requirements.mkdir(parents=True)
+        self.wheels.mkdir()
+        for name in ("install.py", "gpu_stack.py"):
+            (self.requirements / name).write_bytes((ROOT / "requirements" / name).read_bytes())
+        (self.requirements / "environment.in").write_text(PACKAGES)
+        (self.requirements / "torch.in").write_text("torch==2.13.0\n")
+        self._make_base()
+        self.write_lock(
+            write_wheel(self.wheels, "torchrec", "1.8.0", module("torchrec", "1.8.0"), ["fbgemm-gpu"]),
+            write_wheel(self.wheels, "fbgemm_gpu_cpu", "1.8.0", module("fbgemm_gpu", "1.8.0")),
+            write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")),
+            write_wheel(self.wheels, "extra", "1.0", module("extra", "1.0"), ["numpy"]),
+        )
+        write_wheel(self.wheels, "torch", "2.13.0", TORCH_INIT | CPU_TORCH)
+        # What an unguarded pip would fetch: a later numpy, and the CUDA build that torchrec names.
+        write_wheel(self.wheels, "numpy", "2.9.9", module("numpy", "2.9.9"))
+        write_wheel(self.wheels, "fbgemm_gpu", "1.9.0", module("fbgemm_gpu", "1.9.0"))
+
+    def _make_base(self) -> None:
+        # Not sys.executable: in a container that one has the real GPU stack.
+        bare = getattr(sys, "_base_executable", sys.executable)
+        subprocess.run([bare, "-m", "venv", "--without-pip", self.python.parents[1]], check=True)
+        pip_package = Path(pip.__file__).parent
+        for source in (pip_package, *pip_package.parent.glob("pip-*.dist-info")):
+            (self.packages_of(self.python.parents[1]) / source.name).symlink_to(source)
+
+    @staticmethod
+    def packages_of(environment: Path) -> Path:
+        return environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+    def write_lock(self, *wheels: Path) -> None:
+        lines = []
+        for wheel in wheels:
+            name, version = wheel.name.split("-")[:2]
+            sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            lines.append(f"{name}=={version} --hash=sha256:{sha256}\n")
+        (self.requirements / "environment.lock").write_text("".join(lines))
+
+    def add_to_base(self, name: str, version: str, files: dict[str, str]) -> None:
+        wheel = write_wheel(self.wheels.parent, name, version, files)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(self.packages_of(self.python.parents[1]))
+
+    def replace_in_base(self, name: str, old: str, new: str) -> None:
+        packages = self.packages_of(self.python.parents[1])
+        (packages / f"{name}-{old}.dist-info").rename(packages.parent / "replaced")
+        self.add_to_base(name, new, module(name, new))
+
+    def add_gpu_stack_to_base(self) -> None:
+        self.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
+        self.add_to_base("fbgemm_gpu_nightly_rocm", "2026.6.18", module("fbgemm_gpu", "2026.6.18"))
+        self.add_to_base("torchrec", "1.4.0", module("torchrec", "1.4.0"))
+        self.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
+        self.add_to_base("hydra_core", "1.3.7", module("hydra", "1.3.7"))
+        self.add_to_base("python_debian", "0.1.43ubuntu1", {})
+
+    def start(self, python: Path | None = None) -> "subprocess.Popen[str]":
+        settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": os.devnull}
+        # Of our own Python's settings none may leak into the stand-ins.
+        ours = ("PIP_", "PYTHON", "VIRTUAL_ENV")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return subprocess.Popen(
+            [python or self.python, self.requirements / "install.py", self.environment],
+            env=inherited | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def set_up(self, python: Path | None = None, status: int = 0) -> str:
+        """Run it, check its exit status and that stdout stays empty, and return what it says."""
+        process = self.start(python)
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == status, stderr
+        assert stdout == ""
+        assert "Traceback" not in stderr
+        return stderr
+
+    def versions(self) -> dict[str, str]:
+        """What the environment's Python imports."""
+        names = ("torch", "fbgemm_gpu", "torchrec", "numpy", "extra")
+        code = f"import json\nprint(json.dumps({{n: __import__(n).__version__ for n in {names}}}))"
+        command = [self.environment / "bin" / "python", "-c", code]
+        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+    def snapshot(self, environment: Path) -> dict[str, bytes]:
+        """All files of an environment's packages but the bytecode that an import leaves there."""
+        packages = self.packages_of(environment)
+        files = (p for p in packages.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        return {str(path.relative_to(packages)): path.read_bytes() for path in files}
+
+
+CPU_VERSIONS = {
+    "torch": "2.13.0+cpu",
+    "fbgemm_gpu": "1.8.0",
+    "torchrec": "1.8.0",
+    "numpy": "2.4.6",
+    "extra": "1.0",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_first_use_installs_the_locked_stack_and_the_second_does_nothing(project: Project) -> None:
+    said = project.set_up()
+    assert "requirements/environment.lock" in said
+    assert "ready after" in said
+    assert project.versions() == CPU_VERSIONS
+    started = time.monotonic()
+    assert project.set_up() == ""
+    assert time.monotonic() - started < 1
+
+
+def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
+    process = project.start()
+    while not (project.environment / "bin" / "python").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "is not whole" in project.set_up()
+    assert project.versions() == CPU_VERSIONS
+
+
+def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Project) -> None:
+    good = (project.wheels / "extra-1.0-py3-none-any.whl").read_bytes()
+    write_wheel(project.wheels, "extra", "1.0", module("extra", "tampered with"))
+    assert "pip failed on requirements/environment.lock" in project.set_up(status=2)
+    (project.wheels / "extra-1.0-py3-none-any.whl").write_bytes(good)
+    project.set_up()
+    assert project.versions() == CPU_VERSIONS
+
+
+def test_changed_lock_makes_the_environment_again(project: Project) -> None:
+    project.set_up()
+    lock = project.requirements / "environment.lock"
+    lock.write_text(lock.read_text() + "# changed\n")
+    # From the environment's own Python, as after `source .venv/bin/activate`.
+    said = project.set_up(python=project.environment / "bin" / "python")
+    assert "made from something else" in said
+    assert str(project.python) in said
+    assert project.versions() == CPU_VERSIONS
+
+
+def test_two_at_once_build_once(project: Project) -> None:
+    said = sorted(process.communicate(timeout=60)[1] for process in [project.start(), project.start()])
+    assert "another set-up is at work" in said[0]
+    assert "ready after" not in said[0]
+    assert "ready after" in said[1]
+    assert project.versions() == CPU_VERSIONS
+
+
+def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
+    project.environment.mkdir()
+    (project.environment / "precious").write_text("mine")
+    assert "move it away" in project.set_up(status=2)
+    assert (project.environment / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            TORCH_INIT | {"torch/version.py": "__version__ = '2.12.0+cpu'\n"},
+            "torch 2.12.0+cpu was installed, not 2.13.0",
+        ),
+        ({"torch/__init__.py": "raise ImportError('libtorch.so: cannot open')"}, "libtorch.so: cannot open"),
+    ],
+)
+def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str], message: str) -> None:
+    write_wheel(project.wheels, "torch", "2.13.0", files)
+    assert message in project.set_up(status=2)
+    assert "is not whole" in project.set_up(status=2)
+
+
+def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
+    project.add_gpu_stack_to_base()
+    before = project.snapshot(project.python.parents[1])
+    said = project.set_up()
+    assert "using torch 2.10.0+rocm7.1 for hip 7.1" in said
+    assert "installing what it lacks: extra" in said
+    assert project.versions() == {
+        "torch": "2.10.0+rocm7.1",
+        "fbgemm_gpu": "2026.6.18",
+        "torchrec": "1.4.0",
+        "numpy": "2.2.6",
+        "extra": "1.0",
+    }
+    assert project.snapshot(project.python.parents[1]) == before
+    ours = {path.split("/")[0] for path in project.snapshot(project.environment)}
+    assert ours == {"extra", "extra-1.0.dist-info", "gpu_stack.pth"}
+    assert project.set_up() == ""
+    project.replace_in_base("torchrec", "1.4.0", "1.5.0")
+    assert "made from something else" in project.set_up()
+    assert project.versions()["torchrec"] == "1.5.0"
+
+
+@pytest.mark.parametrize("wanted", ["torch==2.13.0", "numpy>=2.4"])
+def test_package_that_would_replace_the_containers_is_refused(project: Project, wanted: str) -> None:
+    project.add_gpu_stack_to_base()
+    write_wheel(project.wheels, "extra", "1.0", module("extra", "1.0"), [wanted])
+    before = project.snapshot(project.python.parents[1])
+    assert "pip found nothing that leaves" in project.set_up(status=2)
+    assert project.snapshot(project.python.parents[1]) == before
+    assert set(project.snapshot(project.environment)) == {"gpu_stack.pth"}
+
+
+def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> None:
+    project.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
+    assert "is there, but not fbgemm_gpu and torchrec: making the CPU stack" in project.set_up()
+    assert project.versions() == CPU_VERSIONS
+
+
+def test_lock_leaves_out_what_would_replace_the_stack() -> None:
+    lock = (ROOT / "requirements" / "environment.lock").read_text()
+    names = {line.split("==")[0] for line in lock.splitlines() if line and line[0].isalpha()}
+    assert {"torchrec", "fbgemm-gpu-cpu", "hydra-core", "numpy"} <= names
+    assert not names & {"torch", "fbgemm-gpu", "triton"}
+    assert not {name for name in names if name.startswith("nvidia")}
+
+
+def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_make_alone_lists_the_targets() -> None:
+    listed = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
+    makefile = (ROOT / "Makefile").read_text()
+    phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
+    assert listed == [name for name in phony.split()[1:] if name != "help"]
+
+
+def test_make_targets_are_thin_lines() -> None:
+    assert make("-n", "train", "ARGS=train.max_steps=2").stdout.splitlines()[-1] == (
+        ".venv/bin/python -m app.train train.max_steps=2"
+    )
+    two = make("-n", "train", "NPROC=2").stdout.splitlines()[-1]
+    assert two.startswith(".venv/bin/python -m torch.distributed.run ")
+    assert two.strip().endswith("--nproc-per-node 2 -m app.train")
+    assert make("-n", "evaluate", "RUN=runs/a").stdout.splitlines()[-1].strip() == (
+        ".venv/bin/python -m app.evaluate run=runs/a"
+    )
+    assert "make evaluate RUN=" in make("-n", "evaluate").stderr
