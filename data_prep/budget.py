@@ -41,8 +41,8 @@ def num_encode_workers(data: DataConfig, workers: int, table_values: list[int]) 
     budget = parse_size(data.memory_budget, "data.memory_budget")
     if PARENT_BYTES + BLOCK_BYTES_IN_WORK + tables > budget:
         raise UserError(
-            f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.1f} GiB; "
-            "raise it, or set data.frequency_threshold or data.max_ind_range"
+            f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need "
+            f"{tables / 2**30:.1f} GiB; raise it, or set data.frequency_threshold or data.max_ind_range"
         )
     return _within_budget(data, workers, WORKER_BYTES + BLOCK_BYTES_IN_WORK + tables)
 

@@ -1,7 +1,7 @@
 """A unit's categorical values on disk, column by column, and the runs counted from them."""
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,22 +28,22 @@ def write_runs(job: Job, source: int, chunk: int, block_rows: list[int], rows: i
     """
     num_features = len(job.schema.sparse)
     lengths = []
-    with open(job.unit_path(source, chunk, "raw"), "rb", buffering=0) as raw:
-        with open(job.unit_path(source, chunk, suffix), "wb") as runs:
-            for feature in range(num_features):
-                run = count_values(_read_column(raw, feature, num_features, block_rows)[:rows])
-                run.values.tofile(runs)
-                run.counts.astype(np.uint32).tofile(runs)
-                lengths.append(len(run.values))
+    path, target = job.unit_path(source, chunk, "raw"), job.unit_path(source, chunk, suffix)
+    with open(path, "rb", buffering=0) as raw, open(target, "wb") as runs:
+        for feature in range(num_features):
+            run = count_values(_read_column(raw, feature, num_features, block_rows)[:rows])
+            run.values.tofile(runs)
+            run.counts.astype(np.uint32).tofile(runs)
+            lengths.append(len(run.values))
     return lengths
 
 
-def _read_column(raw: BinaryIO, feature: int, num_features: int, block_rows: list[int]) -> NDArray[np.uint32]:
+def _read_column(raw: Any, feature: int, num_features: int, block_rows: list[int]) -> NDArray[np.uint32]:
     column = np.empty(sum(block_rows), np.uint32)
     row = position = 0
     for rows in block_rows:
         raw.seek(position + VALUE_BYTES * feature * rows)
-        raw.readinto(memoryview(column[row : row + rows]).cast("B"))  # type: ignore[attr-defined]
+        raw.readinto(column[row : row + rows])
         position += VALUE_BYTES * num_features * rows
         row += rows
     return column
@@ -57,4 +57,4 @@ def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
     path = job.unit_path(record.source, record.chunk, suffix)
     offset = 2 * VALUE_BYTES * sum(record.run_lengths[:feature])
     both = np.memmap(path, np.uint32, "r", offset, (2, length))
-    return Run(both[0], both[1])  # type: ignore[arg-type]
+    return Run(both[0], both[1])

@@ -1,4 +1,4 @@
-"""Parsed rows to what the model reads: dense float32, ids int32; for whole datasets and for new rows alike."""
+"""Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
 import math
 from dataclasses import dataclass
@@ -23,8 +23,10 @@ EMPTY_SLOT = np.uint64(0)
 
 
 class EncodedBlock(NamedTuple):
-    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, and out_of_vocabulary [F]
-    int64: how many of each feature's values have no id of their own (always 0 for `hash`)."""
+    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, out_of_vocabulary [F] int64.
+
+    The last says how many of each feature's values have no id of their own (always 0 for `hash`).
+    """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.float32]

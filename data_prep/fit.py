@@ -15,6 +15,7 @@ from data_prep.vocabulary import Run, merge_in_parts, rank_values
 from data_prep.work import Job, UnitRecord
 
 TRAIN_RUNS = "train-runs"
+RUN_ENTRY_BYTES = 8
 
 
 @dataclass
@@ -35,7 +36,9 @@ class FitTask:
     runs: tuple[tuple[UnitRecord, str], ...]
 
 
-def fit_vocabularies(job: Job, records: list[UnitRecord], train_rows: int, pool: Pool) -> dict[str, VocabularyEntry]:
+def fit_vocabularies(
+    job: Job, records: list[UnitRecord], train_rows: int, pool: Pool
+) -> dict[str, VocabularyEntry]:
     """Write `job.work`/vocab/<feature>.npy of all features from the first `train_rows` rows.
 
     Args:
@@ -82,14 +85,14 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     digest = digest_file(path)
     entry = VocabularyEntry(values, digest.bytes, digest.sha256)
     write_atomically(done, json.dumps(asdict(entry)).encode())
-    counters().add(0, 0)
+    counters().add(RUN_ENTRY_BYTES * sum(len(run.values) for run in runs), 0)
     return entry
 
 
 def _spill(part: Run, stem: Path) -> Run:
     """A part on disk instead of in memory."""
     arrays = []
-    for suffix, array in zip(("values.npy", "counts.npy"), part, strict=True):
+    for suffix, array in (("values.npy", part.values), ("counts.npy", part.counts)):
         path = stem.with_name(f"{stem.name}.{suffix}")
         np.save(path, array)
         arrays.append(np.load(path, mmap_mode="r"))

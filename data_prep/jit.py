@@ -15,7 +15,7 @@ SLOW_COMPILE_SECONDS = 1.0
 
 
 def jit(function: FunctionT) -> FunctionT:
-    """Compile a kernel on first call, without the GIL, cached on disk where a directory for it is writable."""
+    """Compile a kernel on first call, without the GIL, cached on disk where that is possible."""
     try:
         return njit(function, cache=True, nogil=True)
     except RuntimeError:  # no writable place for the cache: a read-only image without a home
@@ -36,7 +36,7 @@ def compile_notice(what: str) -> Iterator[None]:
 
 
 @intrinsic
-def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) -> Any:  # noqa: ARG001
+def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) -> Any:
     """Eight bytes of a contiguous uint8 array from `position` as a little-endian uint64; no bounds check."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -51,10 +51,10 @@ def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) 
 
 
 @intrinsic
-def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:  # noqa: ARG001
+def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:
     """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen

@@ -5,8 +5,10 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.config import SplitConfig, SplitMethod
@@ -58,7 +60,9 @@ def resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
     if method is SplitMethod.auto:
         return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
     if method is SplitMethod.last_day and num_sources < 2:
-        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
+        raise UserError(
+            "data.split.method=last_day: needs at least two raw files; use fraction, or add a day"
+        )
     return method
 
 
@@ -127,7 +131,7 @@ def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
     return BuiltShard(Shard(piece.name, piece.end - piece.start, files), moves, positives, unknown)
 
 
-def _copy_rows(part: np.ndarray, path: Path) -> None:  # type: ignore[type-arg]
+def _copy_rows(part: NDArray[Any], path: Path) -> None:
     writer = NpyWriter(path, part.dtype, part.shape[1])
     for start in range(0, len(part), COPY_ROWS):
         writer.append(part[start : start + COPY_ROWS])

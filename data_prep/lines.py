@@ -15,8 +15,11 @@ COUNT_BYTES = 1 << 20
 
 
 class LineBlock(NamedTuple):
-    """Whole lines: buffer[start:end] ends with a newline and has PADDING bytes behind; `offset` is the place
-    of its first byte in the uncompressed source; `is_last` says whether the source ends with it."""
+    """Whole lines: buffer[start:end] ends with a newline and has PADDING bytes behind.
+
+    `offset` is the place of its first byte in the uncompressed source; `is_last` says whether the source ends
+    with it.
+    """
 
     buffer: NDArray[np.uint8]
     start: int
@@ -26,8 +29,11 @@ class LineBlock(NamedTuple):
 
 
 class LineBlocks:
-    """Reads a source once, front to back. A line belongs to the range of offsets in which it starts, so plain
-    and compressed files, and any number of readers, give the same lines for the same range."""
+    """Reads a source once, front to back.
+
+    A line belongs to the range of offsets in which it starts, so plain and compressed files, and any number
+    of readers, give the same lines for the same range.
+    """
 
     def __init__(self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
         self._source = source
@@ -40,6 +46,7 @@ class LineBlocks:
         # the byte before `offset` tells whether a line starts there
         self._offset = max(offset - 1, 0)
         self._reader: Reader = open_source(source, self._offset)
+        self._reported = offset
         for _ in self.until(offset):
             pass
 
@@ -55,9 +62,11 @@ class LineBlocks:
         self._fill()
         return self._start == self._end
 
-    def consumed(self) -> int:
-        """Bytes of the file, as it lies on disk, that were read so far."""
-        return self._reader.consumed()
+    def advance(self) -> int:
+        """Bytes of the file, as it lies on disk, that were worked through since the last call."""
+        position = self._reader.consumed() if self._source.compressed else self._offset
+        advance, self._reported = position - self._reported, position
+        return advance
 
     def until(self, stop: int) -> Iterator[LineBlock]:
         """Blocks of the lines, not yet handed out, that start before the offset `stop`.
@@ -74,8 +83,8 @@ class LineBlocks:
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1
             if end == 0:
                 raise UserError(
-                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._capacity} bytes; "
-                    "not a table of one row per line"
+                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._capacity} "
+                    "bytes; not a table of one row per line"
                 )
             if self._offset + (end - self._start) > stop:
                 end = self._bytes.index(b"\n", self._start + (stop - 1 - self._offset)) + 1

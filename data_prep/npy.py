@@ -18,13 +18,13 @@ class NpyWriter:
         self.rows = 0
         self._dtype = np.dtype(dtype)
         self._width = width
-        self._file = open(path, "wb", buffering=0)
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
         self._file.write(self._header())
 
     def append(self, rows: NDArray[Any]) -> None:
         """Write [rows, width] or, where the width is 1, [rows] values of the file's dtype."""
         array = np.ascontiguousarray(rows, self._dtype)
-        view = memoryview(array.reshape(-1)).cast("B")
+        view = array.reshape(-1).view(np.uint8).data
         while view:
             view = view[self._file.write(view) :]
         self.rows += len(rows)

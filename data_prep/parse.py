@@ -1,8 +1,8 @@
-"""Bytes of a Criteo TSV to typed columns: the hot path.
+r"""Bytes of a Criteo TSV to typed columns: the hot path.
 
-A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \\n or \\r\\n. The kernel
-handles eight bytes at a time ("SIMD within a register"): a category of eight digits is one load, one check and
-four steps of arithmetic. It stops at the first row it does not understand; `diagnose` then says what is wrong.
+A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \n or \r\n. The kernel
+handles eight bytes at a time ("SIMD within a register"): a category of eight digits is one load, one check
+and four steps of arithmetic. It stops at the first row it does not understand; `diagnose_row` says why.
 """
 
 from typing import NamedTuple
@@ -37,8 +37,11 @@ U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 
 class Block(NamedTuple):
-    """Parsed rows: labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER where the field is empty;
-    sparse [rows, F] uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other)."""
+    """Parsed rows.
+
+    labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER where the field is empty; sparse [rows, F]
+    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other).
+    """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.int32]
@@ -107,7 +110,7 @@ def _parse_integer(buffer, position):  # type: ignore[no-untyped-def]
 
 @jit
 def _parse_row(buffer, position, row, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
-    """Parse the row at `position` into `row` of the arrays; the start of the next row, or -1 if it is none."""
+    """Parse the row at `position` into `row` of the arrays; the next row's start, or -1 if it is none."""
     if labelled:
         label = np.int64(buffer[position]) - ZERO
         if label < 0 or label > 1 or buffer[position + 1] != TAB:
@@ -149,7 +152,7 @@ def _parse_row(buffer, position, row, labelled, missing, labels, dense, sparse):
 
 @jit
 def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
-    """Parse the whole lines in buffer[start:end], which ends with \\n and has PADDING bytes behind.
+    """Parse the whole lines in buffer[start:end], which ends with a newline and has PADDING bytes behind.
 
     Args:
         buffer: uint8; start, end: positions of the first row and behind the last.

@@ -68,13 +68,12 @@ class Counters:
         self._shared[_STOP] = 1
 
 
-_counters: Counters | None = None
+_current: list[Counters] = []  # of the pool that this process works for, the last one made
 
 
 def counters() -> Counters:
     """The counters of the pool that this process works for."""
-    assert _counters is not None, "only tasks of a Pool may count"
-    return _counters
+    return _current[-1]
 
 
 class Pool:
@@ -84,9 +83,9 @@ class Pool:
     """
 
     def __init__(self, workers: int) -> None:
-        global _counters
         self.workers = workers
-        self.counters = _counters = Counters()
+        self.counters = Counters()
+        _current[:] = [self.counters]
         self._peaks: dict[int, int] = {}
         self._executor: ProcessPoolExecutor | None = None
 
@@ -155,8 +154,7 @@ def _run_measured(function: Callable[[TaskT], ResultT], task: TaskT) -> tuple[Re
 
 
 def _start_worker(shared: Counters) -> None:
-    global _counters
-    _counters = shared
+    _current[:] = [shared]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

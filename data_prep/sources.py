@@ -2,11 +2,9 @@
 
 import glob
 import gzip
-import io
 import queue
 import re
 import threading
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,12 @@ from typing import Any, BinaryIO
 from common.errors import UserError
 
 try:
-    from isal import igzip, isal_zlib
+    from isal import igzip as gzip_module
+    from isal import isal_zlib as zlib_module
+except ImportError:  # the same bytes, but slower
+    import gzip as gzip_module  # type: ignore[no-redef]
+    import zlib as zlib_module  # type: ignore[no-redef]
 
-    GZIP_ERRORS: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error, isal_zlib.error)
-except ImportError:
-    igzip = None
-    GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 GZIP_MAGIC = b"\x1f\x8b"
 GLOB_CHARACTERS = frozenset("*?[")
@@ -50,8 +48,14 @@ def resolve_sources(raw: Any) -> list[Source]:
         UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
     """
     entries = [raw] if isinstance(raw, (str, Path)) else raw
-    if not entries or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
-        raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
+    if (
+        not entries
+        or not isinstance(entries, Sequence)
+        or not all(isinstance(e, (str, Path)) for e in entries)
+    ):
+        raise UserError(
+            f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them"
+        )
     return [_inspect(path) for entry in entries for path in _expand(str(entry))]
 
 
@@ -97,7 +101,7 @@ class PlainReader:
     """Bytes of a plain file from an offset."""
 
     def __init__(self, source: Source, offset: int = 0) -> None:
-        self._file: BinaryIO = open(source.path, "rb", buffering=0)
+        self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
         self._file.seek(offset)
 
     def readinto(self, view: memoryview) -> int:
@@ -118,9 +122,8 @@ class GzipReader:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._file = open(source.path, "rb")
-        opener = gzip if igzip is None else igzip
-        self._stream: io.BufferedIOBase = opener.open(self._file, "rb")  # type: ignore[assignment,union-attr]
+        self._file = open(source.path, "rb")  # noqa: SIM115
+        self._stream: Any = gzip_module.open(self._file, "rb")  # noqa: SIM115
         self._blocks: queue.Queue[bytes | Exception] = queue.Queue(READ_AHEAD_BLOCKS)
         self._rest = memoryview(b"")
         self._closed = False
@@ -132,7 +135,7 @@ class GzipReader:
         while True:
             try:
                 block: bytes | Exception = self._stream.read(READ_AHEAD_BYTES)
-            except Exception as error:  # handed to the caller, who names the file
+            except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
                 block = error
             while not self._closed:
                 try:
@@ -163,7 +166,8 @@ class GzipReader:
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, EOFError):
             return UserError(f"{self._source.path}: truncated gzip file; get the whole file again")
-        if isinstance(error, GZIP_ERRORS):
+        damage: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
+        if isinstance(error, damage):
             return UserError(f"{self._source.path}: damaged gzip file ({error}); get it again")
         return error
 

@@ -1,8 +1,8 @@
 """The model behind synthetic clicks: what a column looks like, and what makes a click likely.
 
 The logit of a row is an intercept, plus an effect of every category, plus a linear effect of every integer's
-log(1 + max(x, 0)), plus a factorisation machine (Rendle 2010) over the smaller categorical columns. The click
-probability is rounded to a multiple of 2^-20, so its distribution over any number of rows is an exact histogram.
+log(1 + max(x, 0)), plus a factorisation machine (Rendle 2010) over the smaller categorical columns. The
+click probability is rounded to a multiple of 2^-20, so that a histogram of it is exact.
 """
 
 from dataclasses import dataclass
@@ -24,28 +24,29 @@ KAGGLE_CARDINALITIES = (
     5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 CATEGORY_MISSING = (
-    0, 0, 0.034, 0.034, 0, 0.12, 0, 0, 0, 0, 0, 0.034, 0, 0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.76, 0, 0.034,
-    0.44, 0.44,
+    0, 0, 0.034, 0.034, 0, 0.12, 0, 0, 0, 0, 0, 0.034, 0, 0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.76, 0,
+    0.034, 0.44, 0.44,
 )  # fmt: skip
 INTEGER_MISSING = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.76, 0.22)
 INTEGER_LOG_MEAN = (0.5, 1.5, 2.0, 1.6, 7.5, 3.6, 1.7, 2.2, 4.0, 0.3, 0.7, 0.2, 1.7)
 INTEGER_LOG_DEVIATION = (1.1, 1.9, 1.4, 0.9, 2.0, 1.5, 1.4, 1.1, 1.3, 0.5, 0.9, 0.8, 0.9)
 INTEGER_SHIFT = (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has negatives, as in Criteo
 
-CATEGORY_DEVIATION = 0.22
-INTEGER_DEVIATION = 0.19
-FACTOR_DEVIATION = 0.27
-ZIPF_EXPONENTS = (1.05, 1.30)
+# small columns say most, so that a short training run can learn
+CATEGORY_DEVIATION, CATEGORY_DECAY = 0.45, 0.14
+INTEGER_DEVIATION = 0.34
+FACTOR_DEVIATION = 0.20
+ZIPF_EXPONENTS = (1.15, 1.45)
 MAX_STANDARD_SCORE = 2.5
 
 
 class Teacher(NamedTuple):
     """Arrays that the kernel reads; F columns, their values one column after the other.
 
-    first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the Zipf
-    law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; factors
-    [V, FACTORS] float32 (0 in columns that do not interact); log_mean, log_deviation, slope [N] float64; shift
-    [N] int64; intercept [1] float64.
+    first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
+    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; factors
+    [V, FACTORS] float32 (0 in columns that do not interact); log_mean, log_deviation, slope [N] float64;
+    shift [N] int64; intercept [1] float64.
     """
 
     first: NDArray[np.int64]
@@ -66,10 +67,13 @@ class Teacher(NamedTuple):
 def make_teacher(seed: int, max_cardinality: int, intercept: float = 0.0) -> Teacher:
     """The teacher of a seed; cardinalities shrink with the square root of Criteo Kaggle's."""
     kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
-    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
+    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(
+        np.int64
+    )
     first = np.concatenate(([0], np.cumsum(cardinality)))
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 0x7EAC4E5])))
-    main = rng.standard_normal(first[-1]) * CATEGORY_DEVIATION
+    deviation = CATEGORY_DEVIATION * cardinality**-CATEGORY_DECAY
+    main = rng.standard_normal(first[-1]) * np.repeat(deviation, cardinality)
     factors = rng.standard_normal((first[-1], FACTORS)) * FACTOR_DEVIATION
     factors[np.repeat(cardinality > INTERACTING_CARDINALITY, cardinality)] = 0
     return Teacher(

@@ -1,6 +1,5 @@
 """What a worker does with one task: parse chunks, encode units, sum a source."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -77,10 +76,9 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
         if record is None:
             record = _parse_unit(job, source, len(records), lines)
         else:
-            before = lines.consumed()
             for _ in lines.until((len(records) + 1) * job.chunk_bytes):
-                pass
-            counters().add(lines.consumed() - before, record.rows)
+                counters().add(lines.advance(), 0)
+            counters().add(0, record.rows)
         records.append(record)
     return records
 
@@ -97,7 +95,7 @@ class _UnitFiles:
         self._block_rows: list[int] = []
         self._is_vocabulary = job.encoding is Encoding.vocabulary
         if self._is_vocabulary:
-            self._raw = open(job.unit_path(source, chunk, "raw"), "wb")
+            self._raw = open(job.unit_path(source, chunk, "raw"), "wb")  # noqa: SIM115
         else:
             path = job.unit_path(source, chunk, "sparse.npy")
             self._sparse = NpyWriter(path, np.int32, len(job.schema.sparse))
@@ -141,13 +139,10 @@ def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRec
     """Parse the lines of one chunk and write the unit's files."""
     files = _UnitFiles(job, source, chunk)
     room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema), job.schema)
-    before = lines.consumed()
     for block in lines.until((chunk + 1) * job.chunk_bytes):
         parsed = _parse_block(job, job.sources[source], block, room)
         files.append(parsed)
-        consumed = lines.consumed()
-        counters().add(consumed - before, len(parsed.labels))
-        before = consumed
+        counters().add(lines.advance(), len(parsed.labels))
     return files.finish()
 
 
@@ -163,7 +158,7 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Blo
 
 
 @lru_cache(maxsize=1)
-def _tables(work: Path, features: tuple[str, ...]) -> Sequence[LookupTable]:
+def _tables(work: Path, features: tuple[str, ...]) -> list[LookupTable]:
     return load_tables(work, features)
 
 

@@ -47,7 +47,7 @@ def merge_runs(runs: Sequence[Run]) -> Run:
 
 
 def merge_in_parts(runs: Sequence[Run], part_bytes: int = PART_BYTES) -> Iterator[Run]:
-    """Merge runs (memory-mapped, so as large as the disk) into one, handed out in consecutive value ranges."""
+    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges."""
     entries = sum(len(run.values) for run in runs)
     num_parts = max(1, -(-entries * PART_BYTES_PER_ENTRY // part_bytes))
     cuts = _value_cuts(runs, num_parts)
@@ -80,9 +80,7 @@ def _value_cuts(runs: Sequence[Run], num_parts: int) -> list[np.uint32]:
     return sorted(set(values[order][positions]))
 
 
-def rank_values(
-    parts: Sequence[Run], path: Path, frequency_threshold: int, max_ind_range: int | None
-) -> int:
+def rank_values(parts: Sequence[Run], path: Path, frequency_threshold: int, max_ind_range: int | None) -> int:
     """Write the vocabulary of a column: values in the order of their ids, the first having id 1.
 
     Ids go by falling count, ties by rising value. A value that occurs fewer than `frequency_threshold` times,
@@ -138,7 +136,9 @@ def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: igno
     """Put each value at the next rank of its count's class; ranks beyond the vocabulary are dropped.
 
     Args:
-        values, counts: a part of a run. classes: kept counts, rising. next_rank: of each class, advanced here.
+        values, counts: a part of a run.
+        classes: the counts that are kept, rising.
+        next_rank: of each class, advanced here.
         vocabulary: output, values by rank.
     """
     for i in range(len(values)):

@@ -2,7 +2,7 @@
 
 A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
-    00000-00012.raw                         vocabulary: values, per block [F, rows] uint32, one after the other
+    00000-00012.raw                         vocabulary: values, block after block, each [F, rows] uint32
     00000-00012.runs                        vocabulary: per feature its distinct values uint32, counts uint32
     00000-00012.parsed.json, .encoded.json  records, each written when what it names is on disk
 """

@@ -1,0 +1,119 @@
+"""What may be at `data.path` already: a dataset, the work of a killed job, another job at work."""
+
+import fcntl
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from data_prep.format import MANIFEST_NAME, Manifest, digest_file, load_manifest, write_atomically
+from data_prep.layout import PLAN_NAME, finish
+from data_prep.sources import Source
+from data_prep.work import WORK_DIRECTORY
+
+LOCK_NAME = "lock"
+JOB_NAME = "job.json"
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[Path]:
+    """Hold <root>/.work for this process alone; it is removed afterwards if nothing in it is worth keeping.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    existed = root.exists()
+    work = root / WORK_DIRECTORY
+    work.mkdir(parents=True, exist_ok=True)
+    with open(work / LOCK_NAME, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{root}: another job is writing here; wait for it, or choose another data.path"
+            ) from error
+        try:
+            yield work
+        finally:
+            if not any(work.glob("units/*.json")):
+                shutil.rmtree(work, ignore_errors=True)
+            if not existed and root.exists() and not any(root.iterdir()):
+                root.rmdir()
+
+
+def finish_pending(root: Path, work: Path) -> None:
+    """Complete a job that was killed during its last moves, whatever it was."""
+    if (work / PLAN_NAME).exists():
+        finish(work, root)
+        work.mkdir()
+
+
+def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Keep what a killed job with the same parameters and sources left; discard all else."""
+    description = {"parameters": parameters, "sources": [asdict(source) for source in sources]}
+    content = json.dumps(description).encode()
+    path = work / JOB_NAME
+    if path.exists() and path.read_bytes() == content:
+        print(f"{work.parent}: going on where the last job stopped", file=sys.stderr)
+    else:
+        if path.exists():
+            print(f"{work.parent}: discarding the unfinished work of another job", file=sys.stderr)
+        for entry in work.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK_NAME:
+                entry.unlink()
+        write_atomically(path, content)
+    (work / "units").mkdir(exist_ok=True)
+
+
+def find_finished(
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any], sources: Sequence[Source], overwrite: bool
+) -> Manifest | None:
+    """The dataset at `root` if it is the one asked for; None if there is none, or it is to be replaced.
+
+    Raises:
+        UserError: there is another one.
+    """
+    if not (root / MANIFEST_NAME).exists():
+        return None
+    try:
+        manifest = load_manifest(root)
+        difference = _difference(manifest, parameters, schema, sources)
+    except UserError:
+        if overwrite:
+            return None
+        raise
+    if difference is None:
+        return manifest
+    if overwrite:
+        return None
+    raise UserError(
+        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
+    )
+
+
+def _difference(
+    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any], sources: Sequence[Source]
+) -> str | None:
+    if manifest.schema != schema:
+        return "other columns"
+    for key, value in parameters.items():
+        if manifest.encoding.get(key) != value:
+            return f"{key} is {manifest.encoding.get(key)} there, {value} here"
+    return None if _same_sources(manifest, sources) else "made from other raw files"
+
+
+def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
+    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their sum."""
+    if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
+        return False
+    if manifest.extra.get("source_mtime_ns") == [source.mtime_ns for source in sources]:
+        return True
+    sums = [digest_file(Path(source.path)).sha256 for source in sources]
+    return sums == [source["sha256"] for source in manifest.sources]

@@ -1,0 +1,63 @@
+"""What the tests of data_prep share: the real rows, the command line, datasets as arrays."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.cli import compose_config
+from data_prep.__main__ import CONFIG_DIRECTORY
+from data_prep.config import DataConfig, PrepConfig
+from data_prep.format import load_manifest, open_shard
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("CLICKWORK_SHARED", REPOSITORY.parent / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The directory with the real rows and the golden arrays."""
+    if not (SHARED / "golden").is_dir():
+        pytest.skip(f"no golden data at {SHARED}; set CLICKWORK_SHARED to the directory that holds it")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def real_rows(shared: Path) -> Path:
+    """1,999 rows of Criteo Kaggle."""
+    return shared / "data" / "criteo_kaggle_sample.tsv"
+
+
+def config(*overrides: str) -> DataConfig:
+    """As the command line gives it."""
+    return compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of `python -m data_prep`."""
+    return [sys.executable, "-m", "data_prep", *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m data_prep` to its end."""
+    return subprocess.run(command(*arguments), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """labels [rows], dense, sparse of a split, all shards."""
+    manifest = load_manifest(root)
+    num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
+    shards = [open_shard(root, split, shard, num_dense, num_sparse) for shard in manifest.splits[split].shards]
+    if not shards:
+        return np.zeros(0, np.int32), np.zeros((0, num_dense), np.float32), np.zeros((0, num_sparse), np.int32)
+    labels = np.concatenate([shard.labels[:, 0] for shard in shards])
+    return labels, np.concatenate([s.dense for s in shards]), np.concatenate([s.sparse for s in shards])
+
+
+def sums(root: Path) -> dict[str, str]:
+    """SHA-256 of every array file of a dataset."""
+    return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(root.rglob("*.npy"))}
