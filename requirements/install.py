@@ -32,9 +32,7 @@ LOCK = HERE / "environment.lock"
 PACKAGES = HERE / "environment.in"
 TORCH = HERE / "torch.in"
 STATE_NAME = "clickwork.json"
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 12)
 OLDEST_PIP = (22, 3)  # the first with --python
-
 # Where each module came from; what a broken stack raises on import is the failure we look for.
 PROBE = """
 import importlib, json, os
@@ -52,9 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     """Make or mend the environment; return an exit status."""
     environment = Path(os.path.abspath(arguments[0] if arguments else HERE.parent / ".venv"))
     try:
-        found = platform.python_version()
-        if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-            raise SetupError(f"{sys.executable} is {found}; Python 3.10 to 3.12 is needed: PYTHON=python3.12")
+        if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+            raise SetupError(f"Python 3.10 to 3.12 is needed, not {sys.executable}: set PYTHON=python3.12")
         use_base_python(environment)
         made_from = describe()
         if not is_whole(environment, made_from):
@@ -118,6 +115,8 @@ def is_whole(environment: Path, made_from: dict[str, Any]) -> bool:
 def build_alone(environment: Path, made_from: dict[str, Any]) -> None:
     """Build, or wait for another make that is at it and look again."""
     directory = os.open(HERE, os.O_RDONLY)
+    # For the steps to inherit: a pip that outlives its killed set-up holds the lock until it ends.
+    os.set_inheritable(directory, True)
     try:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,9 +163,10 @@ def clear(environment: Path) -> None:
         say(f"{environment} {reason}: making it again")
         shutil.rmtree(environment)
     elif os.path.lexists(environment):
-        if not environment.is_dir() or any(environment.iterdir()):
+        # Empty but for this: killed before it had its state.
+        if not environment.is_dir() or any(path.suffix != ".tmp" for path in environment.iterdir()):
             raise SetupError(f"{environment} is not ours to replace; move it away, or set VENV=<other path>")
-        environment.rmdir()
+        shutil.rmtree(environment)
 
 
 def pip_for(python: Path) -> list[str | Path]:
@@ -199,9 +199,9 @@ def install_missing(environment: Path, pip: Sequence[str | Path], made_from: dic
     say(f"using torch {stack['torch']} for {stack['device']}, fbgemm_gpu and torchrec of {sys.executable}")
     gpu_stack.write_overlay(environment, stack, made_from["python"])
     missing = gpu_stack.missing_requirements(PACKAGES.read_text(), stack)
+    say(f"installing what it lacks: {', '.join(missing) or 'nothing'}")
     if not missing:
         return
-    say(f"installing what it lacks: {', '.join(missing)}")
     constraints = environment / "constraints.txt"
     constraints.write_text(gpu_stack.constraints(stack))
     failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
@@ -236,9 +236,10 @@ def torch_pin() -> str:
 
 def run(command: Sequence[str | Path], failure: str) -> None:
     """Run one step with its output on our stderr."""
-    status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
-    if status:
-        raise SetupError(f"{failure} (exit status {status}, its own words are above)")
+    # close_fds=False: the lock goes with it.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, close_fds=False, check=False)
+    if done.returncode:
+        raise SetupError(f"{failure} (exit status {done.returncode}, its own words are above)")
 
 
 def say(message: str) -> None:
