@@ -100,16 +100,16 @@ def read_state(environment: Path) -> dict[str, Any] | None:
 def write_state(environment: Path, made_from: dict[str, Any], whole: bool) -> None:
     """Write the state file in one step."""
     state = {"whole": whole, "base": sys.executable, "made_from": made_from}
-    temporary = environment / (STATE_NAME + ".tmp")
+    temporary = environment / f"{STATE_NAME}.tmp"
     temporary.write_text(json.dumps(state, indent=1) + "\n")
-    os.replace(temporary, environment / STATE_NAME)
+    temporary.replace(environment / STATE_NAME)
 
 
 def is_whole(environment: Path, made_from: dict[str, Any]) -> bool:
     """Whether there is nothing to do."""
     state = read_state(environment)
-    python = environment / "bin" / "python"
-    return bool(state and state["whole"] and state["made_from"] == made_from and os.access(python, os.X_OK))
+    runs = os.access(environment / "bin" / "python", os.X_OK)
+    return bool(state and state["whole"] and state["made_from"] == made_from and runs)
 
 
 def build_alone(environment: Path, made_from: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def build(environment: Path, made_from: dict[str, Any]) -> None:
         [*venv, environment],
         f"{sys.executable} made no virtual environment (on Debian, install python3-venv)",
     )
-    # At a terminal pip shows its own progress; elsewhere only what went wrong.
+    # At a terminal pip shows its progress; elsewhere only what went wrong.
     quiet = [] if sys.stderr.isatty() else ["-qq"]
     pip = [*pip_for(python), "install", *quiet, "--disable-pip-version-check", "--no-user"]
     if made_from["gpu_stack"]:
@@ -199,9 +199,9 @@ def install_missing(environment: Path, pip: Sequence[str | Path], made_from: dic
     say(f"using torch {stack['torch']} for {stack['device']}, fbgemm_gpu and torchrec of {sys.executable}")
     gpu_stack.write_overlay(environment, stack, made_from["python"])
     missing = gpu_stack.missing_requirements(PACKAGES.read_text(), stack)
-    say(f"installing what it lacks: {', '.join(missing) or 'nothing'}")
     if not missing:
         return
+    say(f"installing what it lacks: {', '.join(missing)}")
     constraints = environment / "constraints.txt"
     constraints.write_text(gpu_stack.constraints(stack))
     failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
@@ -216,8 +216,7 @@ def verify(environment: Path, python: Path, stack: dict[str, Any] | None) -> str
         lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
         raise SetupError(f"the installed stack does not import: {lines[-1]}")
     found = json.loads(probe.stdout.splitlines()[-1])
-    version = found["torch"][0]
-    pinned = stack["torch"] if stack else torch_pin().partition("==")[2]
+    version, pinned = found["torch"][0], stack["torch"] if stack else torch_pin().partition("==")[2]
     if pinned not in (version, version.split("+")[0]):
         raise SetupError(f"torch {version} was installed, not {pinned}; is a PIP_* setting the cause?")
     meant = stack["origins"] if stack else {}
