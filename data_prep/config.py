@@ -176,17 +176,13 @@ def validate(data: DataConfig) -> None:
     if data.max_ind_range is not None:
         _at_least("data.max_ind_range", data.max_ind_range, 1)
         if data.max_ind_range > MAX_TABLE_ROWS:
-            raise UserError(
-                f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32"
-            )
+            raise UserError(f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32")
     elif data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and data.frequency_threshold > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
     if not 0 <= data.split.held_out < 1:
-        raise UserError(
-            f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1"
-        )
+        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
     _validate_synthetic(data.synthetic)
 
 

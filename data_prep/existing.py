@@ -34,9 +34,7 @@ def locked(root: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(
-                f"{root}: another job is writing here; wait for it, or choose another data.path"
-            ) from error
+            raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
         try:
             yield work
         finally:

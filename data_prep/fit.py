@@ -36,9 +36,7 @@ class FitTask:
     runs: tuple[tuple[UnitRecord, str], ...]
 
 
-def fit_vocabularies(
-    job: Job, records: list[UnitRecord], train_rows: int, pool: Pool
-) -> dict[str, VocabularyEntry]:
+def fit_vocabularies(job: Job, records: list[UnitRecord], train_rows: int, pool: Pool) -> dict[str, VocabularyEntry]:
     """Write `job.work`/vocab/<feature>.npy of all features from the first `train_rows` rows.
 
     Args:

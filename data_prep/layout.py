@@ -60,9 +60,7 @@ def resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
     if method is SplitMethod.auto:
         return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
     if method is SplitMethod.last_day and num_sources < 2:
-        raise UserError(
-            "data.split.method=last_day: needs at least two raw files; use fraction, or add a day"
-        )
+        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
     return method
 
 

@@ -143,6 +143,7 @@ def _run_stages(data: DataConfig, job: Job) -> Result:
     with Pool(workers) as pool:
         with Progress("parse", total, pool.counters):
             records = [record for result in pool.map(run_parse_task, tasks) for record in result]
+            _refuse_empty(job, records)
         with Progress("checksum", total, pool.counters):
             digests = list(pool.map(run_digest_task, job.sources))
         result = Result(records, digests, split_rows(records, len(job.sources), data.split), 0, workers)
@@ -156,10 +157,19 @@ def _run_stages(data: DataConfig, job: Job) -> Result:
         with Pool(num_encode_workers(data, workers, values)) as pool:
             raw_bytes = sum(record.files["raw"].bytes for record in records)
             with Progress("encode", raw_bytes, pool.counters):
-                encode_tasks = [EncodeTask(job, record) for record in records]
+                sums = tuple(entry.sha256 for entry in result.vocabularies.values())
+                encode_tasks = [EncodeTask(job, record, sums) for record in records]
                 result.records = list(pool.map(run_encode_task, encode_tasks))
             result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
     return result
+
+
+def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:
+    """A compressed file can be empty without looking so."""
+    filled = {record.source for record in records if record.rows}
+    for index, source in enumerate(job.sources):
+        if index not in filled:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
 
 
 def _count_unknown(job: Job, pieces: list[Piece], built: list[BuiltShard]) -> dict[str, dict[str, int]]:

@@ -48,14 +48,8 @@ def resolve_sources(raw: Any) -> list[Source]:
         UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
     """
     entries = [raw] if isinstance(raw, (str, Path)) else raw
-    if (
-        not entries
-        or not isinstance(entries, Sequence)
-        or not all(isinstance(e, (str, Path)) for e in entries)
-    ):
-        raise UserError(
-            f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them"
-        )
+    if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
+        raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     return [_inspect(path) for entry in entries for path in _expand(str(entry))]
 
 
@@ -165,7 +159,7 @@ class GzipReader:
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, EOFError):
-            return UserError(f"{self._source.path}: truncated gzip file; get the whole file again")
+            return UserError(f"{self._source.path}: truncated gzip file, or bytes behind its end; get it again")
         damage: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
         if isinstance(error, damage):
             return UserError(f"{self._source.path}: damaged gzip file ({error}); get it again")

@@ -64,14 +64,10 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> tuple
         their paths, and the scores of the best possible model as a dictionary (see BayesScores).
     """
     if raw is not None and not isinstance(raw, str):
-        raise UserError(
-            f"data.raw={raw}: with data=synthetic, give the directory to write the days to, or nothing"
-        )
+        raise UserError(f"data.raw={raw}: with data=synthetic, give the directory to write the days to, or nothing")
     directory = Path(raw) if raw else root / "raw"
     if directory.exists() and not directory.is_dir():
-        raise UserError(
-            f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written"
-        )
+        raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
     days = [directory / f"day_{day}.tsv" for day in range(config.days)]
     wanted = {"version": GENERATOR_VERSION, **asdict(config)}
     record = directory / RECORD_NAME
@@ -81,9 +77,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> tuple
         if found["config"] == wanted and found["bytes"] == sizes:
             return [str(day) for day in days], found["bayes"]
     elif any(day.exists() for day in days):
-        raise UserError(
-            f"{directory}: holds days that were not generated; name another directory in data.raw"
-        )
+        raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
     directory.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
@@ -94,9 +88,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> tuple
         _write_day(config, teacher, day, path, histogram)
     bayes = asdict(bayes_scores(histogram))
     sizes = [day.stat().st_size for day in days]
-    write_atomically(
-        record, json.dumps({"config": wanted, "bytes": sizes, "bayes": bayes}, indent=1).encode()
-    )
+    write_atomically(record, json.dumps({"config": wanted, "bytes": sizes, "bayes": bayes}, indent=1).encode())
     return [str(day) for day in days], bayes
 
 
@@ -130,9 +122,7 @@ def day_blocks(config: SyntheticConfig, teacher: Teacher, day: int, threads: int
             yield from executor.map(lambda item: make_block(teacher, config.seed, day, *item), group)
 
 
-def _write_day(
-    config: SyntheticConfig, teacher: Teacher, day: int, path: Path, histogram: NDArray[np.int64]
-) -> None:
+def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path, histogram: NDArray[np.int64]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         for block in day_blocks(config, teacher, day, usable_cpus()):

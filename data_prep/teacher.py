@@ -67,9 +67,7 @@ class Teacher(NamedTuple):
 def make_teacher(seed: int, max_cardinality: int, intercept: float = 0.0) -> Teacher:
     """The teacher of a seed; cardinalities shrink with the square root of Criteo Kaggle's."""
     kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
-    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(
-        np.int64
-    )
+    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 0x7EAC4E5])))
     deviation = CATEGORY_DEVIATION * cardinality**-CATEGORY_DECAY

@@ -31,10 +31,11 @@ class ParseTask:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """A parsed unit whose values are to become ids by the vocabulary in `job.work`."""
+    """A parsed unit whose values are to become ids by the vocabulary in `job.work`, which has these sums."""
 
     job: Job
     record: UnitRecord
+    vocabulary: tuple[str, ...]
 
 
 def parse_tasks(job: Job) -> list[ParseTask]:
@@ -158,7 +159,8 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Blo
 
 
 @lru_cache(maxsize=1)
-def _tables(work: Path, features: tuple[str, ...]) -> list[LookupTable]:
+def _tables(work: Path, features: tuple[str, ...], sums: tuple[str, ...]) -> list[LookupTable]:
+    """Lookup tables, built once per process; the sums tell one job's from another's at the same place."""
     return load_tables(work, features)
 
 
@@ -170,7 +172,7 @@ def run_encode_task(task: EncodeTask) -> UnitRecord:
     if encoded is not None:
         counters().add(parsed.files["raw"].bytes, parsed.rows)
         return encoded
-    tables = _tables(job.work, job.schema.sparse)
+    tables = _tables(job.work, job.schema.sparse, task.vocabulary)
     writer = NpyWriter(job.unit_path(source, chunk, "sparse.npy"), np.int32, len(tables))
     unknown = np.zeros(len(tables), np.int64)
     for columns in raw_blocks(job, parsed):

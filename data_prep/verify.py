@@ -54,9 +54,7 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest, limi
         labels = arrays.labels[start : start + CHECKED_ROWS, 0]
         dense = arrays.dense[start : start + CHECKED_ROWS]
         sparse = arrays.sparse[start : start + CHECKED_ROWS]
-        _refuse(
-            root, split, shard, "labels", start, ~np.isin(labels, (0, 1))[:, None], [manifest.schema["label"]]
-        )
+        _refuse(root, split, shard, "labels", start, ~np.isin(labels, (0, 1))[:, None], [manifest.schema["label"]])
         _refuse(root, split, shard, "dense", start, ~np.isfinite(dense), manifest.schema["dense"])
         _refuse(root, split, shard, "sparse", start, (sparse < 0) | (sparse >= limits), features)
         positives += int(labels.sum(dtype=np.int64))
@@ -81,9 +79,7 @@ def _refuse(
         )
 
 
-def _check_rate(
-    root: Path, what: str, rows: int, rate: float | None, found_rows: int, found_positives: int
-) -> None:
+def _check_rate(root: Path, what: str, rows: int, rate: float | None, found_rows: int, found_positives: int) -> None:
     found = found_positives / found_rows if found_rows else None
     same = found is None if rate is None else found is not None and abs(found - rate) <= RATE_TOLERANCE
     if rows != found_rows or not same:
@@ -99,8 +95,7 @@ def main(config: PrepConfig) -> int:
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     print(
-        f"{root}: {manifest.rows:,} rows in {shards} shards are as the manifest says "
-        f"(digest {manifest.digest[:12]}…)"
+        f"{root}: {manifest.rows:,} rows in {shards} shards are as the manifest says (digest {manifest.digest[:12]}…)"
     )
     return EXIT_DONE
 

@@ -35,13 +35,11 @@ def count_values(values: NDArray[np.uint32]) -> Run:
 
 
 def merge_runs(runs: Sequence[Run]) -> Run:
-    """One run with the counts of all."""
+    """One run with the counts of all, of which at least one is not empty."""
     values = np.concatenate([run.values for run in runs])
     counts = np.concatenate([run.counts.astype(np.int64) for run in runs])
     order = np.argsort(values, kind="stable")
     values, counts = values[order], counts[order]
-    if not len(values):
-        return Run(values, counts)
     first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
     return Run(values[first], np.add.reduceat(counts, first))
 
@@ -49,6 +47,8 @@ def merge_runs(runs: Sequence[Run]) -> Run:
 def merge_in_parts(runs: Sequence[Run], part_bytes: int = PART_BYTES) -> Iterator[Run]:
     """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges."""
     entries = sum(len(run.values) for run in runs)
+    if entries == 0:
+        return
     num_parts = max(1, -(-entries * PART_BYTES_PER_ENTRY // part_bytes))
     cuts = _value_cuts(runs, num_parts)
     starts = [0] * len(runs)
@@ -58,9 +58,8 @@ def merge_in_parts(runs: Sequence[Run], part_bytes: int = PART_BYTES) -> Iterato
             end = len(run.values) if cut is None else int(np.searchsorted(run.values, cut))
             slices.append(Run(np.array(run.values[starts[i] : end]), np.array(run.counts[starts[i] : end])))
             starts[i] = end
-        merged = merge_runs(slices)
-        if len(merged.values):
-            yield merged
+        if any(len(run.values) for run in slices):
+            yield merge_runs(slices)
 
 
 def _value_cuts(runs: Sequence[Run], num_parts: int) -> list[np.uint32]:

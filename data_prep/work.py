@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from data_prep.config import Encoding
-from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.format import FileDigest, digest_file
 from data_prep.schema import Schema
 from data_prep.sources import Source
 
@@ -61,15 +61,19 @@ class UnitRecord:
 def save_record(job: Job, stage: str, record: UnitRecord) -> None:
     """Record that a unit has passed a stage: the last thing the stage does."""
     path = job.unit_path(record.source, record.chunk, f"{stage}.json")
-    write_atomically(path, json.dumps(asdict(record)).encode())
+    temporary = path.with_suffix(".tmp")
+    # not synced: what a power cut makes of it, or of the files it names, load_record finds out
+    temporary.write_text(json.dumps(asdict(record)))
+    temporary.replace(path)
 
 
 def load_record(job: Job, stage: str, source: int, chunk: int) -> UnitRecord | None:
     """The record of a unit that has passed a stage and whose files are still as it says, else None."""
     path = job.unit_path(source, chunk, f"{stage}.json")
-    if not path.is_file():
+    try:
+        document = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    document = json.loads(path.read_bytes())
     document["files"] = {suffix: FileDigest(**digest) for suffix, digest in document["files"].items()}
     record = UnitRecord(**document)
     for suffix, expected in record.files.items():

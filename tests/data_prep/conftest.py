@@ -33,8 +33,8 @@ def real_rows(shared: Path) -> Path:
 
 
 def config(*overrides: str) -> DataConfig:
-    """As the command line gives it."""
-    return compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data
+    """As the command line gives it, but for one worker unless it says otherwise: starting others takes time."""
+    return compose_config(PrepConfig, CONFIG_DIRECTORY, ["data.workers=1", *overrides]).data
 
 
 def command(*arguments: str) -> list[str]:
@@ -53,7 +53,11 @@ def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
     shards = [open_shard(root, split, shard, num_dense, num_sparse) for shard in manifest.splits[split].shards]
     if not shards:
-        return np.zeros(0, np.int32), np.zeros((0, num_dense), np.float32), np.zeros((0, num_sparse), np.int32)
+        return (
+            np.zeros(0, np.int32),
+            np.zeros((0, num_dense), np.float32),
+            np.zeros((0, num_sparse), np.int32),
+        )
     labels = np.concatenate([shard.labels[:, 0] for shard in shards])
     return labels, np.concatenate([s.dense for s in shards]), np.concatenate([s.sparse for s in shards])
 

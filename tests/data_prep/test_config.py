@@ -1,0 +1,62 @@
+import pytest
+
+from common.errors import UserError
+from data_prep.config import chunk_size, parse_size, validate
+from tests.data_prep.conftest import config
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1048576", 1 << 20),
+        ("2GiB", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 5 * 10**8),
+        ("64k", 1 << 16),
+        ("7b", 7),
+    ],
+)
+def test_sizes(text, expected):
+    assert parse_size(text, "key") == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 2", "1XB"])
+def test_what_is_not_a_size(text):
+    with pytest.raises(UserError, match="key="):
+        parse_size(text, "key")
+
+
+def test_the_chunk_follows_from_the_configuration_alone():
+    assert chunk_size(config()) == 256 << 20
+    assert chunk_size(config("data.workers=64")) == 256 << 20
+    assert chunk_size(config("data.memory_budget=512MiB")) == 64 << 20
+    assert chunk_size(config("data.memory_budget=64GiB")) == 256 << 20
+    assert chunk_size(config("data.chunk_bytes=1000")) == 1000
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.frequency_threshold=-1",
+        "data.max_ind_range=0",
+        "data.max_ind_range=3000000000",
+        "data.chunk_bytes=0",
+        "data.split.held_out=1.0",
+        "data.synthetic.rows=0",
+        "data.synthetic.click_rate=1",
+        "data.synthetic.days=0",
+    ],
+)
+def test_limits(override):
+    with pytest.raises(UserError, match=override.split("=")[0]):
+        validate(config("data.path=out", override))
+
+
+def test_a_threshold_without_effect_is_refused():
+    with pytest.raises(UserError, match="no effect"):
+        validate(config("data.path=out", "data.encoding=hash", "data.max_ind_range=9", "data.frequency_threshold=2"))
+
+
+def test_lists_of_raw_files():
+    assert config("data.raw=[a.tsv,b.tsv]").raw == ["a.tsv", "b.tsv"]
+    assert config("data.raw=days/day_*").raw == "days/day_*"

@@ -1,0 +1,184 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.format import load_manifest
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split, run, sums
+
+SPLITS = ("train", "val", "test")
+
+
+def expected_splits(text, rows, **encoding):
+    """The oracle's arrays of every split; `hash` or the arguments of a vocabulary."""
+    labels, dense, sparse = oracle.parse(text)
+    modulus = encoding.pop("hash", None)
+    ids = sparse % modulus if modulus else oracle.encode_vocabulary(sparse, rows[0], **encoding)
+    arrays = (labels, oracle.encode_dense(dense), ids.astype(np.int32))
+    bounds = np.cumsum([0, *rows])
+    return {split: [a[bounds[i] : bounds[i + 1]] for a in arrays] for i, split in enumerate(SPLITS)}
+
+
+def assert_dataset(root, expected):
+    for split in SPLITS:
+        for found, wanted in zip(load_split(root, split), expected[split], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    verify_dataset(root)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 50_000, 10**7])
+@pytest.mark.parametrize(
+    ("overrides", "encoding"),
+    [
+        ([], {}),
+        (["data.frequency_threshold=3"], {"threshold": 3}),
+        (["data.max_ind_range=20"], {"cap": 20}),
+        (["data.encoding=hash", "data.max_ind_range=1000"], {"hash": 1000}),
+    ],
+)
+def test_rows_of_one_file_equal_the_oracle(tmp_path, chunk_bytes, overrides, encoding):
+    text = oracle.make_rows(400, seed=3)
+    (tmp_path / "rows.tsv").write_bytes(text)
+    overrides = [*overrides, f"data.chunk_bytes={chunk_bytes}", "data.workers=1"]
+    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", *overrides))
+    expected = expected_splits(text, oracle.seventh(400), **encoding)
+    assert_dataset(tmp_path / "out", expected)
+    shards = sum(len(split.shards) for split in manifest.splits.values())
+    assert shards >= len(text) // max(chunk_bytes, len(text)) + 2
+    limits = list(manifest.num_embeddings.values())
+    largest = max(int(expected[split][2][:, i].max()) for split in SPLITS for i in range(26))
+    assert largest < max(limits)
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+def test_real_rows(tmp_path, real_rows):
+    manifest = preprocess(config(f"data.raw={real_rows}", f"data.path={tmp_path}/out", "data.workers=1"))
+    assert [manifest.splits[split].rows for split in SPLITS] == [1714, 143, 142]
+    assert_dataset(tmp_path / "out", expected_splits(real_rows.read_bytes(), (1714, 143, 142)))
+    labels, _, ids = load_split(tmp_path / "out", "test")
+    assert manifest.splits["test"].label_rate == labels.mean()
+    unknown = manifest.extra["out_of_vocabulary"]["test"]
+    assert list(unknown.values()) == (ids == 0).sum(axis=0).tolist()
+    assert sum(manifest.extra["out_of_vocabulary"]["train"].values()) == 0
+    assert manifest.sources[0]["rows"] == 1999
+    assert 50 << 20 < manifest.extra["peak_memory_bytes"] < 1 << 30
+
+
+def test_the_last_of_several_days_is_held_out(tmp_path):
+    days = [oracle.make_rows(rows, seed) for seed, rows in enumerate((90, 70, 31))]
+    for i, day in enumerate(days):
+        (tmp_path / f"day_{9 + i}").write_bytes(day)
+    preprocess(config(f"data.raw={tmp_path}/day_*", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"))
+    assert_dataset(tmp_path / "out", expected_splits(b"".join(days), (160, 16, 15)))
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_tiny_inputs(tmp_path, rows):
+    text = oracle.make_rows(rows, seed=rows)
+    (tmp_path / "rows.tsv").write_bytes(text)
+    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+    assert_dataset(tmp_path / "out", expected_splits(text, oracle.seventh(rows)))
+    assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
+
+
+@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
+def test_workers_and_compression_do_not_change_a_byte(tmp_path, encoding):
+    for day in range(2):
+        text = oracle.make_rows(300, seed=day)
+        (tmp_path / f"day_{day}").write_bytes(text)
+        (tmp_path / f"day_{day}.gz").write_bytes(gzip.compress(text))
+    common = [f"data.encoding={encoding}", "data.max_ind_range=40", "data.chunk_bytes=9000"]
+    plain = f"data.raw=[{tmp_path}/day_0,{tmp_path}/day_1]"
+    packed = f"data.raw=[{tmp_path}/day_0.gz,{tmp_path}/day_1.gz]"
+    preprocess(config(plain, f"data.path={tmp_path}/one", "data.workers=1", *common))
+    process = run(plain, f"data.path={tmp_path}/two", "data.workers=2", *common)
+    assert process.returncode == 0, process.stderr
+    process = run(packed, f"data.path={tmp_path}/gz", "data.workers=2", *common)
+    assert process.returncode == 0, process.stderr
+    one = sums(tmp_path / "one")
+    assert len(one) > 30
+    assert sums(tmp_path / "two") == one
+    assert sums(tmp_path / "gz") == one
+    digests = [load_manifest(tmp_path / name).digest for name in ("one", "two", "gz")]
+    assert digests[0] == digests[1] != digests[2]  # the sources differ
+
+
+def test_done_is_done_and_other_parameters_are_refused(tmp_path, capsys):
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=0))
+    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"]
+    first = preprocess(config(*arguments))
+    written = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    assert preprocess(config(*arguments)) == first
+    assert "already done" in capsys.readouterr().err
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == written
+    with pytest.raises(UserError, match="frequency_threshold is 1 there, 2 here"):
+        preprocess(config(*arguments, "data.frequency_threshold=2"))
+    before = sums(tmp_path / "out")
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=1))
+    with pytest.raises(UserError, match="made from other raw files"):
+        preprocess(config(*arguments))
+    assert sums(tmp_path / "out") == before
+    assert not (tmp_path / "out" / ".work").exists()
+    second = preprocess(config(*arguments, "data.overwrite=true"))
+    assert second.digest != first.digest
+    verify_dataset(tmp_path / "out")
+
+
+def test_a_touched_source_is_the_same_source(tmp_path, capsys):
+    raw = tmp_path / "rows.tsv"
+    raw.write_bytes(oracle.make_rows(50, seed=0))
+    arguments = [f"data.raw={raw}", f"data.path={tmp_path}/out"]
+    preprocess(config(*arguments))
+    raw.write_bytes(raw.read_bytes())
+    preprocess(config(*arguments))
+    assert "already done" in capsys.readouterr().err
+
+
+def test_another_job_at_work_is_respected(tmp_path):
+    import fcntl
+
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(10, seed=0))
+    work = tmp_path / "out" / ".work"
+    work.mkdir(parents=True)
+    with open(work / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another job is writing here"):
+            preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+
+
+def test_too_little_disk(tmp_path, monkeypatch):
+    import shutil
+    from types import SimpleNamespace
+
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match=r"GB needed, 0\.0 GB free"):
+        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_beyond_the_budget_is_refused(tmp_path, monkeypatch):
+    from data_prep import budget
+
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
+    monkeypatch.setattr(budget.LookupTable, "bytes_for", lambda values: 1 << 30)
+    with pytest.raises(UserError, match=r"lookup tables need 26\.0 GiB"):
+        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_the_manifest_names_what_decides_the_bytes(tmp_path):
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=0))
+    preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.frequency_threshold=2"))
+    document = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert document["encoding"]["name"] == "vocabulary"
+    assert document["encoding"]["frequency_threshold"] == 2
+    assert document["encoding"]["split"] == {"method": "fraction", "held_out": 1 / 7}
+    assert document["encoding"]["vocabulary"]["cat_0"]["values"] == document["num_embeddings"]["cat_0"] - 1
+    assert document["sources"][0]["name"] == "rows.tsv"
+    assert str(tmp_path) not in json.dumps(document)

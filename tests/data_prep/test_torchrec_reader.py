@@ -1,0 +1,50 @@
+"""TorchRec's own reader opens our shards as they are."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split
+
+criteo = pytest.importorskip("torchrec.datasets.criteo")
+
+
+class Files:
+    """What TorchRec asks of iopath, which it does not install."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(path, mode="r"):
+        with open(path, mode) as file:
+            yield file
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
+@pytest.mark.parametrize("mmap_mode", [False, True])
+def test_batches_are_our_rows(tmp_path, monkeypatch, mmap_mode):
+    monkeypatch.setattr(criteo, "_get_path_manager", lambda key: Files)
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=6))
+    root = tmp_path / "out"
+    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000"))
+    shards = [root / "train" / shard.name for shard in manifest.splits["train"].shards]
+    assert len(shards) > 1
+    pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
+        stage="train",
+        dense_paths=[f"{shard}.dense.npy" for shard in shards],
+        sparse_paths=[f"{shard}.sparse.npy" for shard in shards],
+        labels_paths=[f"{shard}.labels.npy" for shard in shards],
+        batch_size=32,
+        rank=0,
+        world_size=1,
+        mmap_mode=mmap_mode,
+    )
+    batches = list(pipe)
+    labels, dense, sparse = load_split(root, "train")
+    np.testing.assert_array_equal(np.concatenate([b.labels.numpy() for b in batches]), labels)
+    np.testing.assert_array_equal(np.concatenate([b.dense_features.numpy() for b in batches]), dense)
+    ids = [b.sparse_features.values().numpy().reshape(26, -1).T for b in batches]
+    np.testing.assert_array_equal(np.concatenate(ids), sparse)
+    assert batches[0].sparse_features.keys() == manifest.schema["sparse"]

@@ -1,0 +1,54 @@
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.encode import LookupTable, lookup_column
+from data_prep.vocabulary import count_values, merge_in_parts, rank_values
+from tests.data_prep import oracle
+
+VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(VALUES, min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.none() | st.integers(1, 20),
+    st.sampled_from([64, 640, 1 << 20]),
+)
+def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, threshold, cap, part_bytes):
+    runs = [count_values(np.array(values, np.uint32)) for values in units]
+    for run, values in zip(runs, units, strict=True):
+        assert dict(zip(run.values.tolist(), run.counts.tolist(), strict=True)) == Counter(values)
+        assert run.values.tolist() == sorted(set(values))
+    parts = list(merge_in_parts(runs, part_bytes))
+    merged = [value for part in parts for value in part.values.tolist()]
+    everything = [value for values in units for value in values]
+    assert merged == sorted(set(everything))
+    path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
+    number = rank_values(parts, path, threshold, cap)
+    expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
+    assert np.load(path).tolist() == expected
+    assert number == len(expected)
+
+
+def test_many_parts_are_used():
+    runs = [count_values(np.arange(i, 4000, 3, dtype=np.uint32)) for i in range(3)]
+    parts = list(merge_in_parts(runs, 64 * 100))
+    assert len(parts) > 10
+    assert max(len(part.values) for part in parts) < 1000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES)
+def test_lookup(known, asked):
+    table = LookupTable.build(np.array(known, np.uint32))
+    values = np.array(asked + known, np.uint32)
+    ids = np.empty(len(values), np.int32)
+    unknown = lookup_column(table.slots, np.uint32(table.shift), values, ids)
+    position = {value: i + 1 for i, value in enumerate(known)}
+    assert ids.tolist() == [position.get(value, 0) for value in values.tolist()]
+    assert unknown == sum(value not in position for value in asked)
+    assert table.slots.nbytes == LookupTable.bytes_for(len(known))
