@@ -20,9 +20,7 @@ GPU_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nh
 TORCH_INIT = {"torch/__init__.py": "from torch.version import __version__\n"}
 
 
-def write_wheel(
-    directory: Path, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()
-) -> Path:
+def write_wheel(directory: Path, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()) -> Path:
     """A wheel that pip installs; a GPU build's dependencies and compiled code are of no account here."""
     info = f"{name}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
@@ -289,9 +287,7 @@ def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
     # Not the settings of the make that runs these tests.
     settings = ("MAKE", "MFLAGS", "PYTHON", "VENV", "ARGS", "NPROC", "RUN")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
-    return subprocess.run(
-        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_make_alone_lists_the_targets() -> None:
