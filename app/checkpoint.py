@@ -37,7 +37,12 @@ class Saved:
 
 
 def save(
-    directory: Path, step: int, model: DistributedModelParallel, optimizer: CombinedOptimizer, saved: Saved, keep: int
+    directory: Path,
+    step: int,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    saved: Saved,
+    keep: int,
 ) -> Path:
     """Write `directory`/step_<step>; a collective call. The `keep` newest stay.
 
@@ -55,7 +60,7 @@ def save(
         warnings.simplefilter("ignore")  # torch warns of its own deprecated storage calls
         dcp.save(_tensors(model, optimizer), checkpoint_id=part)
     if dist.get_rank() == 0:
-        np.savez(part / ARRAYS, **saved.arrays)
+        np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
         write_atomically(part / STATE, json.dumps(saved.state, indent=1).encode())
         for path in (*part.iterdir(), part):
             _fsync(path)

@@ -96,9 +96,7 @@ class Split:
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
         config = self._config
-        order = Order(
-            self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, seed, epoch, config.shuffle
-        )
+        order = Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, seed, epoch, config.shuffle)
         last = self.num_batches(global_batch_size)
         local = global_batch_size // self._world_size
         yield from self._assemble(order, global_batch_size, first, last, [local] * (last - first))
@@ -177,7 +175,8 @@ class Split:
         while start < stop:
             end = min(stop, int(self._starts[index + 1]))
             rows = slice(start - int(self._starts[index]), end - int(self._starts[index]))
-            yield ShardArrays(*(array[rows] for array in self._shards[index]))
+            shard = self._shards[index]
+            yield ShardArrays(shard.labels[rows], shard.dense[rows], shard.sparse[rows])
             start, index = end, index + 1
 
 
@@ -219,8 +218,10 @@ class _OneHot:
         """Rows, padded with zeros to the local batch size."""
         num_valid = len(rows.labels)
         if num_valid < self._stride:
-            fill = self._stride - num_valid
-            rows = Rows(*(np.pad(array, [(0, fill)] + [(0, 0)] * (array.ndim - 1)) for array in rows))
+            fill = (0, self._stride - num_valid)
+            rows = Rows(
+                np.pad(rows.labels, fill), np.pad(rows.dense, (fill, (0, 0))), np.pad(rows.sparse, (fill, (0, 0)))
+            )
         sparse_features = KeyedJaggedTensor(
             keys=self._features,
             values=torch.from_numpy(np.ascontiguousarray(rows.sparse.T)).flatten(),
@@ -232,4 +233,5 @@ class _OneHot:
 
 
 def _joined(parts: list[Rows]) -> Rows:
-    return Rows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    labels, dense, sparse = zip(*parts, strict=True)
+    return Rows(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse))

@@ -8,8 +8,9 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 
 from app import checkpoint, progress, record, runtime, session
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain
 from app.data import verify_splits
+from app.validation import validate
 from common.cli import run_command
 from common.errors import UserError
 from data_prep.format import load_manifest, write_atomically
@@ -33,7 +34,12 @@ def main(config: EvaluateConfig) -> int:
         here.on_rank_0(lambda: verify_splits(root, manifest, [config.split], trained.data.verify))
         this = session.build(trained, here, root, manifest)
         checkpoint.load_tensors(path, this.model, optimizer=None)
-        result = {"run": str(directory), "checkpoint": path.name, "step": state["step"], **this.evaluate(config.split)}
+        result = {
+            "run": str(directory),
+            "checkpoint": path.name,
+            "step": state["step"],
+            **this.evaluate(config.split),
+        }
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:

@@ -32,6 +32,14 @@ class State:
     input_wait: float = 0.0  # seconds, of the steps that count
     evaluation: dict[str, Any] | None = None  # the last one, with its step
 
+    def all_losses(self) -> NDArray[np.float32]:
+        """[steps] float32."""
+        return np.concatenate([np.empty(0, np.float32), *self.losses])
+
+    def all_step_seconds(self) -> NDArray[np.float32]:
+        """[steps that count] float32."""
+        return np.concatenate([np.empty(0, np.float32), *self.step_seconds])
+
 
 class Meter(Protocol):
     """See app.meter."""

@@ -40,7 +40,8 @@ class Meter:
         """Seconds of each step since the last call, [steps] float32, and their input wait; synchronises."""
         self._synchronise()
         seconds = np.array(
-            [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)], dtype=np.float32
+            [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)],
+            dtype=np.float32,
         )
         wait, self._input_wait = self._input_wait, 0.0
         self._marks = self._marks[-1:]
@@ -75,7 +76,11 @@ class Meter:
 
 
 def throughput(
-    step_seconds: NDArray[np.float32], input_wait: float, global_batch_size: int, world_size: int, excluded: int
+    step_seconds: NDArray[np.float32],
+    input_wait: float,
+    global_batch_size: int,
+    world_size: int,
+    excluded: int,
 ) -> dict[str, float | int | None]:
     """The figures of summary.json from the seconds of every step measured; None if there were none.
 

@@ -1,6 +1,7 @@
 """The dataset a run asks for: found, or made by data_prep in a process of its own."""
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def prepare(config: DataConfig) -> None:
     else:
         return
     log.info("data: python -m data_prep %s", " ".join(overrides))
-    status = subprocess.run([sys.executable, "-m", "data_prep", *overrides], env=_environment()).returncode
+    status = subprocess.run([sys.executable, "-m", "data_prep", *overrides], env=_environment(), check=False).returncode
     if status == EXIT_BAD_INPUT:
         raise UserError(f"no dataset at {path}: preprocessing refused its input (see the line above)")
     if status:
@@ -64,8 +65,6 @@ def prepare(config: DataConfig) -> None:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
 
 

@@ -15,12 +15,16 @@ QUIET_SECONDS = 30.0  # between plain lines where there is no terminal
 class Progress:
     """Shows steps done, loss, global samples/s and the time left."""
 
-    def __init__(self, total_steps: int, step: int, shown: bool) -> None:
+    def __init__(self, total_steps: int, shown: bool) -> None:
         self._bar: Any = None
         self._last_line = time.monotonic()
         self._shown, self._total = shown, total_steps
-        if shown and sys.stderr.isatty():
-            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
+
+    def start(self, step: int) -> None:
+        """Begin to show progress, with `step` steps done before."""
+        self._last_line = time.monotonic()
+        if self._shown and sys.stderr.isatty():
+            self._bar = tqdm(total=self._total, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
 
     def update(self, step: int, epoch: int, loss: float, samples_per_second: float, auc: float | None) -> None:
         """Show the state after `step`; the rate is global."""
@@ -42,7 +46,7 @@ class Progress:
             self._bar.close()
 
 
-class _BesideBar(logging.StreamHandler[Any]):
+class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
     """Log lines above the bar, without tearing it."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -15,9 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy", "hydra-core", "omegaconf", "torchmetrics")
-ENVIRONMENT_PREFIXES = ("OMP_", "MKL_", "KMP_", "NCCL_", "RCCL_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "TORCH_",
-                        "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_")  # fmt: skip
+PACKAGES = (
+    "torch",
+    "torchrec",
+    "fbgemm-gpu",
+    "fbgemm_gpu-cpu",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "torchmetrics",
+)
+ENVIRONMENT_PREFIXES = (
+    "OMP_", "GOMP_", "MKL_", "KMP_", "NCCL_", "RCCL_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "TORCH_",
+    "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_",
+)  # fmt: skip
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
 REPOSITORY = Path(__file__).parent.parent
 
@@ -66,7 +77,7 @@ def _code() -> Mapping[str, str | None]:
 
 def _git(*arguments: str) -> bytes | None:
     try:
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30)
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -59,7 +59,9 @@ class Record:
             self._rewind(step)
             (self.directory / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another") from error
+            raise UserError(
+                f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another"
+            ) from error
         handler = logging.FileHandler(self.directory / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
@@ -120,7 +122,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The summary of a run, or None if it has none yet."""
     try:
-        return json.loads((directory / SUMMARY).read_bytes())  # type: ignore[no-any-return]
+        return json.loads((directory / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -1,11 +1,13 @@
 """The machine's part: platform, threads, process group, seeds, and agreement between processes."""
 
 import datetime
+import importlib.metadata
 import logging
 import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,10 @@ from numpy.typing import NDArray
 from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
 from common.errors import UserError
+
+log = logging.getLogger("clickwork")
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Runtime:
         """The highest of all processes' values, on all of them."""
         return max(float(values[0]) for values in self.gather(np.array([value])))
 
-    def gather(self, values: NDArray[np.generic]) -> list[NDArray[np.generic]]:
+    def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
             return [values]
@@ -71,8 +77,11 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     platform = _platform(config.platform)
     if config.precision is Precision.tf32 and platform is Platform.cpu:
         raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank, local_world_size = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     device, backend = torch.device("cpu"), "gloo"
     if platform is not Platform.cpu:
         if local_world_size > torch.cuda.device_count():
@@ -104,16 +113,26 @@ def stop() -> None:
 
 def _platform(wanted: Platform) -> Platform:
     here = Platform.cpu
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and _fbgemm_has_gpu_code():
         here = Platform.rocm if torch.version.hip else Platform.cuda
     if wanted in (Platform.auto, Platform.cpu):
         return here if wanted is Platform.auto else Platform.cpu
     if wanted is not here:
         raise UserError(
-            f"runtime.platform={wanted.value}: torch {torch.__version__} sees no such GPU here "
-            f"(it offers {here.value}); use runtime.platform=auto"
+            f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM offer {here.value} here; "
+            "use runtime.platform=auto, or install the releases for that platform"
         )
     return here
+
+
+def _fbgemm_has_gpu_code() -> bool:
+    """Whether FBGEMM can follow torch onto the GPU: PyPI's CUDA torch comes beside a CPU-only FBGEMM, too."""
+    try:
+        importlib.metadata.version("fbgemm_gpu-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    log.warning("platform: this FBGEMM is the CPU build, so the GPU that torch sees is not used")
+    return False
 
 
 def _quieten_third_parties() -> None:

@@ -48,7 +48,7 @@ class Session:
         """Logits [B] float32, the dense layers in the configured precision."""
         bf16 = self.config.runtime.precision is Precision.bf16
         with torch.autocast(self.runtime.device.type, dtype=torch.bfloat16, enabled=bf16):
-            return self.model(batch.dense_features, batch.sparse_features)  # type: ignore[no-any-return]
+            return self.model(batch.dense_features, batch.sparse_features)
 
     def evaluate(self, name: str) -> dict[str, float | int | str | None]:
         """Metrics over a whole split, all processes' samples pooled; a collective call."""
@@ -117,7 +117,10 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Mean over processes, summed in order of rank so that it does not depend on the network."""
-    return np.mean(runtime.gather(values), axis=0, dtype=np.float64).astype(np.float32)
+    total = np.zeros(values.shape, np.float64)
+    for theirs in runtime.gather(values):
+        total += theirs
+    return (total / runtime.world_size).astype(np.float32)
 
 
 def _pool(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:

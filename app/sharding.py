@@ -47,7 +47,7 @@ def distribute(
     The plan is explicit: TorchRec's default one makes small tables data-parallel, and those ignore the sparse
     optimizer in silence.
     """
-    collection: EmbeddingBagCollection = model.sparse_arch  # type: ignore[assignment]
+    collection: EmbeddingBagCollection = model.sparse_arch
     sharder = _EverySharder(fused_params=fused_params)
     plan = construct_module_sharding_plan(
         collection,
@@ -107,9 +107,13 @@ def whole_table(weight: Tensor) -> Tensor | None:
 
 def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
     """What lies where: sharding type, kernel and ranks of each table."""
-    tables: EmbeddingModuleShardingPlan = model.plan.plan["sparse_arch"]  # type: ignore[assignment]
+    tables: EmbeddingModuleShardingPlan = model.plan.plan["sparse_arch"]
     return {
-        name: {"type": sharding.sharding_type, "kernel": sharding.compute_kernel, "ranks": list(sharding.ranks or [])}
+        name: {
+            "type": sharding.sharding_type,
+            "kernel": sharding.compute_kernel,
+            "ranks": list(sharding.ranks or []),
+        }
         for name, sharding in tables.items()
     }
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from app import checkpoint, prepare, progress, runtime, session
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, AppConfig
 from app.data import verify_splits
 from app.record import Record, read_summary
 from app.run import Run
 from app.signals import StopRequest
+from app.validation import validate
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from data_prep.format import load_manifest
 

@@ -34,7 +34,9 @@ def compose_config(
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
-            config = compose(name, overrides=list(overrides))
+            composed = compose(name, overrides=list(overrides))
+        # Merged into the schema once more, since an override that begins with + may add a key of its own.
+        config = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed))
         return OmegaConf.to_object(config)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_one_line(error)) from error
@@ -62,7 +64,7 @@ def run_command(
             print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # `... | head`: nobody reads any more
+        sys.stdout = None  # `... | head`: nobody reads any more
         return EXIT_DONE
 
 

@@ -16,7 +16,7 @@ def perceptron(x: Tensor, layers: Layers, last_relu: bool) -> Tensor:
     for number, (weight, bias) in enumerate(layers):
         x = x @ weight.T + bias
         if last_relu or number < len(layers) - 1:
-            x = torch.where(x > 0, x, torch.zeros(()))
+            x = torch.where(x > 0, x, torch.zeros_like(x))
     return x
 
 
@@ -67,11 +67,11 @@ class Optimizer:
                 grad = parameter.grad
                 assert grad is not None
                 if self.name == "sgd":
-                    parameter -= lr * grad
+                    parameter.sub_(lr * grad)
                 else:
                     square = grad**2
                     if self.name == "rowwise_adagrad" and number < len(self.tables):
                         square = square.mean(dim=1, keepdim=True).expand_as(square)
                     self.sums[number] += square
-                    parameter -= lr * grad / (self.sums[number].sqrt() + self.eps)
+                    parameter.sub_(lr * grad / (self.sums[number].sqrt() + self.eps))
                 parameter.grad = None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from app import runtime
 from app.config import RuntimeConfig
-
 from tests.app.datasets import write_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -41,7 +41,7 @@ def run_app(tmp_path: Path) -> Command:
     def run(name: str, *overrides: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             app_command(name, *overrides, processes=processes),
-            cwd=tmp_path, env=app_environment(), capture_output=True, text=True, timeout=240,
+            cwd=tmp_path, env=app_environment(), capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     return run

@@ -3,15 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+
 from data_prep.format import Manifest, ShardArrays, Split, save_manifest, write_shard
 
 NUM_EMBEDDINGS = {"cat_0": 50, "cat_1": 7, "cat_2": 300, "cat_3": 4}
 NUM_DENSE = 5
 
 
-def write_dataset(
-    root: Path, rows: dict[str, int] | None = None, shard_rows: int = 700, seed: int = 0
-) -> Manifest:
+def write_dataset(root: Path, rows: dict[str, int] | None = None, shard_rows: int = 700, seed: int = 0) -> Manifest:
     """Splits of the given rows whose labels depend on features; row r of a split has dense_0 = r."""
     rng = np.random.default_rng(seed)
     effects = [rng.normal(size=count) for count in NUM_EMBEDDINGS.values()]
@@ -30,7 +29,11 @@ def write_dataset(
             shards.append(write_shard(root, name, f"{number:05d}", arrays))
         splits[name] = Split(rows=count, label_rate=positives / count if count else None, shards=shards)
     manifest = Manifest(
-        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(NUM_EMBEDDINGS)},
+        schema={
+            "label": "label",
+            "dense": [f"int_{i}" for i in range(NUM_DENSE)],
+            "sparse": list(NUM_EMBEDDINGS),
+        },
         encoding={"name": "test"},
         num_embeddings=NUM_EMBEDDINGS,
         splits=splits,

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torchrec import KeyedJaggedTensor
+
 from app import loop, optimizer, session, sharding
 from app.batch import Batch
 from app.config import (
@@ -24,9 +27,6 @@ from app.config import (
 from app.meter import Meter
 from app.runtime import Runtime
 from data_prep.format import Manifest
-from numpy.typing import NDArray
-from torchrec import KeyedJaggedTensor
-
 from tests import reference
 
 GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[3] / "shared")) / "golden"

@@ -1,0 +1,93 @@
+"""Composition: what a checkpoint of a session holds, and how a session goes on from one."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app import checkpoint
+from app.config import AppConfig, to_plain
+from app.loop import State
+from app.session import Session
+from common.errors import UserError
+from data_prep.format import Manifest
+
+
+class Resumed(NamedTuple):
+    """Where a session goes on: its state, the seconds already spent, and a line that says so."""
+
+    state: State
+    seconds: dict[str, float]
+    line: str
+
+
+def save(directory: Path, session: Session, state: State, seconds: dict[str, float], keep: int) -> Path:
+    """Write a checkpoint under `directory`; a collective call."""
+    runtime = session.runtime
+    values = {
+        "step": state.step,
+        "samples": state.step * session.config.train.global_batch_size,
+        "epoch": state.epoch,
+        "step_in_epoch": state.step_in_epoch,
+        "input_wait": state.input_wait,
+        "evaluation": state.evaluation,
+        "seconds": seconds,
+        "world_size": runtime.world_size,
+        "dataset_digest": session.manifest.digest,
+        "fingerprint": fingerprint(session.config, session.manifest),
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "losses": state.all_losses(),
+        "step_seconds": state.all_step_seconds(),
+        "rng": np.stack(runtime.gather(torch.get_rng_state().numpy())),
+    }
+    saved = checkpoint.Saved(values, arrays)
+    return checkpoint.save(directory, state.step, session.model, session.optimizer, saved, keep)
+
+
+def restore(path: Path, session: Session) -> Resumed:
+    """Load a checkpoint into a session; a collective call.
+
+    Raises:
+        UserError: it belongs to a run of another configuration, or is damaged.
+    """
+    saved = checkpoint.read_state(path)
+    now = fingerprint(session.config, session.manifest)
+    for key, value in saved.state["fingerprint"].items():
+        if now.get(key) != value:
+            raise UserError(
+                f"{key}={now.get(key)}: the run at {path} was started with {value}; "
+                "give another run.name, or checkpoint.resume=never to start over"
+            )
+    checkpoint.load_tensors(path, session.model, session.optimizer)
+    values, arrays = saved.state, saved.arrays
+    state = State(
+        step=values["step"],
+        epoch=values["epoch"],
+        step_in_epoch=values["step_in_epoch"],
+        losses=[arrays["losses"]],
+        step_seconds=[arrays["step_seconds"]],
+        input_wait=values["input_wait"],
+        evaluation=values["evaluation"],
+    )
+    line = f"resume: from {path}, step {state.step}"
+    if values["world_size"] == session.runtime.world_size:
+        torch.set_rng_state(torch.from_numpy(arrays["rng"][session.runtime.rank]))
+    else:
+        line += f", made with {values['world_size']} process(es): results agree within rounding only"
+    return Resumed(state, values["seconds"], line)
+
+
+def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be gone on from, by key."""
+    plain = to_plain(config)
+    keys = {
+        f"{group}.{key}": value for group in ("model", "optimizer", "schedule") for key, value in plain[group].items()
+    }
+    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
+    keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
+    keys["runtime.precision"] = plain["runtime"]["precision"]
+    keys["data.path (digest of its manifest)"] = manifest.digest
+    return keys

@@ -1,0 +1,82 @@
+"""What is refused before anything is built, and how it is said."""
+
+import subprocess
+import sys
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain
+from app.validation import validate
+from common.cli import compose_config
+from common.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
+        ("+train.foo=1", "'foo' not in 'TrainConfig'"),
+        ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
+        ("train.max_steps", "'train.max_steps' .*missing EQUAL"),
+        ("model.interaction=transformer", r"model.interaction=transformer .*expected one of \[dot, cat\]"),
+        ("optimizer=lion", "'optimizer/lion' .*adagrad rowwise_adagrad sgd"),
+        ("recipe=nothing", "'recipe/nothing'"),
+        ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
+        ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),
+        ("optimizer.lr=0", "optimizer.lr=0.0: must be above 0"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: must be above 0"),
+        ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
+        ("model.embedding_dim=6", "model.embedding_dim=6: must be a multiple of 4"),
+        ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
+        ("model.over_arch=[8,2]", "its last width must be 1"),
+        ("model.over_arch=[]", "must be a list of widths"),
+        (
+            "sharding.types=diagonal",
+            "sharding.types=diagonal: must be one of table_wise, row_wise, column_wise",
+        ),
+        ("sharding.types=[row_wise,table_wise]", "must be one of"),
+    ],
+)
+def test_is_refused(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        validate(compose_config(AppConfig, CONFIG_DIR, [override]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.interaction=cat", "model.interaction_itself=true"], "no meaning with model.interaction=cat"),
+        (["optimizer=rowwise_adagrad", "sharding=column_wise"], "another algorithm"),
+        (["schedule=warmup_poly", "schedule.decay_start_step=5"], "may not start before the warm-up ends"),
+    ],
+)
+def test_combinations_that_mean_nothing_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        validate(compose_config(AppConfig, CONFIG_DIR, overrides))
+
+
+@pytest.mark.parametrize("value", ["row_wise", "[row_wise]"])
+def test_a_sharding_type_may_stand_alone_or_in_a_list(value: str) -> None:
+    validate(compose_config(AppConfig, CONFIG_DIR, [f"sharding.types={value}"]))
+
+
+def test_a_configuration_survives_its_file() -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["model.interaction=cat", "data.raw=[a,b]", "schedule=warmup_poly"])
+    assert from_plain(to_plain(config)) == config
+
+
+def test_run_dir_follows_its_name() -> None:
+    assert compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]).run.dir == "runs/x"
+
+
+def test_what_must_be_given_is_named() -> None:
+    with pytest.raises(UserError, match="missing mandatory value: run"):
+        compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
+
+
+def test_help_lists_keys_with_their_values() -> None:
+    done = subprocess.run([sys.executable, "-m", "app.train", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "python -m app.train" in done.stdout
+    assert "global_batch_size: 512" in done.stdout
