@@ -158,9 +158,10 @@ class Split:
             UserError: an id is outside of its table.
         """
         pieces = [piece for start, stop in ranges for piece in self._pieces(start, stop)]
-        labels, dense, sparse = (np.concatenate(arrays)[order] for arrays in zip(*pieces, strict=True))
+        columns = zip(*pieces, strict=True)
+        labels, dense, sparse = (np.take(np.concatenate(arrays), order, axis=0) for arrays in columns)
         if len(order):
-            bad = (sparse.min(axis=0) < 0) | (sparse.max(axis=0) >= self._limits)
+            bad = sparse.view(np.uint32).max(axis=0) >= self._limits  # a negative id is a huge one
             if bad.any():
                 column = int(bad.argmax())
                 raise UserError(

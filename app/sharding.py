@@ -19,7 +19,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 from app.config import ShardingConfig, sharding_type
 
@@ -62,7 +62,7 @@ def distribute(
         device=device,
         plan=ShardingPlan(plan={"sparse_arch": plan}),
         sharders=[sharder],
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=True),
+        data_parallel_wrapper=_ReplicateAmongMany(),
     )
 
 
@@ -116,6 +116,16 @@ def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
         }
         for name, sharding in tables.items()
     }
+
+
+class _ReplicateAmongMany(DefaultDataParallelWrapper):
+    """A process alone has nobody to average gradients with: DDP would only copy them to and fro."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        if env.world_size > 1:
+            super().wrap(dmp, env, device)
+        else:
+            dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
 
 
 class _EverySharder(EmbeddingBagCollectionSharder):

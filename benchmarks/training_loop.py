@@ -1,0 +1,221 @@
+"""The whole training loop against bare computation, at facebookresearch/dlrm's Kaggle shape.
+
+    python -m benchmarks.training_loop [--batch 128 2048] [--threads 1] [--rounds 7] [--seconds 4] [--out FILE]
+
+Measured side by side in one process, round after round in turn, on the same rows:
+
+  loop   app.loop.train as `make train` runs it: shards read, shuffled and checked, KeyedJaggedTensors built,
+         DistributedModelParallel on gloo, fused SGD, losses gathered, steps timed, all but evaluation,
+         checkpoints and the log
+  bare   the same dense_arch, interaction and over_arch with one FBGEMM table-batched lookup and SGD, in a
+         plain loop over batches that lie ready in memory
+  mlps   dense_arch and over_arch alone, forward, backward and SGD
+
+A figure is wall time over steps of one round; the table gives medians over rounds, and medians of the ratios
+within rounds. With --threads 1 pin the process to one core (taskset -c 0), so that the thread that reads ahead
+has no core for nothing.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import nn
+
+from app import loop, optimizer, provenance, runtime, session
+from app.batch import Batch
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.embeddings import declare_tables
+from app.meter import Meter
+from app.model import DLRM
+from common.cli import compose_config
+from data_prep.format import Manifest, ShardArrays, Split, write_shard
+
+# Rows of the tables of Criteo Kaggle without a frequency threshold.
+KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
+                 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+ROWS = 600_000
+LEARNING_RATE = 0.1
+
+Step = Callable[[Batch], None]
+
+
+def write_rows(root: Path) -> Manifest:
+    """Shards of rows with long-tailed ids: id = rows * u^4, u uniform."""
+    rng = np.random.default_rng(0)
+    shards = []
+    for number in range(ROWS // 100_000):
+        size = 100_000
+        uniform = rng.random((size, len(KAGGLE_TABLES))) ** 4
+        sparse = (uniform * np.array(KAGGLE_TABLES)).astype(np.int32)
+        dense = np.log1p(rng.exponential(20, size=(size, 13)))
+        labels = rng.random((size, 1)) < 0.25
+        shards.append(write_shard(root, "train", f"{number:05d}", ShardArrays(labels, dense, sparse)))
+    features = {f"cat_{i}": count for i, count in enumerate(KAGGLE_TABLES)}
+    return Manifest(
+        schema={"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": list(features)},
+        encoding={"name": "benchmark"},
+        num_embeddings=features,
+        splits={"train": Split(ROWS, 0.25, shards)},
+        sources=[],
+        rows=ROWS,
+        label_rate=0.25,
+        tool_version="benchmark",
+    )
+
+
+def time_loop(this: session.Session, steps: int, epoch: int) -> float:
+    """Seconds a step of the real loop."""
+    split, config = this.split("train"), this.config.train
+
+    def set_learning_rate(step: int) -> float:
+        optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
+        return LEARNING_RATE
+
+    def nothing(*_: Any) -> Any:
+        return None
+
+    parts = loop.Parts(
+        batches=lambda number, first: split.train_batches(config.global_batch_size, 0, epoch + number, first),
+        total_steps=steps,
+        steps_per_epoch=split.num_batches(config.global_batch_size),
+        forward=this.forward,
+        loss=nn.functional.binary_cross_entropy_with_logits,
+        optimizer=this.optimizer,
+        set_learning_rate=set_learning_rate,
+        mean_over_ranks=lambda losses: session.mean_over_ranks(this.runtime, losses),
+        evaluate=nothing,
+        save=nothing,
+        report=nothing,
+        interrupted=lambda step: False,
+        checkpoint_due=lambda step: False,
+        meter=Meter(this.runtime.device),
+    )
+    began = time.perf_counter()
+    loop.train(parts, config, loop.State())
+    return (time.perf_counter() - began) / steps
+
+
+def time_plain(step: Step, batches: list[Batch], steps: int) -> float:
+    """Seconds a step of a plain loop over batches in memory."""
+    began = time.perf_counter()
+    for number in range(steps):
+        step(batches[number % len(batches)])
+    return (time.perf_counter() - began) / steps
+
+
+def bare_step(this: session.Session) -> Step:
+    """One table-batched lookup, our dense modules, SGD."""
+    model = DLRM(this.config.model, 13, declare_tables(this.manifest.num_embeddings, 16))
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        [(count, 16, EmbeddingLocation.HOST, ComputeDevice.CPU) for count in KAGGLE_TABLES],
+        optimizer=EmbOptimType.EXACT_SGD,
+        learning_rate=LEARNING_RATE,
+    )
+    tables.init_embedding_weights_uniform(-0.01, 0.01)
+    dense = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
+    sgd = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
+
+    def step(batch: Batch) -> None:
+        ids, offsets = batch.sparse_features.values(), batch.sparse_features.offsets()
+        sparse = tables(ids, offsets).view(-1, 26, 16)
+        logits = model.over_arch(model.interaction(model.dense_arch(batch.dense_features), sparse)).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+
+    return step
+
+
+def mlps_step(this: session.Session) -> Step:
+    """dense_arch and over_arch; what the interaction would give is constant."""
+    model = DLRM(this.config.model, 13, declare_tables(this.manifest.num_embeddings, 16))
+    dense = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
+    sgd = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
+
+    def step(batch: Batch) -> None:
+        hidden = model.dense_arch(batch.dense_features)
+        pairs = hidden.new_ones(len(hidden), 27 * 26 // 2)
+        logits = model.over_arch(torch.cat([hidden, pairs], dim=1)).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+
+    return step
+
+
+def measure(
+    batch_size: int, arguments: argparse.Namespace, here: runtime.Runtime, root: Path, manifest: Manifest
+) -> dict[str, Any]:
+    """Rounds in turn at one batch size."""
+    overrides = ["optimizer=sgd", f"train.global_batch_size={batch_size}", f"data.path={root}"]
+    this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
+    batches = _first(this.split("train").train_batches(batch_size, 0, 0, 0), 50)
+    bare, mlps = bare_step(this), mlps_step(this)
+    steps = max(10, int(arguments.seconds / time_plain(bare, batches, 10)))
+    rounds: list[dict[str, float]] = []
+    for number in range(arguments.rounds + 1):  # the first one warms up
+        figures = time_loop(this, steps, number), time_plain(bare, batches, steps), time_plain(mlps, batches, steps)
+        rounds += [dict(zip(("loop", "bare", "mlps"), figures, strict=True))] if number else []
+    medians = {kind: float(np.median([r[kind] for r in rounds])) * 1e3 for kind in ("loop", "bare", "mlps")}
+    ratios = {f"loop/{kind}": float(np.median([r["loop"] / r[kind] for r in rounds])) for kind in ("bare", "mlps")}
+    return {
+        "batch": batch_size,
+        "steps a round": steps,
+        "ms a step": medians,
+        "samples/s": {kind: batch_size / value * 1e3 for kind, value in medians.items()},
+        "ratios": ratios,
+        "rounds": rounds,
+    }
+
+
+def _first(batches: Iterator[Batch], count: int) -> list[Batch]:
+    return [batch for batch, _ in zip(batches, range(count), strict=False)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[128, 2048])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one part of a round, about")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    here = runtime.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        manifest = write_rows(Path(scratch))
+        results = [measure(size, arguments, here, Path(scratch), manifest) for size in arguments.batch]
+    runtime.stop()
+    print("| batch | threads | loop ms | bare ms | mlps ms | loop samples/s | loop / bare | loop / mlps |")
+    print("|---|---|---|---|---|---|---|---|")
+    for result in results:
+        ms, ratios = result["ms a step"], result["ratios"]
+        print(
+            f"| {result['batch']} | {arguments.threads} | {ms['loop']:.2f} | {ms['bare']:.2f} | {ms['mlps']:.2f} "
+            f"| {result['samples/s']['loop']:,.0f} | {ratios['loop/bare']:.3f} | {ratios['loop/mlps']:.3f} |"
+        )
+    if arguments.out:
+        run = provenance.describe_run()
+        arguments.out.write_text(
+            json.dumps({"argv": sys.argv[1:], "made by": run, "results": results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
