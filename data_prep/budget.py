@@ -5,28 +5,31 @@ import sys
 from pathlib import Path
 
 from common.errors import UserError
-from data_prep.config import DataConfig, Encoding, parse_size, usable_cpus
+from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.encode import LookupTable
 from data_prep.lines import LineBlocks
-from data_prep.schema import Schema
 from data_prep.sources import Source
 from data_prep.vocabulary import PART_BYTES
+from data_prep.work import Job
 
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
 BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
+SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE
 GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
 DISK_MARGIN = 1.05
 
 
-def num_workers(data: DataConfig, chunk_bytes: int, num_tasks: int) -> int:
+def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
     need = WORKER_BYTES + BLOCK_BYTES_IN_WORK
-    if data.encoding is Encoding.vocabulary:
-        need += max(PART_BYTES, int(chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
+    if job.rules.order is not None:
+        need += max(PART_BYTES, int(job.chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
+    if job.rules.is_arranged:
+        need += int(job.shard_rows * SHUFFLE_BYTES_PER_ROW)
     wanted = min(data.workers or usable_cpus(), num_tasks)
     return _within_budget(data, wanted, need)
 
@@ -59,14 +62,18 @@ def _within_budget(data: DataConfig, wanted: int, need: int) -> int:
     return min(allowed, wanted)
 
 
-def check_disk(path: Path, sources: tuple[Source, ...], schema: Schema, encoding: Encoding) -> None:
+def check_disk(path: Path, job: Job) -> None:
     """Refuse to start where the output and the intermediate files will not fit.
 
     Raises:
         UserError: naming what is needed and what is free.
     """
-    columns = len(schema.columns) + (2 * len(schema.sparse) if encoding is Encoding.vocabulary else 0)
-    needed = int(sum(_estimate_rows(source) for source in sources) * 4 * columns * DISK_MARGIN)
+    columns = len(job.schema.columns)
+    if job.rules.order is not None:
+        columns += 2 * len(job.schema.sparse)
+    if job.rules.is_arranged:
+        columns += 2 * len(job.schema.columns) + 6
+    needed = int(sum(_estimate_rows(source) for source in job.sources) * 4 * columns * DISK_MARGIN)
     free = shutil.disk_usage(path).free
     if needed > free:
         raise UserError(

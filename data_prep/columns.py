@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.vocabulary import Run, count_values
+from data_prep.config import VocabularyOrder
+from data_prep.vocabulary import Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord
 
 VALUE_BYTES = 4
+RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
 
 
 def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
@@ -20,20 +22,36 @@ def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
             yield np.fromfile(file, np.uint32, num_features * rows).reshape(num_features, rows)
 
 
-def write_runs(job: Job, source: int, chunk: int, block_rows: list[int], rows: int, suffix: str) -> list[int]:
-    """Count the values of a unit's first `rows` rows, feature by feature.
+def write_runs(
+    job: Job,
+    source: int,
+    chunk: int,
+    block_rows: list[int],
+    suffix: str,
+    rows: NDArray[np.int64] | None = None,
+    begin: int = 0,
+) -> list[int]:
+    """Count the values of a unit, feature by feature.
+
+    Args:
+        rows: which rows of the unit to count, rising; None: all.
+        begin: number of the unit's first row in the dataset (only first appearances depend on it).
 
     Returns:
         the number of distinct values of each feature.
     """
+    in_order = job.rules.order is VocabularyOrder.first_appearance
     num_features = len(job.schema.sparse)
     lengths = []
     path, target = job.unit_path(source, chunk, "raw"), job.unit_path(source, chunk, suffix)
     with open(path, "rb", buffering=0) as raw, open(target, "wb") as runs:
         for feature in range(num_features):
-            run = count_values(_read_column(raw, feature, num_features, block_rows)[:rows])
+            column = _read_column(raw, feature, num_features, block_rows)
+            column = column if rows is None else column[rows]
+            run = count_in_order(column, rows + begin) if in_order and rows is not None else count_values(column)
             run.values.tofile(runs)
             run.counts.astype(np.uint32).tofile(runs)
+            run.first.tofile(runs)
             lengths.append(len(run.values))
     return lengths
 
@@ -53,8 +71,9 @@ def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
     """The run of one feature of a unit, memory-mapped; counts are uint32."""
     length = record.run_lengths[feature]
     if length == 0:
-        return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+        return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     path = job.unit_path(record.source, record.chunk, suffix)
-    offset = 2 * VALUE_BYTES * sum(record.run_lengths[:feature])
+    offset = RUN_ENTRY_BYTES * sum(record.run_lengths[:feature])
     both = np.memmap(path, np.uint32, "r", offset, (2, length))
-    return Run(both[0], both[1])
+    first = np.memmap(path, np.int64, "r", offset + 2 * VALUE_BYTES * length, (length,))
+    return Run(both[0], both[1], first)

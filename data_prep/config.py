@@ -16,6 +16,7 @@ UNIT_FACTORS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 MAX_CHUNK_BYTES = 256 * MEBIBYTE  # Criteo 1TB becomes about 4,000 shards
 CHUNKS_PER_BUDGET = 8
+ARRANGED_FRACTION = 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 
@@ -32,10 +33,45 @@ class Encoding(Enum):
 
     vocabulary: ids from 1 by falling count over the train split, 0 for what is rare or was never seen there.
     hash: value modulo max_ind_range; one pass, no memory, collisions.
+    torchrec: byte for byte what TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle write: the MLPerf
+        dataset, with its defects (ids of the train split rounded to float32, integers that overflow).
+    torchrec_fixed: the same without the defects.
+    dlrm_kaggle: the arrays of facebookresearch/dlrm for Criteo Kaggle.
+    amd_blog: ids by rising value, integers scaled to 0..1, columns of more than 10,000 values dropped, and
+        scikit-learn's random 80/20 split: AMD's blog of 2024.
     """
 
     vocabulary = "vocabulary"
     hash = "hash"
+    torchrec = "torchrec"
+    torchrec_fixed = "torchrec_fixed"
+    dlrm_kaggle = "dlrm_kaggle"
+    amd_blog = "amd_blog"
+
+
+class DenseTransform(Enum):
+    """What becomes of an integer x, a missing one being 0; float32.
+
+    log1p: log(1 + max(x, 0)), rounded once.
+    log_float32: the same in single precision, as facebookresearch/dlrm computes it.
+    torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
+    minmax: (x - low) / (high - low), over all rows of the column.
+    raw: x; beyond 2^24 float32 rounds.
+    """
+
+    log1p = "log1p"
+    log_float32 = "log_float32"
+    torchrec = "torchrec"
+    minmax = "minmax"
+    raw = "raw"
+
+
+class VocabularyOrder(Enum):
+    """What decides the order of ids: falling count (ties by rising value), first appearance, rising value."""
+
+    frequency = "frequency"
+    first_appearance = "first_appearance"
+    value = "value"
 
 
 class SplitMethod(Enum):
@@ -44,11 +80,15 @@ class SplitMethod(Enum):
     auto: last_day if there are several files, else fraction.
     last_day: the last file, in the order of data.raw.
     fraction: the last `held_out` of all rows.
+    random: each row with probability `held_out`, by `seed`; the rows of a split keep their order.
+    scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
     """
 
     auto = "auto"
     last_day = "last_day"
     fraction = "fraction"
+    random = "random"
+    scikit_learn = "scikit_learn"
 
 
 @dataclass
@@ -57,11 +97,27 @@ class SplitConfig:
 
     Attributes:
         method: see SplitMethod.
-        held_out: share of rows held out by `fraction`; a seventh is Criteo Kaggle's last day.
+        held_out: share of rows held out by all but `last_day`; a seventh is Criteo Kaggle's last day.
+        seed: of `random` and `scikit_learn`.
     """
 
     method: SplitMethod = SplitMethod.auto
     held_out: float = 1 / 7
+    seed: int = 0
+
+
+@dataclass
+class SamplingConfig:
+    """Leaving rows out, of all splits, before anything else is done with them.
+
+    Attributes:
+        negative_drop_rate: share of the rows with label 0 to leave out; facebookresearch/dlrm's
+            data-sub-sample-rate, 0.875 in MLPerf v0.7.
+        seed: of the choice.
+    """
+
+    negative_drop_rate: float = 0.0
+    seed: int = 0
 
 
 @dataclass
@@ -97,11 +153,14 @@ class DataConfig:
         frequency_threshold: vocabulary: values seen fewer times than this in the train split get id 0.
         max_ind_range: rows per table at most; hash: the modulus; vocabulary: the most frequent
             max_ind_range - 1 values keep ids. None: no cap.
+        vocabulary_order: vocabulary: see VocabularyOrder; None: by frequency.
+        dense_transform: see DenseTransform; None: what belongs to the encoding.
         split: see SplitConfig.
+        sampling: see SamplingConfig.
         workers: processes; None: one per usable CPU, as far as memory_budget allows.
         memory_budget: bytes of memory of all processes together, e.g. 2GiB.
-        chunk_bytes: uncompressed bytes of raw rows per work unit and shard; None: an eighth of memory_budget,
-            at most 256MiB.
+        chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: an eighth of
+            memory_budget, at most 256MiB; where rows leave their order a quarter of that.
         synthetic: see SyntheticConfig.
     """
 
@@ -112,7 +171,10 @@ class DataConfig:
     encoding: Encoding = Encoding.vocabulary
     frequency_threshold: int = 1
     max_ind_range: int | None = None
+    vocabulary_order: VocabularyOrder | None = None
+    dense_transform: DenseTransform | None = None
     split: SplitConfig = field(default_factory=SplitConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     workers: int | None = None
     memory_budget: str = "2GiB"
     chunk_bytes: str | None = None
@@ -154,11 +216,16 @@ def dataset_path(data: DataConfig) -> Path:
     return Path(data.path)
 
 
-def chunk_size(data: DataConfig) -> int:
-    """Uncompressed bytes per work unit; a function of the configuration alone, never of the machine."""
+def chunk_size(data: DataConfig, is_arranged: bool = False) -> int:
+    """Uncompressed bytes per work unit; a function of the configuration alone, never of the machine.
+
+    Units whose rows will leave their order are held in memory whole, so they are smaller.
+    """
     if data.chunk_bytes is not None:
         return parse_size(data.chunk_bytes, "data.chunk_bytes")
-    return min(MAX_CHUNK_BYTES, parse_size(data.memory_budget, "data.memory_budget") // CHUNKS_PER_BUDGET)
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    chunk = min(MAX_CHUNK_BYTES, budget // CHUNKS_PER_BUDGET)
+    return max(1, chunk // ARRANGED_FRACTION) if is_arranged else chunk
 
 
 def validate(data: DataConfig) -> None:
@@ -183,6 +250,11 @@ def validate(data: DataConfig) -> None:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
     if not 0 <= data.split.held_out < 1:
         raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
+    _at_least("data.split.seed", data.split.seed, 0)
+    _at_least("data.sampling.seed", data.sampling.seed, 0)
+    if not 0 <= data.sampling.negative_drop_rate <= 1:
+        rate = data.sampling.negative_drop_rate
+        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
     _validate_synthetic(data.synthetic)
 
 

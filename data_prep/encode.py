@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.config import DenseTransform
+from data_prep.dense import DenseRange, transform_dense
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
-from data_prep.parse import Block
+from data_prep.parse import MISSING_INTEGER, Block
 from data_prep.schema import Schema
 
 VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
-LOG1P_TABLE_SIZE = 1 << 16
 HASH_MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: Knuth's multiplicative hashing
 EMPTY_SLOT = np.uint64(0)
 
@@ -36,18 +36,25 @@ class EncodedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class LookupTable:
-    """value -> id by open addressing: a slot is value << 32 | id, 0 if empty; at most half are taken."""
+    """value -> id by open addressing: a slot is value << 32 | i + 1, 0 if empty; at most half are taken."""
 
     slots: NDArray[np.uint64]
     shift: int
+    first_id: int = 1
+    unknown_id: int = OUT_OF_VOCABULARY
 
     @classmethod
-    def build(cls, values: NDArray[np.uint32]) -> "LookupTable":
-        """Give values[i] the id i + 1."""
+    def build(cls, values: NDArray[np.uint32], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "LookupTable":
+        """Give values[i] the id first_id + i, and all others unknown_id."""
         bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
-        table = cls(np.zeros(1 << bits, np.uint64), 32 - bits)
+        table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
         _insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values))
         return table
+
+    def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
+        """Write the ids of `values` [rows]; how many have none."""
+        last_before = np.int64(self.first_id - 1)
+        return int(lookup_column(self.slots, np.uint32(self.shift), last_before, self.unknown_id, values, ids))
 
     @staticmethod
     def bytes_for(num_values: int) -> int:
@@ -66,8 +73,8 @@ def _insert(slots, shift, values):  # type: ignore[no-untyped-def]
 
 
 @jit
-def lookup_column(slots, shift, values, ids):  # type: ignore[no-untyped-def]
-    """ids[i] = id of values[i], 0 where it has none; returns how many have none."""
+def lookup_column(slots, shift, offset, unknown_id, values, ids):  # type: ignore[no-untyped-def]
+    """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
     mask = np.uint32(len(slots) - 1)
     unknown = 0
     for i in range(len(values)):
@@ -76,11 +83,11 @@ def lookup_column(slots, shift, values, ids):  # type: ignore[no-untyped-def]
         while True:
             entry = slots[slot]
             if entry == EMPTY_SLOT:
-                ids[i] = OUT_OF_VOCABULARY
+                ids[i] = unknown_id
                 unknown += 1
                 break
             if np.uint32(entry >> np.uint64(32)) == value:
-                ids[i] = np.int32(entry & np.uint64(0xFFFFFFFF))
+                ids[i] = offset + np.int64(entry & np.uint64(0xFFFFFFFF))
                 break
             slot = (slot + np.uint32(1)) & mask
     return unknown
@@ -92,31 +99,6 @@ def hash_block(sparse, modulus, ids):  # type: ignore[no-untyped-def]
     for row in range(sparse.shape[0]):
         for column in range(sparse.shape[1]):
             ids[row, column] = np.int32(sparse[row, column] % modulus)
-
-
-@jit
-def log1p_block(dense, table, result):  # type: ignore[no-untyped-def]
-    """result = float32(log(1 + max(x, 0))): small x from a table, the others one by one in float64."""
-    for row in range(dense.shape[0]):
-        for column in range(dense.shape[1]):
-            value = max(dense[row, column], np.int32(0))
-            if value < LOG1P_TABLE_SIZE:
-                result[row, column] = table[value]
-            else:
-                result[row, column] = np.float32(math.log1p(np.float64(value)))
-
-
-@cache
-def log1p_table() -> NDArray[np.float32]:
-    """float32(log(1 + x)) of x = 0, 1, …, LOG1P_TABLE_SIZE - 1."""
-    return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
-
-
-def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
-    """log(1 + max(x, 0)) as float32; a missing integer becomes 0."""
-    result = np.empty(dense.shape, np.float32)
-    log1p_block(dense, log1p_table(), result)
-    return result
 
 
 def encode_hash(sparse: NDArray[np.uint32], max_ind_range: int) -> NDArray[np.int32]:
@@ -139,7 +121,7 @@ def encode_columns(columns: NDArray[np.uint32], tables: list[LookupTable]) -> tu
     ids = np.empty(columns.shape, np.int32)
     unknown = np.zeros(len(tables), np.int64)
     for i, table in enumerate(tables):
-        unknown[i] = lookup_column(table.slots, np.uint32(table.shift), columns[i], ids[i])
+        unknown[i] = table.look_up(columns[i], ids[i])
     return np.ascontiguousarray(ids.T), unknown
 
 
@@ -148,46 +130,63 @@ def vocabulary_path(root: Path, feature: str) -> Path:
     return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
 
 
-def load_tables(root: Path, features: tuple[str, ...]) -> list[LookupTable]:
-    """Lookup tables of all features from `root`/vocab."""
-    return [LookupTable.build(np.load(vocabulary_path(root, feature))) for feature in features]
+def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[LookupTable]:
+    """Lookup tables of the features from `root`/vocab."""
+    vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
+    return [LookupTable.build(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
 
 
 class Encoder:
-    """Encodes new rows as a dataset was encoded."""
+    """Encodes new rows as a dataset was encoded.
+
+    `schema` is what the rows must look like (`data_prep.parse.parse_bytes`), `features` the sparse features that
+    come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
+    """
 
     def __init__(self, manifest: Manifest, tables: list[LookupTable]) -> None:
-        self.schema = Schema.from_manifest(manifest.schema)
-        self._encoding = manifest.encoding
+        self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
+        self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
+        self._columns = [self.schema.sparse.index(feature) for feature in self.features]
+        self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
+        self._wraps: bool = manifest.encoding["wraps"]
         self._tables = tables
+        self._transform = DenseTransform(manifest.encoding["dense_transform"])
+        self._range = None
+        if manifest.encoding["dense_range"]:
+            last = manifest.encoding["dense_range"][-1]
+            self._range = DenseRange(np.array(last["low"]), np.array(last["high"]))
 
     @classmethod
     def load(cls, root: Path) -> "Encoder":
         """The encoder of the dataset at `root`.
 
         Raises:
-            UserError: no dataset, a vocabulary missing or changed, or an encoding that new rows cannot have.
+            UserError: no dataset, or a vocabulary missing or changed.
         """
         manifest = load_manifest(root)
-        name = manifest.encoding["name"]
-        if name == "hash":
+        encoding = manifest.encoding
+        if encoding["order"] is None:
             return cls(manifest, [])
-        if name != "vocabulary":
-            raise UserError(f"{root}: new rows cannot be encoded as {name!r}; use vocabulary or hash")
-        features = Schema.from_manifest(manifest.schema).sparse
+        features = tuple(manifest.schema["sparse"])
         for feature in features:
             path = vocabulary_path(root, feature)
-            expected = manifest.encoding["vocabulary"][feature]["sha256"]
-            if not path.is_file() or digest_file(path).sha256 != expected:
+            if not path.is_file() or digest_file(path).sha256 != encoding["vocabulary"][feature]["sha256"]:
                 raise UserError(f"{path}: missing or changed; preprocess again")
-        return cls(manifest, load_tables(root, features))
+        return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]))
 
     def encode(self, block: Block) -> EncodedBlock:
         """Encode parsed rows (of `data_prep.parse.parse_bytes`)."""
-        dense = encode_dense(block.dense)
-        if self._encoding["name"] == "hash":
-            ids = encode_hash(block.sparse, self._encoding["max_ind_range"])
-            unknown = np.zeros(ids.shape[1], np.int64)
+        integers = np.where(block.dense == MISSING_INTEGER, np.int32(0), block.dense)
+        if self._transform is DenseTransform.torchrec and self._range is not None:
+            integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
+        dense = transform_dense(integers, self._transform, self._range)
+        if self._tables:
+            columns = np.ascontiguousarray(block.sparse.T[self._columns])
+            ids, unknown = encode_columns(columns, self._tables)
+            if self._wraps and self._max_ind_range is not None:
+                ids %= np.int32(self._max_ind_range)
         else:
-            ids, unknown = encode_columns(np.ascontiguousarray(block.sparse.T), self._tables)
+            assert self._max_ind_range is not None
+            ids = encode_hash(block.sparse, self._max_ind_range)
+            unknown = np.zeros(ids.shape[1], np.int64)
         return EncodedBlock(block.labels, dense, ids, unknown)

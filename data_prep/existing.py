@@ -99,7 +99,7 @@ def find_finished(
 def _difference(
     manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any], sources: Sequence[Source]
 ) -> str | None:
-    if manifest.schema != schema:
+    if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:

@@ -1,4 +1,4 @@
-"""The vocabulary of every feature, fitted on the rows of the train split."""
+"""The vocabulary of every feature: values counted per unit, merged, ranked."""
 
 import json
 import shutil
@@ -6,16 +6,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_prep.columns import load_run, write_runs
+from data_prep.arrange import unit_positions
+from data_prep.columns import RUN_ENTRY_BYTES, load_run, write_runs
 from data_prep.encode import vocabulary_path
 from data_prep.format import digest_file, write_atomically
 from data_prep.pool import Pool, counters
-from data_prep.vocabulary import Run, merge_in_parts, rank_values
-from data_prep.work import Job, UnitRecord
+from data_prep.ranking import rank_values
+from data_prep.vocabulary import Run, merge_in_parts
+from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
 
-TRAIN_RUNS = "train-runs"
-RUN_ENTRY_BYTES = 8
+PARSED_RUNS, FITTED_RUNS = "runs", "fitted-runs"
 
 
 @dataclass
@@ -28,45 +30,78 @@ class VocabularyEntry:
 
 
 @dataclass(frozen=True)
+class CountTask:
+    """A unit whose first row is row `begin`; the rows at positions below `limit` are to be counted."""
+
+    job: Job
+    record: UnitRecord
+    begin: int
+    limit: int
+
+
+@dataclass(frozen=True)
 class FitTask:
-    """One feature; (record, suffix of its runs file) of every unit with rows in the train split."""
+    """One feature; (record, suffix of its runs file) of every unit with rows that count."""
 
     job: Job
     feature: int
     runs: tuple[tuple[UnitRecord, str], ...]
 
 
-def fit_vocabularies(job: Job, records: list[UnitRecord], train_rows: int, pool: Pool) -> dict[str, VocabularyEntry]:
-    """Write `job.work`/vocab/<feature>.npy of all features from the first `train_rows` rows.
+def count_units(
+    job: Job, records: list[UnitRecord], rows: dict[str, int], pool: Pool
+) -> tuple[tuple[UnitRecord, str], ...]:
+    """The runs of all units with rows that count, each with the suffix of its file.
 
     Args:
         records: all units, in the order of the rows.
+        rows: of every split.
     """
-    runs = tuple(_train_runs(job, records, train_rows))
+    limit = rows["train"] if job.rules.fitted_on_train else sum(rows.values())
+    runs: list[tuple[UnitRecord, str]] = []
+    tasks = []
+    begin = 0
+    for record in records:
+        if job.rules.counts_while_parsing and begin + record.rows <= limit:
+            runs.append((record, PARSED_RUNS))
+        elif job.rules.is_arranged or begin < limit:
+            tasks.append(CountTask(job, record, begin, limit))
+        begin += record.rows
+    runs += [(record, FITTED_RUNS) for record in pool.map(run_count_task, tasks)]
+    return tuple((record, suffix) for record, suffix in runs if record.rows)
+
+
+def run_count_task(task: CountTask) -> UnitRecord:
+    """Count the values of a unit's rows that count; the record has their number and the runs' lengths."""
+    job, record = task.job, task.record
+    counted = load_record(job, "counted", record.source, record.chunk)
+    if counted is None:
+        rows = _rows_that_count(task)
+        lengths = write_runs(job, record.source, record.chunk, record.block_rows, FITTED_RUNS, rows, task.begin)
+        files = digest_unit_files(job, record.source, record.chunk, [FITTED_RUNS])
+        counted = UnitRecord(record.source, record.chunk, len(rows), 0, files, run_lengths=lengths)
+        save_record(job, "counted", counted)
+    counters().add(record.files["raw"].bytes, record.rows)
+    return counted
+
+
+def _rows_that_count(task: CountTask) -> NDArray[np.int64]:
+    """Rows of the unit, from 0, at positions below the limit."""
+    if not task.job.rules.is_arranged:
+        return np.arange(min(task.record.rows, task.limit - task.begin))
+    positions = unit_positions(task.job, task.begin, task.record.rows)
+    return np.flatnonzero((positions >= 0) & (positions < task.limit))
+
+
+def fit_vocabularies(job: Job, runs: tuple[tuple[UnitRecord, str], ...], pool: Pool) -> dict[str, VocabularyEntry]:
+    """Write `job.work`/vocab/<feature>.npy of all features from the units' runs."""
     tasks = [FitTask(job, feature, runs) for feature in range(len(job.schema.sparse))]
     return dict(zip(job.schema.sparse, pool.map(run_fit_task, tasks), strict=True))
 
 
-def _train_runs(job: Job, records: list[UnitRecord], train_rows: int) -> list[tuple[UnitRecord, str]]:
-    """Units of the train split; the one that the split's end cuts is counted anew."""
-    runs = []
-    left = train_rows
-    for record in records:
-        if left <= 0:
-            break
-        if record.rows > left:
-            lengths = write_runs(job, record.source, record.chunk, record.block_rows, left, TRAIN_RUNS)
-            counted = UnitRecord(record.source, record.chunk, left, 0, {}, run_lengths=lengths)
-            runs.append((counted, TRAIN_RUNS))
-        elif record.rows:
-            runs.append((record, "runs"))
-        left -= record.rows
-    return runs
-
-
 def run_fit_task(task: FitTask) -> VocabularyEntry:
     """Merge and rank one feature's values, if that was not done already."""
-    job = task.job
+    job, rules = task.job, task.job.rules
     feature = job.schema.sparse[task.feature]
     done = job.work / "fit" / f"{feature}.json"
     path = vocabulary_path(job.work, feature)
@@ -78,7 +113,10 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     scratch.mkdir(parents=True, exist_ok=True)
     runs = [load_run(job, record, task.feature, suffix) for record, suffix in task.runs]
     parts = [_spill(part, scratch / str(i)) for i, part in enumerate(merge_in_parts(runs))]
-    values = rank_values(parts, path, job.frequency_threshold, job.max_ind_range)
+    # where ids wrap, all values have one; else the cap leaves room for those before the first
+    cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
+    assert rules.order is not None
+    values = rank_values(parts, path, rules.order, rules.frequency_threshold, cap)
     shutil.rmtree(scratch)
     digest = digest_file(path)
     entry = VocabularyEntry(values, digest.bytes, digest.sha256)
@@ -90,8 +128,8 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
 def _spill(part: Run, stem: Path) -> Run:
     """A part on disk instead of in memory."""
     arrays = []
-    for suffix, array in (("values.npy", part.values), ("counts.npy", part.counts)):
-        path = stem.with_name(f"{stem.name}.{suffix}")
+    for name, array in part._asdict().items():
+        path = stem.with_name(f"{stem.name}.{name}.npy")
         np.save(path, array)
         arrays.append(np.load(path, mmap_mode="r"))
     return Run(*arrays)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError
-from data_prep.config import SplitConfig, SplitMethod
-from data_prep.encode import VOCABULARY_DIRECTORY
+from data_prep.arrange import SPLITS, split_sizes
+from data_prep.encode import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.format import (
     MANIFEST_NAME,
     FileDigest,
@@ -26,11 +25,9 @@ from data_prep.format import (
     write_atomically,
 )
 from data_prep.npy import NpyWriter
+from data_prep.shuffle import KINDS, GatheredShard, GatherTask, gathered_path
 from data_prep.work import Job, UnitRecord
 
-SPLITS = ("train", "val", "test")
-KINDS = ("labels", "dense", "sparse")
-MIN_HELD_OUT = 2  # one row to val and one to test, where there are rows enough
 COPY_ROWS = 1 << 18
 PLAN_NAME = "finish.json"
 
@@ -51,29 +48,11 @@ class Piece:
         return self.start == 0 and self.end == self.record.rows
 
 
-def resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
-    """`auto` made definite.
-
-    Raises:
-        UserError: last_day with a single file.
-    """
-    if method is SplitMethod.auto:
-        return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
-    if method is SplitMethod.last_day and num_sources < 2:
-        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
-    return method
-
-
-def split_rows(records: list[UnitRecord], num_sources: int, split: SplitConfig) -> dict[str, int]:
-    """Rows of train, val and test, which follow each other in the order of the rows."""
+def split_rows(job: Job, records: list[UnitRecord]) -> dict[str, int]:
+    """Rows of train, val and test, where they follow each other in the order of the raw rows."""
     total = sum(record.rows for record in records)
-    if resolve_method(split.method, num_sources) is SplitMethod.last_day:
-        held_out = sum(record.rows for record in records if record.source == num_sources - 1)
-    else:
-        held_out = int(total * split.held_out + 1e-9)
-        if split.held_out and total > MIN_HELD_OUT:
-            held_out = max(held_out, MIN_HELD_OUT)
-    return {"train": total - held_out, "val": -(-held_out // 2), "test": held_out // 2}
+    last_day = sum(record.rows for record in records if record.source == len(job.sources) - 1)
+    return split_sizes(job.rules, total, last_day)
 
 
 def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
@@ -97,6 +76,7 @@ def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
 class BuiltShard:
     """A shard as it will be, the moves that make it so, and what its rows hold."""
 
+    split: str
     shard: Shard
     moves: list[tuple[str, str]]
     positives: int
@@ -123,10 +103,22 @@ def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
             if kind == "labels":
                 positives = int(part.sum(dtype=np.int64))
             elif kind == "sparse" and any(record.unknown):
-                unknown = (part == 0).sum(axis=0).tolist()
+                unknown = (part == job.rules.unknown_id).sum(axis=0).tolist()
         target = shard_path(root, piece.split, piece.name, kind)
         moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
-    return BuiltShard(Shard(piece.name, piece.end - piece.start, files), moves, positives, unknown)
+    shard = Shard(piece.name, piece.end - piece.start, files)
+    return BuiltShard(piece.split, shard, moves, positives, unknown)
+
+
+def place_gathered(job: Job, root: Path, task: GatherTask, gathered: GatheredShard) -> BuiltShard:
+    """As `build_shard`, for a shard that was gathered."""
+    moves = []
+    for kind in KINDS:
+        path = gathered_path(job, task.split, task.name, kind)
+        target = shard_path(root, task.split, task.name, kind)
+        moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
+    shard = Shard(task.name, task.stop - task.start, gathered.files)
+    return BuiltShard(task.split, shard, moves, gathered.positives, gathered.unknown)
 
 
 def _copy_rows(part: NDArray[Any], path: Path) -> None:
@@ -136,11 +128,11 @@ def _copy_rows(part: NDArray[Any], path: Path) -> None:
     writer.close()
 
 
-def collect_splits(pieces: list[Piece], built: list[BuiltShard]) -> dict[str, Split]:
+def collect_splits(built: list[BuiltShard]) -> dict[str, Split]:
     """The manifest's splits."""
     splits = {}
     for name in SPLITS:
-        mine = [shard for piece, shard in zip(pieces, built, strict=True) if piece.split == name]
+        mine = [shard for shard in built if shard.split == name]
         rows = sum(shard.shard.rows for shard in mine)
         positives = sum(shard.positives for shard in mine)
         splits[name] = Split(rows, positives / rows if rows else None, [shard.shard for shard in mine])
@@ -150,10 +142,9 @@ def collect_splits(pieces: list[Piece], built: list[BuiltShard]) -> dict[str, Sp
 def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:
     """Write down all that is left to do, so that it can be done again after a kill."""
     moves = [move for shard in built for move in shard.moves]
-    vocabulary = job.work / VOCABULARY_DIRECTORY
-    if vocabulary.is_dir():
-        names = sorted(path.name for path in vocabulary.iterdir())
-        moves += [(f"{VOCABULARY_DIRECTORY}/{name}", f"{VOCABULARY_DIRECTORY}/{name}") for name in names]
+    for feature in manifest.encoding.get("vocabulary", {}):
+        name = str(vocabulary_path(job.work, feature).relative_to(job.work))
+        moves.append((name, name))
     save_manifest(job.work / "final", manifest)
     write_atomically(job.work / PLAN_NAME, json.dumps(moves).encode())
 

@@ -8,16 +8,21 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.columns import raw_blocks, write_runs
-from data_prep.config import Encoding
+from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.diagnose import diagnose_row
-from data_prep.encode import LookupTable, encode_columns, encode_dense, encode_hash, load_tables
+from data_prep.encode import LookupTable, encode_columns, encode_hash, load_tables
+from data_prep.fit import PARSED_RUNS
 from data_prep.format import FileDigest, digest_file
 from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
 from data_prep.npy import NpyWriter
-from data_prep.parse import MISSING_INTEGER, Block, empty_block, max_rows, parse_lines
+from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
 from data_prep.sources import Source
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+
+MISSING_AS_ZERO = np.int32(0)
+DENSE_ROWS = 1 << 16
+SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy")
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,17 @@ class ParseTask:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """A parsed unit whose values are to become ids by the vocabulary in `job.work`, which has these sums."""
+    """A parsed unit; what its parsing left undone is to be done.
+
+    features: those that are kept; vocabulary: the sums of their files in `job.work`; known: the range of the
+    integers, where their transform needs it.
+    """
 
     job: Job
     record: UnitRecord
+    features: tuple[str, ...]
     vocabulary: tuple[str, ...]
+    known: DenseRange | None
 
 
 def parse_tasks(job: Job) -> list[ParseTask]:
@@ -90,11 +101,14 @@ class _UnitFiles:
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
         self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
-        self._dense = NpyWriter(job.unit_path(source, chunk, "dense.npy"), np.float32, len(job.schema.dense))
-        self._suffixes = ["labels.npy", "dense.npy"]
+        self._is_raw = job.rules.needs_statistics
+        suffix, dtype = ("integers.npy", np.int32) if self._is_raw else ("dense.npy", np.float32)
+        self._dense = NpyWriter(job.unit_path(source, chunk, suffix), dtype, len(job.schema.dense))
+        self._suffixes = ["labels.npy", suffix]
+        self._ranges: list[DenseRange] = []
         self._positives = 0
         self._block_rows: list[int] = []
-        self._is_vocabulary = job.encoding is Encoding.vocabulary
+        self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
             self._raw = open(job.unit_path(source, chunk, "raw"), "wb")  # noqa: SIM115
         else:
@@ -103,35 +117,41 @@ class _UnitFiles:
 
     def append(self, block: Block) -> None:
         """Write the rows of a block."""
+        job = self._job
         self._positives += int(block.labels.sum(dtype=np.int64))
         self._block_rows.append(len(block.labels))
         self._labels.append(block.labels)
-        self._dense.append(encode_dense(block.dense))
+        if self._is_raw:
+            self._dense.append(block.dense)
+            self._ranges.append(range_of(block.dense))
+        else:
+            self._dense.append(transform_dense(block.dense, job.rules.dense))
         if self._is_vocabulary:
             self._raw.write(np.ascontiguousarray(block.sparse.T).data)
         else:
-            assert self._job.max_ind_range is not None
-            self._sparse.append(encode_hash(block.sparse, self._job.max_ind_range))
+            assert job.rules.max_ind_range is not None
+            self._sparse.append(encode_hash(block.sparse, job.rules.max_ind_range))
 
     def finish(self) -> UnitRecord:
         """Close the files, count the values for a vocabulary, record the unit."""
         job, source, chunk = self._job, self._source, self._chunk
         self._labels.close()
         self._dense.close()
-        run_lengths: list[int] = []
-        unknown: list[int] = []
+        record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
         if self._is_vocabulary:
             self._raw.close()
-            run_lengths = write_runs(job, source, chunk, self._block_rows, self._labels.rows, "runs")
-            self._suffixes += ["raw", "runs"]
+            self._suffixes += ["raw"]
         else:
             self._sparse.close()
             self._suffixes += ["sparse.npy"]
-            unknown = [0] * len(job.schema.sparse)
-        files = digest_unit_files(job, source, chunk, self._suffixes)
-        record = UnitRecord(
-            source, chunk, self._labels.rows, self._positives, files, self._block_rows, run_lengths, unknown
-        )
+            record.unknown = [0] * len(job.schema.sparse)
+        if job.rules.counts_while_parsing:
+            record.run_lengths = write_runs(job, source, chunk, self._block_rows, PARSED_RUNS)
+            self._suffixes += [PARSED_RUNS]
+        if self._ranges:
+            known = join_ranges(self._ranges)
+            record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+        record.files = digest_unit_files(job, source, chunk, self._suffixes)
         save_record(job, "parsed", record)
         return record
 
@@ -149,7 +169,7 @@ def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRec
 
 def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Block:
     """Parse a block into `room`; the result are views of it."""
-    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_INTEGER, *room)
+    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *room)
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
         is_last = lines.is_last and position + len(line) + 1 >= lines.end
@@ -159,33 +179,64 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Blo
 
 
 @lru_cache(maxsize=1)
-def _tables(work: Path, features: tuple[str, ...], sums: tuple[str, ...]) -> list[LookupTable]:
-    """Lookup tables, built once per process; the sums tell one job's from another's at the same place."""
-    return load_tables(work, features)
+def _tables(
+    work: Path,
+    features: tuple[str, ...],
+    sums: tuple[str, ...],  # tell one job's vocabularies from another's at the same place
+    first_id: int,
+    unknown_id: int,
+) -> list[LookupTable]:
+    return load_tables(work, features, first_id, unknown_id)
 
 
 def run_encode_task(task: EncodeTask) -> UnitRecord:
-    """Write a unit's ids, if that was not done already; its record then names them."""
+    """Write a unit's ids and transformed integers, if that was not done already; its record then names them."""
     job, parsed = task.job, task.record
-    source, chunk = parsed.source, parsed.chunk
-    encoded = load_record(job, "encoded", source, chunk)
+    encoded = load_record(job, "encoded", parsed.source, parsed.chunk)
     if encoded is not None:
-        counters().add(parsed.files["raw"].bytes, parsed.rows)
+        counters().add(parsed.encoded_bytes, parsed.rows)
         return encoded
-    tables = _tables(job.work, job.schema.sparse, task.vocabulary)
-    writer = NpyWriter(job.unit_path(source, chunk, "sparse.npy"), np.int32, len(tables))
-    unknown = np.zeros(len(tables), np.int64)
-    for columns in raw_blocks(job, parsed):
-        ids, misses = encode_columns(columns, tables)
-        writer.append(ids)
-        unknown += misses
-        counters().add(columns.nbytes, columns.shape[1])
-    writer.close()
-    kept = {suffix: parsed.files[suffix] for suffix in ("labels.npy", "dense.npy")}
-    files = kept | digest_unit_files(job, source, chunk, ["sparse.npy"])
-    encoded = UnitRecord(source, chunk, parsed.rows, parsed.positives, files, unknown=unknown.tolist())
+    written = []
+    unknown = parsed.unknown
+    if job.rules.order is not None:
+        unknown = _encode_sparse(task)
+        written.append("sparse.npy")
+    if job.rules.needs_statistics:
+        _encode_dense(task)
+        written.append("dense.npy")
+    kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
+    files = kept | digest_unit_files(job, parsed.source, parsed.chunk, written)
+    encoded = UnitRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, files, unknown=unknown)
     save_record(job, "encoded", encoded)
     return encoded
+
+
+def _encode_sparse(task: EncodeTask) -> list[int]:
+    """Values to ids; how many of each feature have none of their own."""
+    job, record, rules = task.job, task.record, task.job.rules
+    tables = _tables(job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
+    columns = [job.schema.sparse.index(feature) for feature in task.features]
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(tables))
+    unknown = np.zeros(len(tables), np.int64)
+    for values in raw_blocks(job, record):
+        ids, misses = encode_columns(values if len(columns) == len(values) else values[columns], tables)
+        writer.append(ids)
+        unknown += misses
+        counters().add(values.nbytes, values.shape[1])
+    writer.close()
+    return unknown.tolist()
+
+
+def _encode_dense(task: EncodeTask) -> None:
+    """Integers as read to what their transform makes of them."""
+    job, record, rules = task.job, task.record, task.job.rules
+    integers = np.load(job.unit_path(record.source, record.chunk, "integers.npy"), mmap_mode="r")
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, "dense.npy"), np.float32, integers.shape[1])
+    for start in range(0, len(integers), DENSE_ROWS):
+        block = np.array(integers[start : start + DENSE_ROWS])
+        writer.append(transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids))
+        counters().add(block.nbytes, 0)
+    writer.close()
 
 
 def run_digest_task(source: Source) -> FileDigest:

@@ -3,20 +3,23 @@
 A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.raw                         vocabulary: values, block after block, each [F, rows] uint32
-    00000-00012.runs                        vocabulary: per feature its distinct values uint32, counts uint32
-    00000-00012.parsed.json, .encoded.json  records, each written when what it names is on disk
+    00000-00012.integers.npy                integers as read, where their transform needs statistics first
+    00000-00012.runs                        per feature its distinct values (see data_prep/columns.py)
+    00000-00012.{position,moved-*}.npy      rows on their way to other shards (see data_prep/shuffle.py)
+    00000-00012.parsed.json and others      records, one per stage, written when what they name is on disk
 """
 
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from data_prep.config import Encoding
 from data_prep.format import FileDigest, digest_file
+from data_prep.rules import Rules
 from data_prep.schema import Schema
 from data_prep.sources import Source
 
 WORK_DIRECTORY = ".work"
+ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,13 @@ class Job:
     work: Path
     sources: tuple[Source, ...]
     schema: Schema
-    encoding: Encoding
-    frequency_threshold: int
-    max_ind_range: int | None
+    rules: Rules
     chunk_bytes: int
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows per shard where rows leave their order."""
+        return max(1, self.chunk_bytes // ARRANGED_ROW_BYTES)
 
     def unit_path(self, source: int, chunk: int, suffix: str) -> Path:
         """Path of one of a unit's files."""
@@ -45,6 +51,7 @@ class UnitRecord:
         files: suffix -> size and sum of what the stage wrote.
         block_rows: rows of each block in .raw.
         run_lengths: distinct values of each feature in .runs.
+        dense_low, dense_high: the range of each integer column, a missing one counting as 0.
         unknown: values of each feature without an id of their own.
     """
 
@@ -55,7 +62,14 @@ class UnitRecord:
     files: dict[str, FileDigest]
     block_rows: list[int] = field(default_factory=list)
     run_lengths: list[int] = field(default_factory=list)
+    dense_low: list[int] = field(default_factory=list)
+    dense_high: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of a parsed unit that are still to be encoded."""
+        return sum(digest.bytes for suffix, digest in self.files.items() if suffix in ("raw", "integers.npy"))
 
 
 def save_record(job: Job, stage: str, record: UnitRecord) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from data_prep.encode import Encoder, encode_dense, encode_hash
+from data_prep.dense import encode_dense
+from data_prep.encode import Encoder, encode_hash
 from data_prep.parse import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle

@@ -87,12 +87,12 @@ def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
 
 def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
     """After a power cut a finished unit's file may be anything; its sum tells."""
-    from data_prep import pipeline
+    from data_prep import stages
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000", "data.workers=1"))
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     units = tmp_path / "out" / ".work" / "units"

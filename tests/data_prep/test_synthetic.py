@@ -7,7 +7,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
 from data_prep.config import SyntheticConfig
-from data_prep.encode import encode_dense
+from data_prep.dense import encode_dense
 from data_prep.parse import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.synthetic import (

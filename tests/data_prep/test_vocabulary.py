@@ -4,8 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode import LookupTable, lookup_column
-from data_prep.vocabulary import count_values, merge_in_parts, rank_values
+from data_prep.config import VocabularyOrder
+from data_prep.encode import LookupTable
+from data_prep.ranking import rank_values
+from data_prep.vocabulary import count_in_order, count_values, merge_in_parts
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
@@ -28,7 +30,7 @@ def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, thresh
     everything = [value for values in units for value in values]
     assert merged == sorted(set(everything))
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    number = rank_values(parts, path, threshold, cap)
+    number = rank_values(parts, path, VocabularyOrder.frequency, threshold, None if cap is None else cap - 1)
     expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
@@ -42,13 +44,40 @@ def test_many_parts_are_used():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES)
-def test_lookup(known, asked):
-    table = LookupTable.build(np.array(known, np.uint32))
+@given(
+    st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES, st.sampled_from([(1, 0), (2, 1), (0, 0)])
+)
+def test_lookup(known, asked, ids_from):
+    first_id, unknown_id = ids_from
+    table = LookupTable.build(np.array(known, np.uint32), first_id, unknown_id)
     values = np.array(asked + known, np.uint32)
     ids = np.empty(len(values), np.int32)
-    unknown = lookup_column(table.slots, np.uint32(table.shift), values, ids)
-    position = {value: i + 1 for i, value in enumerate(known)}
-    assert ids.tolist() == [position.get(value, 0) for value in values.tolist()]
+    unknown = table.look_up(values, ids)
+    position = {value: i + first_id for i, value in enumerate(known)}
+    assert ids.tolist() == [position.get(value, unknown_id) for value in values.tolist()]
     assert unknown == sum(value not in position for value in asked)
     assert table.slots.nbytes == LookupTable.bytes_for(len(known))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(VALUES, min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.none() | st.integers(1, 20),
+    st.sampled_from([96, 960, 1 << 20]),
+    st.sampled_from([VocabularyOrder.first_appearance, VocabularyOrder.value]),
+)
+def test_other_orders(tmp_path_factory, units, threshold, limit, part_bytes, order):
+    runs, begin = [], 7
+    for values in units:
+        runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))))
+        begin += len(values)
+    everything = [value for values in units for value in values]
+    counts = Counter(everything)
+    expected = [value for value in dict.fromkeys(everything) if counts[value] >= threshold]
+    if order is VocabularyOrder.value:
+        expected.sort()
+    path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
+    number = rank_values(list(merge_in_parts(runs, part_bytes)), path, order, threshold, limit)
+    assert np.load(path).tolist() == expected[:limit]
+    assert number == len(expected[:limit])

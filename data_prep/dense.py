@@ -1,0 +1,84 @@
+"""Integers to what the model reads: float32, by one of several transforms."""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.config import DenseTransform
+from data_prep.jit import jit
+
+LOG1P_TABLE_SIZE = 1 << 16
+
+
+class DenseRange(NamedTuple):
+    """Smallest and largest value of each column [N], a missing one counting as 0."""
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+
+
+@jit
+def log1p_block(dense, table, result):  # type: ignore[no-untyped-def]
+    """result = float32(log(1 + max(x, 0))): small x from a table, the others one by one in float64."""
+    for row in range(dense.shape[0]):
+        for column in range(dense.shape[1]):
+            value = max(dense[row, column], np.int32(0))
+            if value < LOG1P_TABLE_SIZE:
+                result[row, column] = table[value]
+            else:
+                result[row, column] = np.float32(math.log1p(np.float64(value)))
+
+
+@cache
+def log1p_table() -> NDArray[np.float32]:
+    """float32(log(1 + x)) of x = 0, 1, …, LOG1P_TABLE_SIZE - 1."""
+    return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
+
+
+def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
+    """log(1 + max(x, 0)) as float32; a missing integer becomes 0."""
+    result = np.empty(dense.shape, np.float32)
+    log1p_block(dense, log1p_table(), result)
+    return result
+
+
+def range_of(dense: NDArray[np.int32]) -> DenseRange:
+    """Smallest and largest value of each column of a block that has rows."""
+    return DenseRange(dense.min(axis=0).astype(np.int64), dense.max(axis=0).astype(np.int64))
+
+
+def join_ranges(ranges: list[DenseRange]) -> DenseRange:
+    """The range over several blocks."""
+    return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
+
+
+def transform_dense(
+    dense: NDArray[np.int32], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
+) -> NDArray[np.float32]:
+    """Apply a transform.
+
+    Args:
+        dense: [rows, N] int32, 0 where missing (log1p and log_float32 take negatives, so any missing mark, as 0).
+        known: for `torchrec` the range of the source the rows are of, for `minmax` that of all rows.
+        wraps: for `torchrec`: differences beyond int32 wrap around, as they do in TorchRec.
+    """
+    if transform is DenseTransform.log1p:
+        return encode_dense(dense)
+    if transform is DenseTransform.log_float32:
+        return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+    if transform is DenseTransform.raw:
+        return dense.astype(np.float32)
+    assert known is not None
+    if transform is DenseTransform.torchrec:
+        shifted = dense.astype(np.int64) - (known.low.min() - 2)
+        if wraps:
+            shifted = shifted.astype(np.int32)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.log(shifted.astype(np.float32))
+    # the operations of scikit-learn's MinMaxScaler, in their order
+    span = (known.high - known.low).astype(np.float64)
+    scale = 1.0 / np.where(span == 0, 1.0, span)
+    return (dense * scale + (0.0 - known.low * scale)).astype(np.float32)

@@ -1,0 +1,121 @@
+"""The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.config import VocabularyOrder
+from data_prep.jit import jit
+from data_prep.vocabulary import SAMPLES_PER_RUN, Run
+
+
+class CountClasses(NamedTuple):
+    """How many values occur how often: counts rising, sizes beside them."""
+
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def rank_values(
+    parts: Sequence[Run], path: Path, order: VocabularyOrder, frequency_threshold: int, limit: int | None
+) -> int:
+    """Write the vocabulary of a column: values in the order of their ids.
+
+    A value that occurs fewer than `frequency_threshold` times, or comes behind the first `limit`, is left out.
+
+    Args:
+        parts: the merged run, in consecutive value ranges (memory-mapped where large).
+        path: the .npy file to write, [n] uint32.
+
+    Returns:
+        n, the number of values with an id of their own.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    threshold = max(frequency_threshold, 1)
+    size = sum(int(np.count_nonzero(part.counts >= threshold)) for part in parts)
+    size = size if limit is None else min(size, limit)
+    if size == 0:
+        np.save(path, np.zeros(0, np.uint32))
+        return 0
+    vocabulary = np.lib.format.open_memmap(path, "w+", np.uint32, (size,))
+    if order is VocabularyOrder.frequency:
+        _rank_by_frequency(parts, threshold, vocabulary)
+        return size
+    position = 0
+    for batch in _batches(parts, order, threshold):
+        values = batch[: size - position]
+        vocabulary[position : position + len(values)] = values
+        position += len(values)
+    return size
+
+
+def _batches(parts: Sequence[Run], order: VocabularyOrder, threshold: int) -> Iterator[NDArray[np.uint32]]:
+    """The values by rising value or by first appearance."""
+    if order is VocabularyOrder.value:
+        for part in parts:
+            yield part.values[part.counts >= threshold]
+    else:
+        for low, high in _row_ranges(parts):
+            yield _first_seen_between(parts, threshold, low, high)
+
+
+def _row_ranges(parts: Sequence[Run]) -> list[tuple[int, int | None]]:
+    """Ranges of first rows that hold about as many values as one part."""
+    samples = [part.first[:: max(1, len(part.first) // SAMPLES_PER_RUN)] for part in parts]
+    sample = np.sort(np.concatenate(samples))
+    cuts = np.unique(sample[np.arange(1, len(parts)) * len(sample) // len(parts)]).tolist()
+    return list(zip([0, *cuts], [*cuts, None], strict=True))
+
+
+def _first_seen_between(parts: Sequence[Run], threshold: int, low: int, high: int | None) -> NDArray[np.uint32]:
+    """Values first seen in the rows low..high and often enough, in that order."""
+    values, first = [], []
+    for part in parts:
+        kept = (part.counts >= threshold) & (part.first >= low)
+        if high is not None:
+            kept &= part.first < high
+        values.append(part.values[kept])
+        first.append(part.first[kept])
+    return np.concatenate(values)[np.argsort(np.concatenate(first))]
+
+
+def _rank_by_frequency(parts: Sequence[Run], threshold: int, vocabulary: NDArray[np.uint32]) -> None:
+    """Values by falling count, ties by rising value: a counting sort over the counts."""
+    classes = count_classes(parts)
+    kept = classes.counts >= threshold
+    counts, sizes = classes.counts[kept], classes.sizes[kept]
+    larger = np.cumsum(sizes[::-1])[::-1] - sizes
+    for part in parts:
+        place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+
+
+def count_classes(parts: Sequence[Run]) -> CountClasses:
+    """The number of values per count over all parts, of which there is at least one."""
+    pairs = [np.unique(part.counts, return_counts=True) for part in parts]
+    counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)
+    sizes = np.zeros(len(counts), np.int64)
+    np.add.at(sizes, inverse, np.concatenate([pair[1] for pair in pairs]))
+    return CountClasses(counts, sizes)
+
+
+@jit
+def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: ignore[no-untyped-def]
+    """Put each value at the next rank of its count's class; ranks beyond the vocabulary are dropped.
+
+    Args:
+        values, counts: a part of a run.
+        classes: the counts that are kept, rising.
+        next_rank: of each class, advanced here.
+        vocabulary: output, values by rank.
+    """
+    for i in range(len(values)):
+        index = np.searchsorted(classes, counts[i])
+        if index == len(classes) or classes[index] != counts[i]:
+            continue
+        rank = next_rank[index]
+        next_rank[index] = rank + 1
+        if rank < len(vocabulary):
+            vocabulary[rank] = values[i]

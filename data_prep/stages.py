@@ -1,0 +1,163 @@
+"""The stages of a job, one after the other, each over all units: what is written depends on nothing else."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from data_prep.arrange import arrange
+from data_prep.budget import num_encode_workers, num_workers
+from data_prep.config import DataConfig, DenseTransform
+from data_prep.dense import DenseRange, join_ranges
+from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
+from data_prep.format import FileDigest
+from data_prep.layout import BuiltShard, build_shard, place_gathered, plan_pieces, split_rows
+from data_prep.pool import Pool
+from data_prep.progress import Progress
+from data_prep.rules import Rules
+from data_prep.shuffle import ScatterTask, gather_tasks, run_gather_task, run_scatter_task
+from data_prep.units import EncodeTask, parse_tasks, run_digest_task, run_encode_task, run_parse_task
+from data_prep.work import Job, UnitRecord
+
+
+@dataclass
+class Result:
+    """What the stages found out, on the way to the manifest.
+
+    Attributes:
+        features: the sparse features that are kept.
+        ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
+        built: the shards, ready to be moved to their places.
+    """
+
+    records: list[UnitRecord]
+    digests: list[FileDigest]
+    features: tuple[str, ...]
+    workers: int
+    rows: dict[str, int] = field(default_factory=dict)
+    vocabularies: dict[str, VocabularyEntry] = field(default_factory=dict)
+    ranges: list[DenseRange] = field(default_factory=list)
+    built: list[BuiltShard] = field(default_factory=list)
+    peak_bytes: int = 0
+
+
+def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
+    """Do everything but put the files in their places."""
+    tasks = parse_tasks(job)
+    workers = num_workers(data, job, len(tasks))
+    with Pool(workers) as pool:
+        result = _parse(job, pool)
+        with Progress("arrange", 0, pool.counters):
+            arranged = job.rules.is_arranged
+            result.rows = arrange(job, result.records) if arranged else split_rows(job, result.records)
+        if not sum(result.rows.values()):
+            raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+        if job.rules.order is not None:
+            _fit(job, result, pool)
+        result.peak_bytes = pool.peak_bytes
+    values = [result.vocabularies[name].values for name in result.features if result.vocabularies]
+    with Pool(num_encode_workers(data, workers, values)) as pool:
+        if job.rules.order is not None or job.rules.needs_statistics:
+            _encode(job, result, pool)
+        if job.rules.is_arranged:
+            _shuffle(job, root, result, pool)
+        else:
+            pieces = plan_pieces(result.records, result.rows)
+            result.built = [build_shard(job, root, piece) for piece in pieces]
+        result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
+    return result
+
+
+def _parse(job: Job, pool: Pool) -> Result:
+    total = sum(source.bytes for source in job.sources)
+    with Progress("parse", total, pool.counters):
+        records = [record for result in pool.map(run_parse_task, parse_tasks(job)) for record in result]
+        _refuse_empty(job, records)
+    with Progress("checksum", total, pool.counters):
+        digests = list(pool.map(run_digest_task, job.sources))
+    return Result(records, digests, job.schema.sparse, pool.workers)
+
+
+def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:
+    """A compressed file can be empty without looking so."""
+    filled = {record.source for record in records if record.rows}
+    for index, source in enumerate(job.sources):
+        if index not in filled:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+
+
+def _fit(job: Job, result: Result, pool: Pool) -> None:
+    """Vocabularies, and which features they leave."""
+    raw_bytes = 0
+    if not job.rules.counts_while_parsing:
+        raw_bytes = sum(record.files["raw"].bytes for record in result.records)
+    with Progress("count", raw_bytes, pool.counters):
+        runs = count_units(job, result.records, result.rows, pool)
+    run_bytes = sum(record.files[suffix].bytes for record, suffix in runs)
+    with Progress("vocabulary", run_bytes, pool.counters):
+        result.vocabularies = fit_vocabularies(job, runs, pool)
+    limit = job.rules.max_categories
+    if limit is not None:
+        kept = [name for name, entry in result.vocabularies.items() if entry.values <= limit]
+        result.features = tuple(kept)
+        if not kept:
+            raise UserError(
+                f"data.encoding={job.rules.encoding.value}: every column has more than {limit} values; "
+                "use another encoding"
+            )
+
+
+def _encode(job: Job, result: Result, pool: Pool) -> None:
+    """Ids by the vocabularies, integers by their statistics."""
+    known = _ranges_by_source(job, result)
+    sums = tuple(result.vocabularies[name].sha256 for name in result.features if result.vocabularies)
+    tasks = [
+        EncodeTask(job, record, result.features, sums, known[record.source] if known else None)
+        for record in result.records
+    ]
+    total = sum(record.encoded_bytes for record in result.records)
+    with Progress("encode", total, pool.counters):
+        result.records = list(pool.map(run_encode_task, tasks))
+
+
+def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
+    """The range that each source's integers are transformed by; empty where none is needed."""
+    if not job.rules.needs_statistics:
+        return []
+    by_source: list[list[DenseRange]] = [[] for _ in job.sources]
+    for record in result.records:
+        if record.rows:
+            low, high = np.array(record.dense_low), np.array(record.dense_high)
+            by_source[record.source].append(DenseRange(low, high))
+    ranges = [join_ranges(parts) for parts in by_source]
+    if job.rules.dense is DenseTransform.minmax:
+        result.ranges = [join_ranges(ranges)]
+        return result.ranges * len(job.sources)
+    result.ranges = ranges
+    return ranges
+
+
+def _shuffle(job: Job, root: Path, result: Result, pool: Pool) -> None:
+    """Rows to the shards that `arrange` chose."""
+    begins = np.cumsum([0, *(record.rows for record in result.records)]).tolist()
+    scatter = [ScatterTask(job, record, begin) for record, begin in zip(result.records, begins, strict=False)]
+    row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
+    with Progress("scatter", begins[-1] * (row_bytes + 8), pool.counters):
+        moved = list(pool.map(run_scatter_task, scatter))
+    tasks = gather_tasks(job, [record for record in moved if record.rows], result.rows)
+    with Progress("gather", sum(result.rows.values()) * row_bytes, pool.counters):
+        gathered = list(pool.map(run_gather_task, tasks))
+    result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]
+
+
+def num_embeddings(rules: Rules, result: Result, feature: str) -> int:
+    """Rows of a feature's table: one more than the largest id there can be."""
+    if rules.order is None:
+        assert rules.max_ind_range is not None
+        return rules.max_ind_range
+    largest = max(rules.first_id + result.vocabularies[feature].values - 1, rules.unknown_id)
+    if rules.rounds_ids:
+        largest = max(largest, int(np.float32(largest)))
+    rows = largest + 1
+    return min(rows, rules.max_ind_range) if rules.wraps and rules.max_ind_range else rows
