@@ -1,16 +1,13 @@
 """The dataset a run asks for: found, or made by data_prep in a process of its own."""
 
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from app.config import DataConfig
-from common.cli import EXIT_BAD_INPUT
+from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
-
-log = logging.getLogger("clickwork")
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -35,7 +32,8 @@ def prepare(config: DataConfig) -> None:
     to replace another.
 
     Raises:
-        UserError: data_prep said what is wrong with the input; it has printed the line.
+        UserError: a key that has no effect on a dataset that is there already.
+        SystemExit: data_prep found bad input or was stopped; it has said so on stderr, and its status is handed on.
         RuntimeError: it failed otherwise.
     """
     path = dataset_path(config)
@@ -56,10 +54,9 @@ def prepare(config: DataConfig) -> None:
         raise UserError(f"{given[0]}: has no effect on the dataset that is at {path}; give data.raw to make one")
     else:
         return
-    log.info("data: python -m data_prep %s", " ".join(overrides))
     status = subprocess.run([sys.executable, "-m", "data_prep", *overrides], env=_environment(), check=False).returncode
-    if status == EXIT_BAD_INPUT:
-        raise UserError(f"no dataset at {path}: preprocessing refused its input (see the line above)")
+    if status in (EXIT_BAD_INPUT, EXIT_STOPPED):
+        raise SystemExit(status)  # it has said why
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
 

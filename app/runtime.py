@@ -51,14 +51,14 @@ class Runtime:
         """Do something on rank 0 while the others wait; what is wrong with the input there ends all.
 
         Raises:
-            UserError: what the action raised, on rank 0.
+            UserError, SystemExit: what the action raised, on rank 0.
             SystemExit: on the others, without a word.
         """
-        problem = None
+        problem: BaseException | None = None
         if self.rank == 0:
             try:
                 action()
-            except UserError as error:
+            except (UserError, SystemExit) as error:
                 problem = error
         failed = self.highest(float(problem is not None))
         if problem is not None:

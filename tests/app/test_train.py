@@ -194,6 +194,38 @@ def test_two_processes_train_as_one(kind: str, run_app: Command, dataset: Path, 
     assert _summary(pair)["steps"] == 55
 
 
+def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
+    """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
+    rng = np.random.default_rng(0)
+    rows = [
+        [
+            str(rng.integers(2)),
+            *map(str, rng.integers(0, 9, 13)),
+            *(f"{value:08x}" for value in rng.integers(1, 20, 26)),
+        ]
+        for _ in range(400)
+    ]
+    (tmp_path / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    overrides = [*SMALL, "data.raw=rows.tsv", "data.path=shards", "run.name=raw", "data.max_ind_range=11"]
+    done = run_app("train", *overrides, "train.max_steps=12")
+    assert done.returncode == 0, done.stderr
+    summary = _summary(tmp_path / "runs/raw")
+    assert summary["steps"] == 12
+    assert summary["parameters"]["embedding"] == 26 * 11 * 16
+    written = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
+    further = run_app("train", *overrides, "train.max_steps=14")
+    assert further.returncode == 0, further.stderr
+    assert _summary(tmp_path / "runs/raw")["steps"] == 14
+    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == written
+
+    (tmp_path / "rows.tsv").write_text("1\t2\n")
+    refused = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "rows.tsv, row 1" in refused.stderr or "rows.tsv: row 1" in refused.stderr
+    assert not (tmp_path / "others/manifest.json").exists()
+
+
 BAD = {
     "train.global_batch_size=5000": "train.global_batch_size=5000",
     "data.path=/no/such/place": "/no/such/place",
