@@ -78,6 +78,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], ex
         "peak_memory_bytes": result.peak_bytes,
         "workers": result.workers,
         "seconds": round(time.monotonic() - begin, 3),
+        "stage_seconds": result.seconds,
         "source_mtime_ns": [source.mtime_ns for source in job.sources],
         "out_of_vocabulary": _count_unknown(result),
     }

@@ -79,13 +79,15 @@ def counters() -> Counters:
 class Pool:
     """Runs tasks in `workers` processes, or in this one if that is 1.
 
-    `peak_bytes` is the sum over the processes of each one's largest resident memory so far.
+    `seconds` is for its user to note how long each stage took; `peak_bytes` is the sum over the processes of each
+    one's largest resident memory so far.
     """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
         _current[:] = [self.counters]
+        self.seconds: dict[str, float] = {}
         self._peaks: dict[int, int] = {}
         self._executor: ProcessPoolExecutor | None = None
 

@@ -1,5 +1,8 @@
 """The stages of a job, one after the other, each over all units: what is written depends on nothing else."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +32,7 @@ class Result:
         features: the sparse features that are kept.
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
         built: the shards, ready to be moved to their places.
+        peak_bytes: of memory of all processes; seconds: of every stage.
     """
 
     records: list[UnitRecord]
@@ -40,6 +44,7 @@ class Result:
     ranges: list[DenseRange] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     peak_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
@@ -48,14 +53,17 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     workers = num_workers(data, job, len(tasks))
     with Pool(workers) as pool:
         result = _parse(job, pool)
-        with Progress("arrange", 0, pool.counters):
-            arranged = job.rules.is_arranged
-            result.rows = arrange(job, result.records) if arranged else split_rows(job, result.records)
+        if job.rules.is_arranged:
+            with _stage("arrange", 0, pool):
+                result.rows = arrange(job, result.records)
+        else:
+            result.rows = split_rows(job, result.records)
         if not sum(result.rows.values()):
             raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
         if job.rules.order is not None:
             _fit(job, result, pool)
         result.peak_bytes = pool.peak_bytes
+        result.seconds |= pool.seconds
     values = [result.vocabularies[name].values for name in result.features if result.vocabularies]
     with Pool(num_encode_workers(data, workers, values)) as pool:
         if job.rules.order is not None or job.rules.needs_statistics:
@@ -66,15 +74,25 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
             pieces = plan_pieces(result.records, result.rows)
             result.built = [build_shard(job, root, piece) for piece in pieces]
         result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
+        result.seconds |= pool.seconds
     return result
+
+
+@contextmanager
+def _stage(name: str, total_bytes: int, pool: Pool) -> Iterator[None]:
+    """Show a stage's progress and take its time."""
+    begin = time.monotonic()
+    with Progress(name, total_bytes, pool.counters):
+        yield
+    pool.seconds[name] = round(time.monotonic() - begin, 3)
 
 
 def _parse(job: Job, pool: Pool) -> Result:
     total = sum(source.bytes for source in job.sources)
-    with Progress("parse", total, pool.counters):
+    with _stage("parse", total, pool):
         records = [record for result in pool.map(run_parse_task, parse_tasks(job)) for record in result]
         _refuse_empty(job, records)
-    with Progress("checksum", total, pool.counters):
+    with _stage("checksum", total, pool):
         digests = list(pool.map(run_digest_task, job.sources))
     return Result(records, digests, job.schema.sparse, pool.workers)
 
@@ -92,10 +110,10 @@ def _fit(job: Job, result: Result, pool: Pool) -> None:
     raw_bytes = 0
     if not job.rules.counts_while_parsing:
         raw_bytes = sum(record.files["raw"].bytes for record in result.records)
-    with Progress("count", raw_bytes, pool.counters):
+    with _stage("count", raw_bytes, pool):
         runs = count_units(job, result.records, result.rows, pool)
     run_bytes = sum(record.files[suffix].bytes for record, suffix in runs)
-    with Progress("vocabulary", run_bytes, pool.counters):
+    with _stage("vocabulary", run_bytes, pool):
         result.vocabularies = fit_vocabularies(job, runs, pool)
     limit = job.rules.max_categories
     if limit is not None:
@@ -117,7 +135,7 @@ def _encode(job: Job, result: Result, pool: Pool) -> None:
         for record in result.records
     ]
     total = sum(record.encoded_bytes for record in result.records)
-    with Progress("encode", total, pool.counters):
+    with _stage("encode", total, pool):
         result.records = list(pool.map(run_encode_task, tasks))
 
 
@@ -143,10 +161,10 @@ def _shuffle(job: Job, root: Path, result: Result, pool: Pool) -> None:
     begins = np.cumsum([0, *(record.rows for record in result.records)]).tolist()
     scatter = [ScatterTask(job, record, begin) for record, begin in zip(result.records, begins, strict=False)]
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
-    with Progress("scatter", begins[-1] * (row_bytes + 8), pool.counters):
+    with _stage("scatter", begins[-1] * (row_bytes + 8), pool):
         moved = list(pool.map(run_scatter_task, scatter))
     tasks = gather_tasks(job, [record for record in moved if record.rows], result.rows)
-    with Progress("gather", sum(result.rows.values()) * row_bytes, pool.counters):
+    with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))
     result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,19 @@ def shared() -> Path:
 def real_rows(shared: Path) -> Path:
     """1,999 rows of Criteo Kaggle."""
     return shared / "data" / "criteo_kaggle_sample.tsv"
+
+
+@pytest.fixture
+def criteo(monkeypatch):
+    """`torchrec.datasets.criteo`, with what it asks of iopath, which it does not install: opening local files."""
+    module = pytest.importorskip("torchrec.datasets.criteo")
+    manager = SimpleNamespace(open=open, set_strict_kwargs_checking=lambda strict: None)
+    file_io = ModuleType("iopath.common.file_io")
+    file_io.PathManagerFactory = lambda: SimpleNamespace(get=lambda key: manager)
+    for name in ("iopath", "iopath.common"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
+    return module
 
 
 def config(*overrides: str) -> DataConfig:

@@ -1,7 +1,5 @@
 """The encodings that repeat other programs: against their golden arrays, and against TorchRec's own functions."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
@@ -86,16 +84,6 @@ def test_the_permutation_on_disk_is_the_one_in_memory(tmp_path):
     np.testing.assert_array_equal(rows[:, 0] // 2, on_disk)
 
 
-class Files:
-    """What TorchRec asks of iopath, which it does not install."""
-
-    @staticmethod
-    @contextlib.contextmanager
-    def open(path, mode="r"):
-        with open(path, mode) as file:
-            yield file
-
-
 def awkward_day(rows, seed, edge):
     """Empty fields, negatives, and, if `edge`, integers at int32's ends."""
     rng = np.random.default_rng(seed)
@@ -113,11 +101,8 @@ def awkward_day(rows, seed, edge):
     return ("\n".join(lines) + "\n").encode()
 
 
-def run_torchrec(monkeypatch, directory, days, threshold):
+def run_torchrec(criteo, directory, days, threshold):
     """Its three steps; the arrays of every day."""
-    criteo = pytest.importorskip("torchrec.datasets.criteo")
-    monkeypatch.setattr(criteo, "_get_path_manager", lambda key: Files)
-    monkeypatch.setattr(criteo.CriteoIterDataPipe, "__iter__", read_rows)
     utils = criteo.BinaryCriteoUtils
     for name in ("npy", "contig", "shuffled"):
         (directory / name).mkdir()
@@ -136,22 +121,14 @@ def run_torchrec(monkeypatch, directory, days, threshold):
     ]
 
 
-def read_rows(self):
-    """CriteoIterDataPipe without its file opener, which needs iopath."""
-    for path in self.paths:
-        with open(path) as file:
-            for line in file:
-                yield self.row_mapper(line.rstrip("\n").split("\t"))
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in log")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
 @pytest.mark.parametrize(("edge", "threshold"), [(False, 0), (False, 3), (True, 0)])
-def test_torchrec_itself_on_awkward_days(tmp_path, monkeypatch, edge, threshold):
+def test_torchrec_itself_on_awkward_days(tmp_path, criteo, edge, threshold):
     for day, rows in enumerate((150, 90, 61)):
         (tmp_path / f"day_{day}").write_bytes(awkward_day(rows, day, edge))
-    expected = run_torchrec(monkeypatch, tmp_path, 3, threshold)
+    expected = run_torchrec(criteo, tmp_path, 3, threshold)
     overrides = ["data.encoding=torchrec", f"data.frequency_threshold={threshold}", "data.chunk_bytes=7000"]
     preprocess(config(f"data.raw={tmp_path}/day_?", f"data.path={tmp_path}/out", *overrides))
     train = [np.concatenate(pair) for pair in zip(expected[0], expected[1], strict=True)]

@@ -1,7 +1,5 @@
 """TorchRec's own reader opens our shards as they are."""
 
-import contextlib
-
 import numpy as np
 import pytest
 
@@ -9,23 +7,10 @@ from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
 
-criteo = pytest.importorskip("torchrec.datasets.criteo")
-
-
-class Files:
-    """What TorchRec asks of iopath, which it does not install."""
-
-    @staticmethod
-    @contextlib.contextmanager
-    def open(path, mode="r"):
-        with open(path, mode) as file:
-            yield file
-
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
 @pytest.mark.parametrize("mmap_mode", [False, True])
-def test_batches_are_our_rows(tmp_path, monkeypatch, mmap_mode):
-    monkeypatch.setattr(criteo, "_get_path_manager", lambda key: Files)
+def test_batches_are_our_rows(tmp_path, criteo, mmap_mode):
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=6))
     root = tmp_path / "out"
     manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000"))

@@ -1,0 +1,194 @@
+"""Rows per second of preprocessing, against TorchRec's three steps and against inflating alone.
+
+    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--out FILE.json]
+
+Everything runs on the same synthetic day, in the same session, in turn, `--runs` times; medians are printed as a
+Markdown table and as JSON with the command, the machine and the commit. A rate of `parse` is of that stage alone
+(for `hash` it is all the work on rows: parse, encode, write, sum); `whole` is of the whole job in its process,
+start-up of Python and compilation excluded.
+"""
+
+import argparse
+import contextlib
+import gzip
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+import numpy as np  # noqa: E402
+
+from data_prep.format import load_manifest  # noqa: E402
+from data_prep.sources import open_source, resolve_sources  # noqa: E402
+
+OURS = {
+    "hash": ["data.encoding=hash", "data.max_ind_range=1000000"],
+    "vocabulary": ["data.encoding=vocabulary"],
+    "torchrec_fixed": ["data.encoding=torchrec_fixed"],
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the synthetic day")
+    parser.add_argument("--peer-rows", type=int, default=20_000, help="rows TorchRec gets, being slow")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="write the JSON here as well")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        results = measure(arguments, Path(directory))
+    document = {"command": " ".join([Path(sys.executable).name, *sys.argv]), **machine(), "results": results}
+    print(markdown(document))
+    print(json.dumps(document, indent=1))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def measure(arguments: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
+    """All measurements in turn, several times over."""
+    day, packed, sample = make_days(arguments, directory)
+    tasks: dict[str, Callable[[], dict[str, float]]] = {}
+    for name, overrides in OURS.items():
+        tasks[f"{name}, 1 worker"] = lambda o=overrides: ours(directory, day, 1, o)  # type: ignore[misc]
+    two = [*OURS["hash"], f"data.chunk_bytes={max(1 << 20, day.stat().st_size // 16)}"]
+    tasks["hash, 2 workers"] = lambda: ours(directory, day, 2, two)
+    tasks["hash from .gz, 1 worker"] = lambda: ours(directory, packed, 1, OURS["hash"])
+    tasks["inflate alone"] = lambda: {"whole": arguments.rows / inflate(packed)}
+    tasks["TorchRec's three steps"] = lambda: {"whole": arguments.peer_rows / torchrec_steps(directory, sample)}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
+    for _ in range(arguments.runs):
+        for name, task in tasks.items():
+            found[name].append(task())
+    return [
+        {"what": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
+        for name, runs in found.items()
+    ]
+
+
+def make_days(arguments: argparse.Namespace, directory: Path) -> tuple[Path, Path, Path]:
+    """A synthetic day, the same compressed, and its first rows for TorchRec."""
+    overrides = [f"data.synthetic.rows={arguments.rows}", "data.synthetic.max_cardinality=1000000"]
+    run_ours(["data=synthetic", *overrides, f"data.path={directory}/first", *OURS["hash"]])
+    day = directory / "first" / "raw" / "day_0.tsv"
+    packed = directory / "day_0.gz"
+    with open(day, "rb") as file, gzip.open(packed, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(file, target, 1 << 20)
+    sample = directory / "sample.tsv"
+    with open(day, "rb") as file, open(sample, "wb") as target:
+        for _ in range(arguments.peer_rows):
+            target.write(file.readline())
+    return day, packed, sample
+
+
+def run_ours(arguments: list[str]) -> None:
+    """Run `python -m data_prep`."""
+    command = [sys.executable, "-m", "data_prep", *arguments]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+
+
+def ours(directory: Path, raw: Path, workers: int, overrides: list[str]) -> dict[str, float]:
+    """Rates in rows per second, peak memory, and bytes on disk per row, of one job."""
+    out = directory / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    run_ours([f"data.raw={raw}", f"data.path={out}", f"data.workers={workers}", *overrides])
+    manifest = load_manifest(out)
+    size = sum(path.stat().st_size for path in out.rglob("*.npy"))
+    return {
+        "whole": manifest.rows / manifest.extra["seconds"],
+        "parse": manifest.rows / manifest.extra["stage_seconds"]["parse"],
+        "peak_mib": manifest.extra["peak_memory_bytes"] / 2**20,
+        "bytes_per_row": size / manifest.rows,
+    }
+
+
+def inflate(packed: Path) -> float:
+    """Seconds to inflate a file with the library that the pipeline uses, and do nothing else."""
+    begin = time.perf_counter()
+    reader = open_source(resolve_sources(str(packed))[0])
+    buffer = memoryview(bytearray(1 << 20))
+    while reader.readinto(buffer):
+        pass
+    reader.close()
+    return time.perf_counter() - begin
+
+
+def torchrec_steps(directory: Path, sample: Path) -> float:
+    """Seconds of TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle on the first rows, printing nothing."""
+    provide_iopath()
+    from torchrec.datasets import criteo
+
+    out = directory / "torchrec"
+    shutil.rmtree(out, ignore_errors=True)
+    for name in ("npy", "contig", "shuffled"):
+        (out / name).mkdir(parents=True)
+    files = [str(out / "npy" / f"day_0_{kind}.npy") for kind in ("dense", "sparse", "labels")]
+    utils = criteo.BinaryCriteoUtils
+    begin = time.perf_counter()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        utils.tsv_to_npys(str(sample), *files)
+        utils.sparse_to_contiguous([files[1]], str(out / "contig"), 0, output_file_suffix=".npy")
+        # one day to shuffle and, as its last day, the same file, which is only copied
+        for kind, source in (("dense", "npy"), ("sparse", "contig"), ("labels", "npy")):
+            os.link(out / source / f"day_0_{kind}.npy", out / source / f"day_1_{kind}.npy")
+        rows = {0: len(np.load(files[2]))}
+        utils.shuffle(str(out / "npy"), str(out / "contig"), str(out / "shuffled"), rows, days=2)
+    return time.perf_counter() - begin
+
+
+def provide_iopath() -> None:
+    """What TorchRec asks of iopath, which it does not install: a way to open local files."""
+    manager = SimpleNamespace(open=open, set_strict_kwargs_checking=lambda strict: None)
+    module = ModuleType("iopath.common.file_io")
+    module.PathManagerFactory = lambda: SimpleNamespace(get=lambda key: manager)  # type: ignore[attr-defined]
+    sys.modules.update({"iopath": ModuleType("iopath"), "iopath.common": ModuleType("iopath.common")})
+    sys.modules["iopath.common.file_io"] = module
+
+
+def machine() -> dict[str, Any]:
+    """What this was measured on."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    model = platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
+    load = os.getloadavg()[0]
+    return {
+        "commit": commit,
+        "cpu": model,
+        "cpus": os.cpu_count(),
+        "load_at_end": round(load, 2),
+        "python": platform.python_version(),
+    }
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table for benchmarks/README.md."""
+    lines = [
+        f"`{document['command']}` on {document['cpus']} × {document['cpu']}, commit {document['commit']}, "
+        f"load {document['load_at_end']}; medians.",
+        "",
+        "| | whole job, rows/s | parse stage, rows/s | peak memory, MiB | bytes on disk per row |",
+        "|---|---|---|---|---|",
+    ]
+    for result in document["results"]:
+        cells = [result.get(key) for key in ("whole", "parse", "peak_mib", "bytes_per_row")]
+        lines.append(f"| {result['what']} | " + " | ".join("" if c is None else f"{c:,.0f}" for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
