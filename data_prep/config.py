@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from data_prep.multi_hot import Distribution
 
 MEBIBYTE = 1 << 20
 UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -181,11 +182,41 @@ class DataConfig:
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
 
+class ExchangeFormat(Enum):
+    """Files of other programs: see data_prep/interchange.py."""
+
+    npy = "npy"
+    multi_hot = "multi_hot"
+    bin = "bin"
+
+
+@dataclass
+class ExchangeConfig:
+    """What `python -m data_prep.interchange` is to do.
+
+    Attributes:
+        to: directory to export to, or None.
+        source: directory to import from, or None.
+        format: of the other program's files.
+        multi_hot_sizes: ids per bag of every feature; None: MLPerf v2's.
+        distribution: of a bag's further ids.
+        seed: of their draws.
+    """
+
+    to: str | None = None
+    source: str | None = None
+    format: ExchangeFormat = ExchangeFormat.npy
+    multi_hot_sizes: list[int] | None = None
+    distribution: Distribution = Distribution.uniform
+    seed: int = 0
+
+
 @dataclass
 class PrepConfig:
-    """The configuration of `python -m data_prep`."""
+    """The configuration of `python -m data_prep` and of its `.verify` and `.interchange`."""
 
     data: DataConfig = field(default_factory=DataConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
 
 
 def parse_size(text: str, key: str) -> int:

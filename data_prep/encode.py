@@ -170,10 +170,12 @@ class Encoder:
         """The encoder of the dataset at `root`.
 
         Raises:
-            UserError: no dataset, or a vocabulary missing or changed.
+            UserError: no dataset, an imported one, or a vocabulary missing or changed.
         """
         manifest = load_manifest(root)
         encoding = manifest.encoding
+        if encoding["raw_schema"] is None:
+            raise UserError(f"{root}: imported, so how its raw rows were encoded is unknown; new rows cannot be")
         if encoding["order"] is None:
             return cls(manifest, [])
         features = tuple(manifest.schema["sparse"])

@@ -1,0 +1,53 @@
+"""Datasets to and from the files of other programs, streaming.
+
+    python -m data_prep.interchange data.path=DATASET exchange.to=DIRECTORY exchange.format=FORMAT
+    python -m data_prep.interchange data.path=DATASET exchange.source=DIRECTORY exchange.format=FORMAT
+
+Formats: `npy`, TorchRec's and MLPerf's day_N_{dense,sparse,labels}.npy, the last day holding val, then test;
+`multi_hot`, MLPerf v2's day_N_sparse_multi_hot.npz beside day_N_{dense,labels}.npy; `bin`, the
+terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 submission and DeepSpark: per row 40 int32, the label, the
+integers as they are in the raw file, the ids.
+"""
+
+import sys
+from pathlib import Path
+
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.config import ExchangeFormat, PrepConfig, dataset_path
+from data_prep.exporting import export_bin, export_multi_hot, export_npy
+from data_prep.format import load_manifest
+from data_prep.importing import import_bin, import_npy
+
+CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+
+
+def main(config: PrepConfig) -> int:
+    """Export or import as configured; an exit status."""
+    root, exchange = dataset_path(config.data), config.exchange
+    if (exchange.to is None) == (exchange.source is None):
+        raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
+    if exchange.to is not None:
+        target = Path(exchange.to)
+        target.mkdir(parents=True, exist_ok=True)
+        manifest = load_manifest(root)
+        if exchange.format is ExchangeFormat.npy:
+            files = export_npy(root, manifest, target)
+        elif exchange.format is ExchangeFormat.multi_hot:
+            files = export_multi_hot(root, manifest, target, exchange)
+        else:
+            files = export_bin(root, manifest, target)
+        print(f"{target}: {len(files)} files of {manifest.rows:,} rows")
+        return EXIT_DONE
+    assert exchange.source is not None
+    source = Path(exchange.source)
+    if exchange.format is ExchangeFormat.bin:
+        manifest = import_bin(source, root, config.data.dense_transform)
+    else:
+        manifest = import_npy(source, root, is_multi_hot=exchange.format is ExchangeFormat.multi_hot)
+    print(f"{root}: {manifest.rows:,} rows imported")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

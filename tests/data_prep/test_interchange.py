@@ -1,0 +1,180 @@
+"""To and from the files of other programs."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.encode import Encoder
+from data_prep.exporting import export_bin, export_npy
+from data_prep.format import load_manifest
+from data_prep.importing import import_bin, import_npy
+from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHotTables
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config, load_split
+from tests.data_prep.test_published import awkward_day, run_torchrec
+
+SPLITS = ("train", "val", "test")
+
+
+def make(directory, *overrides, rows=(150, 90, 61)):
+    for day, count in enumerate(rows):
+        (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=False))
+    preprocess(config(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides))
+    return directory / "out"
+
+
+def exchange(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "data_prep.interchange", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def assert_same(one, other):
+    for split in SPLITS:
+        for found, wanted in zip(load_split(one, split), load_split(other, split), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path, criteo):
+    root = make(tmp_path, "data.encoding=torchrec")
+    process = exchange(f"data.path={root}", f"exchange.to={tmp_path}/days")
+    assert process.returncode == 0, process.stderr
+    run_torchrec(criteo, tmp_path, 3, threshold=0)
+    for day in range(3):
+        for kind in ("labels", "dense", "sparse"):
+            name = f"day_{day}_{kind}.npy"
+            assert (tmp_path / "days" / name).read_bytes() == (tmp_path / "shuffled" / name).read_bytes(), name
+    process = exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days")
+    assert process.returncode == 0, process.stderr
+    assert_same(tmp_path / "back", root)
+    verify_dataset(tmp_path / "back")
+    with pytest.raises(UserError, match="imported"):
+        Encoder.load(tmp_path / "back")
+
+
+def test_npy_of_a_single_file(tmp_path):
+    root = make(tmp_path, rows=(80,))
+    files = export_npy(root, load_manifest(root), tmp_path)
+    assert len(files) == 6
+    import_npy(tmp_path, tmp_path / "back")
+    assert_same(tmp_path / "back", root)
+
+
+def test_bin_both_ways(tmp_path):
+    root = make(tmp_path, "data.dense_transform=raw", "data.encoding=hash", "data.max_ind_range=1000")
+    (tmp_path / "bin").mkdir()
+    export_bin(root, load_manifest(root), tmp_path / "bin")
+    text = b"".join((tmp_path / f"day_{day}").read_bytes() for day in range(3))
+    labels, dense, sparse = oracle.parse(text)
+    dense = np.where(dense == oracle.MISSING, 0, dense)
+    wanted = np.concatenate((labels[:, None], dense, sparse % 1000), axis=1).astype(np.int32)
+    records = [np.fromfile(tmp_path / "bin" / f"terabyte_processed_{s}.bin", np.int32).reshape(-1, 40) for s in SPLITS]
+    np.testing.assert_array_equal(np.concatenate(records), wanted)
+    assert [len(record) for record in records] == [240, 31, 30]
+    process = exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/bin", "exchange.format=bin")
+    assert process.returncode == 0, process.stderr
+    verify_dataset(tmp_path / "back")
+    found = [np.concatenate(parts) for parts in zip(*(load_split(tmp_path / "back", s) for s in SPLITS), strict=True)]
+    np.testing.assert_array_equal(found[0], labels)
+    np.testing.assert_array_equal(found[1], oracle.encode_dense(dense))
+    np.testing.assert_array_equal(found[2], sparse % 1000)
+    with pytest.raises(UserError, match=r"data\.dense_transform=raw"):
+        export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
+
+
+def reference_tables(num_embeddings, sizes, distribution):
+    """MLPerf's lookup tables: one legacy stream over all tables in turn."""
+    rng = np.random.RandomState(0)
+    tables = []
+    for rows, size in zip(num_embeddings, sizes, strict=True):
+        own = np.arange(rows)[:, None]
+        if distribution is Distribution.uniform:
+            further = rng.randint(0, rows, size=(rows, size - 1))
+        else:
+            with np.errstate(invalid="ignore"):
+                further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows
+        tables.append(np.concatenate((own, further), axis=1).astype(np.int32))
+    return tables
+
+
+@pytest.mark.parametrize("distribution", list(Distribution))
+def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distribution):
+    root = make(tmp_path, "data.max_ind_range=30")
+    arguments = ["exchange.format=multi_hot", f"exchange.distribution={distribution.value}"]
+    process = exchange(f"data.path={root}", f"exchange.to={tmp_path}/days", *arguments)
+    assert process.returncode == 0, process.stderr
+    manifest = load_manifest(root)
+    rows = list(manifest.num_embeddings.values())
+    reference = reference_tables(rows, MLPERF_SIZES, distribution)
+    tables = MultiHotTables.build(tmp_path / "tables", rows, distribution=distribution)
+    assert tables.sizes == list(MLPERF_SIZES)
+    sparse = load_split(root, "train")[2]
+    sparse = [sparse[:150], sparse[150:], np.concatenate([load_split(root, s)[2] for s in ("val", "test")])]
+    for day, ids in enumerate(sparse):
+        with np.load(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz") as bags:
+            assert bags.files == [str(feature) for feature in range(26)]
+            for feature in range(26):
+                on_disk = bags[str(feature)]
+                assert on_disk.dtype == np.int32
+                np.testing.assert_array_equal(on_disk, reference[feature][ids[:, feature]])
+                np.testing.assert_array_equal(on_disk, tables.expand(feature, ids[:, feature]))
+    process = exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days", "exchange.format=multi_hot")
+    assert process.returncode == 0, process.stderr
+    assert_same(tmp_path / "back", root)
+
+
+def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
+    from data_prep import multi_hot
+
+    rows, sizes = [50, 7, 400], [3, 1, 5]
+    whole = MultiHotTables.build(tmp_path / "a", rows, sizes)
+    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
+    parts = MultiHotTables.build(tmp_path / "b", rows, sizes)
+    for one, other in zip(whole.tables, parts.tables, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UserError, match="2 given for 3 features"):
+        MultiHotTables.build(tmp_path / "c", rows, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "day_0_dense.npy").unlink(), "day_0_dense.npy"),
+        (lambda d: (d / "day_1_sparse.npy").write_bytes(b"nonsense"), "day_1_sparse.npy"),
+        (lambda d: np.save(d / "day_0_dense.npy", np.zeros((3, 13), np.float32)), "day_0_labels.npy"),
+        (lambda d: np.save(d / "day_0_labels.npy", np.full((150, 1), 2, np.int32)), "label"),
+        (lambda d: np.save(d / "day_0_sparse.npy", np.full((150, 26), -1)), "id is negative"),
+        (lambda d: [p.unlink() for p in d.glob("*_labels.npy")], "no day_N_labels.npy"),
+    ],
+    ids=["missing", "damaged", "too short", "label", "id", "nothing"],
+)
+def test_foreign_files_that_are_not_what_they_should_be(tmp_path, damage, message):
+    root = make(tmp_path)
+    (tmp_path / "days").mkdir()
+    export_npy(root, load_manifest(root), tmp_path / "days")
+    damage(tmp_path / "days")
+    with pytest.raises(UserError, match=message):
+        import_npy(tmp_path / "days", tmp_path / "back")
+    assert not (tmp_path / "back" / "manifest.json").exists()
+
+
+def test_bin_files_cut_short(tmp_path):
+    for split in SPLITS:
+        (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
+    with pytest.raises(UserError, match="161 bytes are not whole records of 160"):
+        import_bin(tmp_path, tmp_path / "back", None)
+
+
+def test_either_way_must_be_named(tmp_path):
+    process = exchange(f"data.path={tmp_path}")
+    assert process.returncode == 2
+    assert "exchange.to" in process.stderr
