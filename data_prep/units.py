@@ -18,11 +18,10 @@ from data_prep.npy import NpyWriter
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
 from data_prep.sources import Source
-from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record
 
 MISSING_AS_ZERO = np.int32(0)
 DENSE_ROWS = 1 << 16
-SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy")
 
 
 @dataclass(frozen=True)
