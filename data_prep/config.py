@@ -23,10 +23,11 @@ MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 
 
 class DataSource(Enum):
-    """Where raw rows come from: files named by `data.raw`, or the synthetic generator."""
+    """Where raw rows come from: files named by `data.raw`, the synthetic generator, or mirrors on the web."""
 
     local = "local"
     synthetic = "synthetic"
+    remote = "remote"
 
 
 class Encoding(Enum):
@@ -142,11 +143,36 @@ class SyntheticConfig:
 
 
 @dataclass
+class RemoteConfig:
+    """Files to fetch from mirrors.
+
+    Attributes:
+        name: of the file; {day} stands for the number of a day in data.days.
+        mirrors: where it is, the first that gives it whole; {day} as above.
+        sha256: published sums by name of file.
+        member: file to take out of it, if it is a tar archive.
+        directory: where the files are kept; None: <data.path>/raw.
+        tries: per mirror. pause: seconds before the second, doubled before each further one. timeout: seconds
+            without a byte.
+    """
+
+    name: str = ""
+    mirrors: list[str] = field(default_factory=list)
+    sha256: dict[str, str] = field(default_factory=dict)
+    member: str | None = None
+    directory: str | None = None
+    tries: int = 5
+    pause: float = 2.0
+    timeout: float = 60.0
+
+
+@dataclass
 class DataConfig:
     """What to read, how to encode it, where to write it, and what may be used for that.
 
     Attributes:
-        source: local files or the synthetic generator (chosen by `data=local`, `data=synthetic`).
+        source: local files, the synthetic generator or mirrors (chosen by `data=local`, `data=synthetic`,
+            `data=criteo_1tb`, `data=criteo_kaggle`).
         raw: path, glob, directory of day files, or list of these; plain or .gz; in the order of the days.
         path: directory of the finished dataset.
         overwrite: replace a dataset at `path` that was made from other rows or with other parameters.
@@ -162,6 +188,8 @@ class DataConfig:
         memory_budget: bytes of memory of all processes together, e.g. 2GiB.
         chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: an eighth of
             memory_budget, at most 256MiB; where rows leave their order a quarter of that.
+        days: numbers of the days to fetch, in this order.
+        remote: see RemoteConfig.
         synthetic: see SyntheticConfig.
     """
 
@@ -179,6 +207,8 @@ class DataConfig:
     workers: int | None = None
     memory_budget: str = "2GiB"
     chunk_bytes: str | None = None
+    days: list[int] | None = None
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
 
@@ -287,6 +317,12 @@ def validate(data: DataConfig) -> None:
         rate = data.sampling.negative_drop_rate
         raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
     _validate_synthetic(data.synthetic)
+    _at_least("data.remote.tries", data.remote.tries, 1)
+    if data.days is not None:
+        if data.source is not DataSource.remote:
+            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
+        if not data.days or len(set(data.days)) != len(data.days) or min(data.days) < 0:
+            raise UserError(f"data.days={data.days}: give different days, from 0, e.g. [0,1,2]")
 
 
 def _validate_synthetic(synthetic: SyntheticConfig) -> None:

@@ -21,6 +21,7 @@ from data_prep.format import Manifest
 from data_prep.jit import compile_notice
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
 from data_prep.parse import parse_bytes
+from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO
 from data_prep.sources import resolve_sources
@@ -43,9 +44,7 @@ def preprocess(data: DataConfig) -> Manifest:
     try:
         with locked(root) as work:
             finish_pending(root, work)
-            raw, extra = data.raw, {}
-            if data.source is DataSource.synthetic:
-                raw, extra["bayes"] = generate_days(data.synthetic, root, data.raw)
+            raw, extra = _raw_files(data, root)
             sources = tuple(resolve_sources(raw))
             rules = resolve_rules(data, len(sources))
             parameters = encoding_parameters(data, rules)
@@ -61,6 +60,16 @@ def preprocess(data: DataConfig) -> Manifest:
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error
     print(f"{root}: {_summary(manifest)}", file=sys.stderr)
     return manifest
+
+
+def _raw_files(data: DataConfig, root: Path) -> tuple[Any, dict[str, Any]]:
+    """What to read, made or fetched if need be, and what the manifest's `extra` should say of it."""
+    if data.source is DataSource.synthetic:
+        raw, bayes = generate_days(data.synthetic, root, data.raw)
+        return raw, {"bayes": bayes}
+    if data.source is DataSource.remote:
+        return fetch_days(data, root), {}
+    return data.raw, {}
 
 
 def encoding_parameters(data: DataConfig, rules: Rules) -> dict[str, Any]:
