@@ -125,7 +125,7 @@ def _fetch(url: str, path: Path, patience: Patience) -> None:
         expected = None if length is None else start + int(length)
         _check_room(path, (expected or 0) - have)
         with open(part, "ab" if resumed else "wb") as target:
-            while block := response.read(BLOCK_BYTES):
+            while block := response.read1(BLOCK_BYTES):  # what is there, so that a stall loses nothing
                 target.write(block)
     size = part.stat().st_size
     if expected is not None and size != expected:
