@@ -23,9 +23,13 @@ MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 
 
 class DataSource(Enum):
-    """Where raw rows come from: files named by `data.raw`, the synthetic generator, or mirrors on the web."""
+    """Where raw rows come from.
+
+    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors.
+    """
 
     local = "local"
+    custom = "custom"
     synthetic = "synthetic"
     remote = "remote"
 
@@ -188,6 +192,7 @@ class DataConfig:
         memory_budget: bytes of memory of all processes together, e.g. 2GiB.
         chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: an eighth of
             memory_budget, at most 256MiB; where rows leave their order a quarter of that.
+        schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
         days: numbers of the days to fetch, in this order.
         remote: see RemoteConfig.
         synthetic: see SyntheticConfig.
@@ -207,6 +212,7 @@ class DataConfig:
     workers: int | None = None
     memory_budget: str = "2GiB"
     chunk_bytes: str | None = None
+    schema: str | None = None
     days: list[int] | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)

@@ -47,7 +47,8 @@ def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
 
 def range_of(dense: NDArray[np.int32]) -> DenseRange:
     """Smallest and largest value of each column of a block that has rows."""
-    return DenseRange(dense.min(axis=0).astype(np.int64), dense.max(axis=0).astype(np.int64))
+    dtype = np.int64 if dense.dtype.kind == "i" else np.float64
+    return DenseRange(dense.min(axis=0).astype(dtype), dense.max(axis=0).astype(dtype))
 
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:
@@ -61,12 +62,12 @@ def transform_dense(
     """Apply a transform.
 
     Args:
-        dense: [rows, N] int32, 0 where missing (log1p and log_float32 take negatives, so any missing mark, as 0).
+        dense: [rows, N] int32, or float64 of a user's table; 0 where missing.
         known: for `torchrec` the range of the source the rows are of, for `minmax` that of all rows.
         wraps: for `torchrec`: differences beyond int32 wrap around, as they do in TorchRec.
     """
     if transform is DenseTransform.log1p:
-        return encode_dense(dense)
+        return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
     if transform is DenseTransform.log_float32:
         return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
     if transform is DenseTransform.raw:

@@ -13,8 +13,9 @@ from data_prep.config import DenseTransform
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
-from data_prep.parse import MISSING_INTEGER, Block
+from data_prep.parse import MISSING_INTEGER, Block, parse_bytes
 from data_prep.schema import Schema
+from data_prep.table import Table, parse_table
 
 VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
@@ -146,9 +147,9 @@ def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id
 
 
 class Encoder:
-    """Encodes new rows as a dataset was encoded.
+    """Parses and encodes new rows as a dataset's were.
 
-    `schema` is what the rows must look like (`data_prep.parse.parse_bytes`), `features` the sparse features that
+    `schema` has the columns of the rows, `features` the sparse features that
     come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
     """
 
@@ -159,6 +160,8 @@ class Encoder:
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
         self._tables = tables
+        entry = manifest.encoding.get("table")
+        self._table = None if entry is None else Table.from_manifest(entry)
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._range = None
         if manifest.encoding["dense_range"]:
@@ -185,9 +188,32 @@ class Encoder:
                 raise UserError(f"{path}: missing or changed; preprocess again")
         return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]))
 
+    def parse(self, data: bytes, name: str, labelled: bool = True) -> Block:
+        """Parse rows held in memory: Criteo's, or of the user's table, with its header if it has one.
+
+        Args:
+            data: whole rows.
+            name: what to call them in an error.
+            labelled: False for rows without the label column; their labels are 0.
+
+        Raises:
+            UserError: no rows, or a row that does not fit (file, row, column, remedy).
+        """
+        if self._table is None:
+            return parse_bytes(data, name, self.schema, labelled)
+        if not data:
+            raise UserError(f"{name}: empty file; give at least one row")
+        if not self._table.header:
+            return parse_table(data, self._table, name, 1, labelled)
+        header, _, body = data.partition(b"\n")
+        table = self._table.with_header(header.decode("utf-8-sig", "replace").rstrip("\r"), name, labelled)
+        return parse_table(body, table, name, 2, labelled)
+
     def encode(self, block: Block) -> EncodedBlock:
-        """Encode parsed rows (of `data_prep.parse.parse_bytes`)."""
-        integers = np.where(block.dense == MISSING_INTEGER, np.int32(0), block.dense)
+        """Encode parsed rows."""
+        integers = block.dense
+        if self._table is None:
+            integers = np.where(integers == MISSING_INTEGER, np.int32(0), integers)
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
         dense = transform_dense(integers, self._transform, self._range)

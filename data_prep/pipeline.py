@@ -13,7 +13,15 @@ from typing import Any
 from common.errors import UserError
 from data_prep.arrange import SPLITS
 from data_prep.budget import check_disk
-from data_prep.config import DataConfig, DataSource, chunk_size, dataset_path, validate
+from data_prep.config import (
+    DataConfig,
+    DataSource,
+    DenseTransform,
+    Encoding,
+    chunk_size,
+    dataset_path,
+    validate,
+)
 from data_prep.dense import encode_dense
 from data_prep.encode import encode_hash
 from data_prep.existing import find_finished, finish_pending, keep_or_discard_work, locked
@@ -24,9 +32,10 @@ from data_prep.parse import parse_bytes
 from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO
-from data_prep.sources import resolve_sources
+from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
 from data_prep.synthetic import generate_days
+from data_prep.table import Table, load_table
 from data_prep.work import Job
 
 TOOL_VERSION = "clickwork 0.1.0"
@@ -47,13 +56,15 @@ def preprocess(data: DataConfig) -> Manifest:
             raw, extra = _raw_files(data, root)
             sources = tuple(resolve_sources(raw))
             rules = resolve_rules(data, len(sources))
-            parameters = encoding_parameters(data, rules)
-            found = find_finished(root, parameters, CRITEO.to_manifest(), sources, data.overwrite)
+            table = _user_table(data, sources)
+            schema = CRITEO if table is None else table.schema
+            parameters = encoding_parameters(data, rules, table)
+            found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
             keep_or_discard_work(work, parameters, sources)
-            job = Job(work, sources, CRITEO, rules, parameters["chunk_bytes"])
+            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table)
             manifest = _make(data, root, job, parameters, extra)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -72,9 +83,33 @@ def _raw_files(data: DataConfig, root: Path) -> tuple[Any, dict[str, Any]]:
     return data.raw, {}
 
 
-def encoding_parameters(data: DataConfig, rules: Rules) -> dict[str, Any]:
+def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
+    """The user's own table, or None for Criteo's rows.
+
+    Raises:
+        UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
+    """
+    if data.schema is None:
+        if data.source is DataSource.custom:
+            raise UserError("data.schema: not given; name the YAML file that says how to read your table")
+        return None
+    if data.source not in (DataSource.local, DataSource.custom):
+        raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
+    if data.encoding not in (Encoding.vocabulary, Encoding.hash):
+        raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
+    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32):
+        name = data.dense_transform.value
+        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
+    return load_table(Path(data.schema), sources)
+
+
+def encoding_parameters(data: DataConfig, rules: Rules, table: Table | None = None) -> dict[str, Any]:
     """What decides the shards' bytes besides the rows, as the manifest's `encoding` holds it."""
-    return {**rules.to_manifest(), "chunk_bytes": chunk_size(data, rules.is_arranged)}
+    return {
+        **rules.to_manifest(),
+        "chunk_bytes": chunk_size(data, rules.is_arranged),
+        "table": None if table is None else table.to_manifest(),
+    }
 
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:

@@ -18,6 +18,7 @@ from data_prep.npy import NpyWriter
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
 from data_prep.sources import Source
+from data_prep.table import Table, parse_table
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record
 
 MISSING_AS_ZERO = np.int32(0)
@@ -101,7 +102,8 @@ class _UnitFiles:
         self._job, self._source, self._chunk = job, source, chunk
         self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
         self._is_raw = job.rules.needs_statistics
-        suffix, dtype = ("integers.npy", np.int32) if self._is_raw else ("dense.npy", np.float32)
+        as_read = np.int32 if job.table is None else np.float64
+        suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
         self._dense = NpyWriter(job.unit_path(source, chunk, suffix), dtype, len(job.schema.dense))
         self._suffixes = ["labels.npy", suffix]
         self._ranges: list[DenseRange] = []
@@ -158,9 +160,12 @@ class _UnitFiles:
 def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
     """Parse the lines of one chunk and write the unit's files."""
     files = _UnitFiles(job, source, chunk)
-    room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema), job.schema)
+    room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema) if job.table is None else 0, job.schema)
     for block in lines.until((chunk + 1) * job.chunk_bytes):
-        parsed = _parse_block(job, job.sources[source], block, room)
+        if job.table is None:
+            parsed = _parse_block(job, job.sources[source], block, room)
+        else:
+            parsed = _parse_table_block(job.table, job.sources[source], block)
         files.append(parsed)
         counters().add(lines.advance(), len(parsed.labels))
     return files.finish()
@@ -175,6 +180,20 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Blo
         row = count_lines_before(source, lines.offset + position - lines.start) + 1
         raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
     return Block(room.labels[:rows], room.dense[:rows], room.sparse[:rows])
+
+
+def _parse_table_block(table: Table, source: Source, lines: LineBlock) -> Block:
+    """Parse a block of a user's table, whose first line may be a header."""
+    text = bytes(lines.buffer[lines.start : lines.end])
+    is_first = lines.offset == 0
+    if is_first and table.header:
+        text = text.partition(b"\n")[2]
+    try:
+        return parse_table(text, table, source.path, 1)
+    except UserError:  # only now is the row's number worth counting
+        row = count_lines_before(source, lines.offset) + 1
+        parse_table(text, table, source.path, row + (is_first and table.header))
+        raise
 
 
 @lru_cache(maxsize=1)

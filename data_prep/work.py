@@ -17,6 +17,7 @@ from data_prep.format import FileDigest, digest_file
 from data_prep.rules import Rules
 from data_prep.schema import Schema
 from data_prep.sources import Source
+from data_prep.table import Table
 
 try:
     from isal.isal_zlib import crc32
@@ -38,6 +39,7 @@ class Job:
     schema: Schema
     rules: Rules
     chunk_bytes: int
+    table: Table | None = None  # of a user's own; None: Criteo's rows
 
     @property
     def shard_rows(self) -> int:
