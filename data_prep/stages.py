@@ -20,7 +20,7 @@ from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.rules import Rules
 from data_prep.shuffle import ScatterTask, gather_tasks, run_gather_task, run_scatter_task
-from data_prep.units import EncodeTask, parse_tasks, run_digest_task, run_encode_task, run_parse_task
+from data_prep.units import EncodeTask, parse_tasks, reading_tasks, run_encode_task, run_reading_task
 from data_prep.work import Job, UnitRecord
 
 
@@ -90,10 +90,14 @@ def _stage(name: str, total_bytes: int, pool: Pool) -> Iterator[None]:
 def _parse(job: Job, pool: Pool) -> Result:
     total = sum(source.bytes for source in job.sources)
     with _stage("parse", total, pool):
-        records = [record for result in pool.map(run_parse_task, parse_tasks(job)) for record in result]
+        records: list[UnitRecord] = []
+        digests: list[FileDigest] = []
+        for result in pool.map(run_reading_task, reading_tasks(job)):
+            if isinstance(result, FileDigest):
+                digests.append(result)
+            else:
+                records.extend(result)
         _refuse_empty(job, records)
-    with _stage("checksum", total, pool):
-        digests = list(pool.map(run_digest_task, job.sources))
     return Result(records, digests, job.schema.sparse, pool.workers)
 
 

@@ -257,8 +257,27 @@ def _encode_dense(task: EncodeTask) -> None:
     writer.close()
 
 
-def run_digest_task(source: Source) -> FileDigest:
-    """Size and sum of a raw file."""
-    digest = digest_file(Path(source.path))
-    counters().add(digest.bytes, 0)
+@dataclass(frozen=True)
+class DigestTask:
+    """A raw file to be summed, which nothing waits for but the manifest."""
+
+    source: Source
+
+
+def reading_tasks(job: Job) -> list[ParseTask | DigestTask]:
+    """All that is to be read of the sources, each being summed while its chunks are parsed by others."""
+    tasks: list[ParseTask | DigestTask] = []
+    for task in parse_tasks(job):
+        if task.chunk in (None, 0):
+            tasks.append(DigestTask(job.sources[task.source]))
+        tasks.append(task)
+    return tasks
+
+
+def run_reading_task(task: ParseTask | DigestTask) -> list[UnitRecord] | FileDigest:
+    """Parse a task's units, or sum a raw file."""
+    if isinstance(task, ParseTask):
+        return run_parse_task(task)
+    digest = digest_file(Path(task.source.path))
+    counters().add(0, 0)  # stops if the job is to stop
     return digest
