@@ -8,6 +8,7 @@ from common.errors import UserError
 from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.encode import LookupTable
 from data_prep.lines import LineBlocks
+from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
 from data_prep.vocabulary import PART_BYTES
 from data_prep.work import Job
@@ -19,6 +20,7 @@ BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE
+MIN_PASS_BYTES = 128 * MEBIBYTE
 GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
 DISK_MARGIN = 1.05
 
@@ -34,20 +36,31 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     return _within_budget(data, wanted, need)
 
 
-def num_encode_workers(data: DataConfig, workers: int, table_values: list[int]) -> int:
-    """Processes for encoding, each of which holds all lookup tables.
+def plan_encoding(
+    data: DataConfig, workers: int, table_values: dict[str, int]
+) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
+    """Processes for encoding, each of which holds its lookup tables, and the passes it takes.
+
+    No passes means that all tables fit at once.
 
     Raises:
-        UserError: the tables do not fit the memory budget.
+        UserError: the budget is too small for any number of passes.
     """
-    tables = sum(LookupTable.bytes_for(values) for values in table_values)
+    tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    if PARENT_BYTES + BLOCK_BYTES_IN_WORK + tables > budget:
-        raise UserError(
-            f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need "
-            f"{tables / 2**30:.1f} GiB; raise it, or set data.frequency_threshold or data.max_ind_range"
-        )
-    return _within_budget(data, workers, WORKER_BYTES + BLOCK_BYTES_IN_WORK + tables)
+    base = WORKER_BYTES + BLOCK_BYTES_IN_WORK
+    if PARENT_BYTES + BLOCK_BYTES_IN_WORK + tables <= budget:
+        return _within_budget(data, workers, base + tables), ()
+    workers = _within_budget(data, workers, base + MIN_PASS_BYTES)
+    # a single worker is this process itself
+    allowance = (budget - PARENT_BYTES) // workers - (base if workers > 1 else BLOCK_BYTES_IN_WORK)
+    passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES))
+    print(
+        f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
+        f"encoding in {len(passes)} passes",
+        file=sys.stderr,
+    )
+    return workers, tuple(passes)
 
 
 def _within_budget(data: DataConfig, wanted: int, need: int) -> int:

@@ -37,7 +37,7 @@ class EncodedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class LookupTable:
-    """value -> id by open addressing: a slot is value << 32 | i + 1, 0 if empty; at most half are taken."""
+    """value -> id by open addressing: a slot is value << 32 | number + 1, 0 if empty; at most half are taken."""
 
     slots: NDArray[np.uint64]
     shift: int
@@ -45,11 +45,19 @@ class LookupTable:
     unknown_id: int = OUT_OF_VOCABULARY
 
     @classmethod
-    def build(cls, values: NDArray[np.uint32], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "LookupTable":
-        """Give values[i] the id first_id + i, and all others unknown_id."""
+    def build(
+        cls,
+        values: NDArray[np.uint32],
+        first_id: int = 1,
+        unknown_id: int = OUT_OF_VOCABULARY,
+        numbers: NDArray[np.uint32] | None = None,
+    ) -> "LookupTable":
+        """Give values[i] the id first_id + numbers[i] (by default i), and all others unknown_id."""
+        if numbers is None:
+            numbers = np.arange(len(values), dtype=np.uint32)
         bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
         table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
-        _insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values))
+        _insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
         return table
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
@@ -64,13 +72,13 @@ class LookupTable:
 
 
 @jit
-def _insert(slots, shift, values):  # type: ignore[no-untyped-def]
+def _insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
         slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
         while slots[slot] != EMPTY_SLOT:
             slot = (slot + np.uint32(1)) & mask
-        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(i + 1)
+        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(np.int64(numbers[i]) + 1)
 
 
 @jit

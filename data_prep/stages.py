@@ -10,12 +10,13 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.arrange import arrange
-from data_prep.budget import num_encode_workers, num_workers
+from data_prep.budget import num_workers, plan_encoding
 from data_prep.config import DataConfig, DenseTransform
 from data_prep.dense import DenseRange, join_ranges
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
 from data_prep.layout import BuiltShard, build_shard, place_gathered, plan_pieces, split_rows
+from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.rules import Rules
@@ -64,10 +65,11 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
             _fit(job, result, pool)
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
-    values = [result.vocabularies[name].values for name in result.features if result.vocabularies]
-    with Pool(num_encode_workers(data, workers, values)) as pool:
+    values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
+    encode_workers, passes = plan_encoding(data, workers, values)
+    with Pool(encode_workers) as pool:
         if job.rules.order is not None or job.rules.needs_statistics:
-            _encode(job, result, pool)
+            _encode(job, result, passes, pool)
         if job.rules.is_arranged:
             _shuffle(job, root, result, pool)
         else:
@@ -130,12 +132,17 @@ def _fit(job: Job, result: Result, pool: Pool) -> None:
             )
 
 
-def _encode(job: Job, result: Result, pool: Pool) -> None:
+def _encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...], pool: Pool) -> None:
     """Ids by the vocabularies, integers by their statistics."""
     known = _ranges_by_source(job, result)
     sums = tuple(result.vocabularies[name].sha256 for name in result.features if result.vocabularies)
+    for number, slices in enumerate(passes):
+        raw_bytes = sum(record.files["raw"].bytes for record in result.records)
+        with _stage(f"pass {number + 1} of {len(passes)}", raw_bytes, pool):
+            pass_tasks = [PassTask(job, record, number, slices, sums) for record in result.records]
+            list(pool.map(run_pass_task, pass_tasks))
     tasks = [
-        EncodeTask(job, record, result.features, sums, known[record.source] if known else None)
+        EncodeTask(job, record, result.features, sums, known[record.source] if known else None, passes)
         for record in result.records
     ]
     total = sum(record.encoded_bytes for record in result.records)

@@ -16,6 +16,7 @@ from data_prep.format import FileDigest, digest_file
 from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
+from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
 from data_prep.sources import Source
 from data_prep.table import Table, parse_table
@@ -39,7 +40,7 @@ class EncodeTask:
     """A parsed unit; what its parsing left undone is to be done.
 
     features: those that are kept; vocabulary: the sums of their files in `job.work`; known: the range of the
-    integers, where their transform needs it.
+    integers, where their transform needs it; passes: those whose ids are on disk, if one was not enough.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class EncodeTask:
     features: tuple[str, ...]
     vocabulary: tuple[str, ...]
     known: DenseRange | None
+    passes: tuple[tuple[Slice, ...], ...] = ()
 
 
 def parse_tasks(job: Job) -> list[ParseTask]:
@@ -232,6 +234,8 @@ def run_encode_task(task: EncodeTask) -> UnitRecord:
 def _encode_sparse(task: EncodeTask) -> list[int]:
     """Values to ids; how many of each feature have none of their own."""
     job, record, rules = task.job, task.record, task.job.rules
+    if task.passes:
+        return assemble(job, record, task.features, task.passes).tolist()
     tables = _tables(job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
     columns = [job.schema.sparse.index(feature) for feature in task.features]
     writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(tables))

@@ -162,14 +162,49 @@ def test_too_little_disk(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_vocabulary_beyond_the_budget_is_refused(tmp_path, monkeypatch):
-    from data_prep import budget
+@pytest.mark.parametrize("encoding", ["vocabulary", "torchrec_fixed", "amd_blog"])
+@pytest.mark.parametrize("allowance", [3_000, 40_000])
+def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
+    from data_prep import budget, stages
 
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
-    monkeypatch.setattr(budget.LookupTable, "bytes_for", lambda values: 1 << 30)
-    with pytest.raises(UserError, match=r"lookup tables need 26\.0 GiB"):
-        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
+    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
+    whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
+    passes = []
+
+    def plan(data, workers, values):
+        passes.append(budget.plan_passes(values, allowance))
+        return workers, tuple(passes[-1])
+
+    monkeypatch.setattr(stages, "plan_encoding", plan)
+    parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
+    assert len(passes[0]) > 3
+    assert any(wanted.bits for slices in passes[0] for wanted in slices) == (allowance == 3_000)
+    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
+    assert parts.digest == whole.digest
+    assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
+
+
+def test_passes_are_planned_within_the_budget():
+    from data_prep.budget import plan_encoding
+    from data_prep.encode import LookupTable
+    from data_prep.passes import plan_passes
+
+    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
+    data = config("data.path=out", "data.memory_budget=1GiB")
+    workers, passes = plan_encoding(data, 4, values)
+    assert 1 <= workers <= 4
+    assert len(passes) > 1
+    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), 4, values) == (4, ())
+    for slices in plan_passes(values, 200 << 20):
+        size = sum(LookupTable.bytes_for(values[wanted.feature] >> wanted.bits) for wanted in slices)
+        assert size <= 200 << 20
+    every = [wanted for slices in plan_passes(values, 200 << 20) for wanted in slices]
+    for feature in values:
+        mine = [wanted for wanted in every if wanted.feature == feature]
+        assert sorted(wanted.part for wanted in mine) == list(range(1 << mine[0].bits))
+    with pytest.raises(UserError, match="too small for the 26,000,000 values of column big"):
+        plan_passes({"big": 26_000_000}, 1000)
 
 
 def test_the_manifest_names_what_decides_the_bytes(tmp_path):
