@@ -7,7 +7,6 @@ puts the passes together.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from data_prep.pool import counters
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
 
 NOT_FOUND = -1
-BUILD_OVERHEAD = 1.75  # while a table is built its values and their numbers are there as well
+BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
 SLICE_MARGIN = 1.2  # parts of a vocabulary are not quite equal
 MAX_BITS = 12
 READ_VALUES = 1 << 20
@@ -101,10 +100,16 @@ def load_slice(root: Path, wanted: Slice, first_id: int) -> LookupTable:
     return LookupTable.build(np.concatenate(values), first_id, NOT_FOUND, np.concatenate(numbers))
 
 
-@lru_cache(maxsize=1)
-def _slices(work: Path, slices: tuple[Slice, ...], first_id: int, sums: tuple[str, ...]) -> list[LookupTable]:
-    """Tables of a pass, built once per process; the sums tell one job's from another's at the same place."""
-    return [load_slice(work, wanted, first_id) for wanted in slices]
+_loaded: dict[tuple[Path, tuple[Slice, ...], tuple[str, ...]], list[LookupTable]] = {}
+
+
+def _tables(task: PassTask) -> list[LookupTable]:
+    """Tables of a pass, built once per process; those of the pass before are dropped first."""
+    key = (task.job.work, task.slices, task.sums)
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = [load_slice(task.job.work, wanted, task.job.rules.first_id) for wanted in task.slices]
+    return _loaded[key]
 
 
 def pass_suffix(number: int) -> str:
@@ -120,7 +125,7 @@ def run_pass_task(task: PassTask) -> UnitRecord:
     if done is not None:
         counters().add(record.files["raw"].bytes, record.rows)
         return done
-    tables = _slices(job.work, task.slices, job.rules.first_id, task.sums)
+    tables = _tables(task)
     columns = [job.schema.sparse.index(wanted.feature) for wanted in task.slices]
     suffix = pass_suffix(task.number)
     writer = NpyWriter(job.unit_path(record.source, record.chunk, suffix), np.int32, len(tables))

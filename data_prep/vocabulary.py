@@ -45,6 +45,13 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Run:
     return Run(sorted_values[starts], np.diff(starts, append=len(values)), first)
 
 
+def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """As a stable argsort, but by sorting numbers of 64 bits, which NumPy does several times faster."""
+    keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
 def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Where each distinct value of a sorted array begins."""
     if not len(values):
@@ -57,7 +64,7 @@ def merge_runs(runs: Sequence[Run]) -> Run:
     values = np.concatenate([run.values for run in runs])
     counts = np.concatenate([run.counts.astype(np.int64) for run in runs])
     first = np.concatenate([run.first for run in runs])
-    order = np.argsort(values, kind="stable")
+    order = _sorting_order(values)
     values, counts, first = values[order], counts[order], first[order]
     starts = _starts(values)
     return Run(values[starts], np.add.reduceat(counts, starts), np.minimum.reduceat(first, starts))
