@@ -1,14 +1,16 @@
 """Checkpoints: torch.distributed.checkpoint for tensors, state.json for the rest; whole or not there.
 
-A checkpoint is written beside its final name and renamed when all of it is on disk. It is never overwritten:
-torch.distributed.checkpoint would leave the old metadata over new, truncated data if it were killed then.
+A checkpoint is written beside its final name and renamed when all of it is on disk, with the sizes and sums of
+its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
+truncated data if it were killed then.
 """
 
 import json
 import os
 import shutil
 import warnings
-from dataclasses import dataclass
+import zipfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,13 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from common.errors import UserError
-from data_prep.format import write_atomically
+from data_prep.format import FileDigest, digest_file, write_atomically
 
 LATEST = "latest"
 STATE = "state.json"
 ARRAYS = "arrays.npz"
+PART, OLD = ".part", ".old"  # not yet, and no longer, a checkpoint
+FILES = "files"  # key of state.json: size and sum of every other file
 
 
 @dataclass
@@ -37,65 +41,90 @@ class Saved:
 
 
 def save(
-    directory: Path,
-    step: int,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
-    saved: Saved,
-    keep: int,
+    directory: Path, step: int, model: DistributedModelParallel, optimizer: CombinedOptimizer, saved: Saved, keep: int
 ) -> Path:
     """Write `directory`/step_<step>; a collective call. The `keep` newest stay.
 
-    A checkpoint of the same step is left as it is: it has the same content.
+    Raises:
+        UserError: it could not be written (a full disk, say); checkpoints that were there are as they were.
     """
     final = directory / f"step_{step:08d}"
-    if final.exists():
-        return final
-    part = final.with_suffix(".part")
+    part = final.with_suffix(PART)
     if dist.get_rank() == 0:
-        shutil.rmtree(part, ignore_errors=True)
+        for leftover in (*directory.glob("*" + PART), *directory.glob("*" + OLD)):
+            shutil.rmtree(leftover)
         part.mkdir(parents=True)
     dist.barrier()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its own deprecated storage calls
-        dcp.save(_tensors(model, optimizer), checkpoint_id=part)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of its own deprecated storage calls
+            dcp.save(_tensors(model, optimizer), checkpoint_id=part)
+        if dist.get_rank() == 0:
+            _complete(part, final, saved)
+    except (CheckpointException, OSError) as error:  # the first is a BaseException
+        raise UserError(f"{part}: the checkpoint cannot be written: {_last_line(error)}") from error
     if dist.get_rank() == 0:
-        np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
-        write_atomically(part / STATE, json.dumps(saved.state, indent=1).encode())
-        for path in (*part.iterdir(), part):
-            _fsync(path)
-        os.rename(part, final)
-        write_atomically(directory / LATEST, final.name.encode())
         for old in whole_checkpoints(directory)[:-keep]:
-            shutil.rmtree(old)
+            remove(old)
     dist.barrier()
     return final
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints under a run's checkpoint directory that are complete, oldest first."""
-    return sorted(path for path in directory.glob("step_*") if path.suffix != ".part" and (path / STATE).is_file())
+    """The checkpoints under a run's checkpoint directory that were completed, oldest first."""
+    return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
 
 
-def newest(directory: Path) -> Path | None:
-    """The newest whole checkpoint, whatever `latest` says: a kill may come between the rename and it."""
-    return next(reversed(whole_checkpoints(directory)), None)
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint so that a kill on the way does not leave something that looks like one."""
+    old = checkpoint.with_suffix(OLD)
+    os.rename(checkpoint, old)
+    shutil.rmtree(old)
 
 
-def read_state(checkpoint: Path) -> Saved:
+def newest(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole and undamaged, and what is wrong with each newer one.
+
+    `latest` is for people: a kill may come between the renaming of a checkpoint and it.
+    """
+    skipped = []
+    for checkpoint in reversed(whole_checkpoints(directory)):
+        try:
+            verify(checkpoint)
+        except UserError as error:
+            skipped.append(str(error))
+        else:
+            return checkpoint, skipped
+    return None, skipped
+
+
+def verify(checkpoint: Path) -> None:
+    """Compare a checkpoint's files with the sizes and sums written when it was made.
+
+    Raises:
+        UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
+    """
+    for name, expected in _read_state(checkpoint)[FILES].items():
+        path = checkpoint / name
+        try:
+            damaged = path.stat().st_size != expected["bytes"] or digest_file(path) != FileDigest(**expected)
+        except OSError as error:
+            raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
+        if damaged:
+            raise UserError(f"{path}: damaged, its size or sum is not the one it was written with")
+
+
+def read(checkpoint: Path) -> Saved:
     """What a checkpoint holds beside tensors.
 
     Raises:
         UserError: there is no checkpoint here, or it is damaged.
     """
     try:
-        state = json.loads((checkpoint / STATE).read_bytes())
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
-            return Saved(state, dict(arrays))
-    except FileNotFoundError as error:
-        raise UserError(f"{checkpoint}: no checkpoint here ({error.filename} is missing)") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{checkpoint}: damaged checkpoint ({error}); remove it to use the one before") from error
+            return Saved(_read_state(checkpoint), dict(arrays))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{checkpoint / ARRAYS}: damaged ({error}); remove the checkpoint to use another") from error
 
 
 def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
@@ -104,19 +133,44 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     The layout may differ from the one that was saved.
 
     Raises:
-        UserError: the checkpoint does not fit this model and optimizer, or is damaged.
+        UserError: the checkpoint does not fit this model and optimizer.
     """
     tensors = _tensors(model, optimizer)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(tensors, checkpoint_id=checkpoint)
-    except (CheckpointException, OSError, ValueError, RuntimeError) as error:  # the first is a BaseException
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{checkpoint}: does not load into this model ({reason}); remove it or resume=never") from error
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{checkpoint}: does not load into this model: {_last_line(error)}") from error
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
         optimizer.load_state_dict(tensors["optimizer"])
+
+
+def _complete(part: Path, final: Path, saved: Saved) -> None:
+    """Write what is missing, bring all to the disk, and give the checkpoint its name."""
+    np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
+    files = {path.name: asdict(digest_file(path)) for path in sorted(part.iterdir())}
+    for name in files:
+        _fsync(part / name)
+    write_atomically(part / STATE, json.dumps({**saved.state, FILES: files}, indent=1).encode())
+    if final.exists():
+        remove(final)
+    os.rename(part, final)
+    write_atomically(final.parent / LATEST, final.name.encode())
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / STATE
+    try:
+        state = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{checkpoint}: no checkpoint here ({STATE} is missing)") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); remove the checkpoint to use another") from error
+    if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
+        raise UserError(f"{path}: damaged (no key {FILES!r}); remove the checkpoint to use another")
+    return state
 
 
 def _tensors(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
@@ -124,6 +178,12 @@ def _tensors(model: DistributedModelParallel, optimizer: CombinedOptimizer | Non
     if optimizer is not None:
         tensors["optimizer"] = optimizer.state_dict()
     return tensors
+
+
+def _last_line(error: BaseException) -> str:
+    """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
 
 
 def _fsync(path: Path) -> None:

@@ -63,8 +63,8 @@ class VerifyData(Enum):
 class SyntheticConfig:
     """The day made where no data is given; the planted truth is described in docs/data.md."""
 
-    rows: int = 200_000  # rows of the raw day
-    seed: int = 0  # of its generator
+    rows: int | None = None  # rows of the raw day; null: data_prep's default
+    seed: int | None = None  # of its generator
 
 
 @dataclass
@@ -102,7 +102,7 @@ class OptimizerConfig:
 
     name: OptimizerName = MISSING
     lr: float = MISSING  # at schedule factor 1
-    eps: float = 1e-10  # Adagrad: added to the root of the sum of squares
+    eps: float | None = None  # Adagrad only: added to the root of the sum of squares
 
 
 @dataclass
@@ -128,7 +128,7 @@ class RuntimeConfig:
 
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
-    precision: Precision = Precision.fp32
+    precision: Precision | None = None  # null: fp32; for an evaluation, the run's
     timeout_minutes: float = 30.0  # longest wait of a process for another
 
 
@@ -171,7 +171,7 @@ class CheckpointConfig:
     every_steps: int | None = None
     every_minutes: float | None = None
     keep: int = 2  # newest whole checkpoints that stay
-    resume: str = "auto"  # auto: the run's newest one; never: start over; a path: that checkpoint
+    resume: str = "auto"  # auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run
 
 
 @dataclass
@@ -200,7 +200,7 @@ class EvaluateConfig:
     data_path: str | None = None  # null: where the run found its dataset
     out: str | None = None  # also write the metrics to this JSON file
     global_batch_size: int = 16_384
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # precision: that of the run, unless it is given
 
 
 SHARDING_TYPES = ("table_wise", "row_wise", "column_wise")

@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torchrec import KeyedJaggedTensor
 
-from app.batch import Batch
+from app.batch import Batch, OneHot, Rows
 from app.config import DataConfig, VerifyData
 from common.errors import UserError
 from data_prep.format import Manifest, ShardArrays, open_shard, verify_shard
@@ -44,7 +41,7 @@ class Order:
         num_blocks = -(-self.rows // self.block_rows)
         blocks = np.arange(num_blocks)
         if self.shuffle:
-            np.random.default_rng([self.seed, self.epoch]).shuffle(blocks)
+            np.random.default_rng([self.seed, self.epoch, 0]).shuffle(blocks)
         for number, first in enumerate(range(0, num_blocks, self.window_blocks)):
             starts = blocks[first : first + self.window_blocks] * self.block_rows
             yield number, [(int(start), min(int(start) + self.block_rows, self.rows)) for start in starts]
@@ -53,20 +50,8 @@ class Order:
         """The order of a window's rows, [size], counted over its ranges."""
         order = np.arange(size)
         if self.shuffle:
-            np.random.default_rng([self.seed, self.epoch, window]).shuffle(order)
+            np.random.default_rng([self.seed, self.epoch, 1 + window]).shuffle(order)
         return order
-
-
-class Rows(NamedTuple):
-    """Rows in the order of use: labels [n] float32, dense [n, N] float32, sparse [n, F] int32."""
-
-    labels: NDArray[np.float32]
-    dense: NDArray[np.float32]
-    sparse: NDArray[np.int32]
-
-    def part(self, start: int, stop: int) -> "Rows":
-        """Rows [start, stop), as views."""
-        return Rows(self.labels[start:stop], self.dense[start:stop], self.sparse[start:stop])
 
 
 class Split:
@@ -83,10 +68,13 @@ class Split:
         split = find_split(root, manifest, name)
         self.root, self.name, self.rows = root, name, split.rows
         self.features = list(manifest.num_embeddings)
-        self.num_dense = len(manifest.schema["dense"])
+        self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size = config, rank, world_size
         self._limits = np.array(list(manifest.num_embeddings.values()), dtype=np.int64)
-        self._shards = [open_shard(root, name, shard, self.num_dense, len(self.features)) for shard in split.shards]
+        self._shards = [
+            open_shard(root, name, shard, len(self.dense_names), len(self.features)) for shard in split.shards
+        ]
+        self._names = [shard.name for shard in split.shards]
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
 
     def num_batches(self, global_batch_size: int) -> int:
@@ -115,8 +103,8 @@ class Split:
         self, order: Order, global_batch_size: int, first: int, last: int, counts: list[int]
     ) -> Iterator[Batch]:
         """Cut the stream of this process's rows into batches of `counts` rows, padded to equal size."""
-        one_hot = _OneHot(self.features, global_batch_size // self._world_size)
-        window = Rows(np.empty(0, np.float32), np.empty((0, self.num_dense), np.float32),
+        one_hot = OneHot(self.features, global_batch_size // self._world_size)
+        window = Rows(np.empty(0, np.float32), np.empty((0, len(self.dense_names)), np.float32),
                       np.empty((0, len(self.features)), np.int32))  # fmt: skip
         stream, used = self._windows(order, global_batch_size, first, last), 0
         for count in counts:
@@ -155,20 +143,30 @@ class Split:
         """Read ranges of rows, then pick those numbered `order`; ids are checked against their tables.
 
         Raises:
-            UserError: an id is outside of its table.
+            UserError: a value is not one that data_prep writes.
         """
         pieces = [piece for start, stop in ranges for piece in self._pieces(start, stop)]
-        columns = zip(*pieces, strict=True)
-        labels, dense, sparse = (np.take(np.concatenate(arrays), order, axis=0) for arrays in columns)
-        if len(order):
-            bad = sparse.view(np.uint32).max(axis=0) >= self._limits  # a negative id is a huge one
-            if bad.any():
-                column = int(bad.argmax())
-                raise UserError(
-                    f"{self.root / self.name}: feature {self.features[column]} has an id outside of "
-                    f"[0, {self._limits[column]}), the table size in the manifest; preprocess again"
-                )
+        labels, dense, sparse = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        # All processes check all rows, so that all meet the same error.
+        self._check(labels.view(np.uint32) <= 1, ["label"], "is not 0 or 1", ranges)
+        self._check(np.isfinite(dense), self.dense_names, "is not a finite number", ranges)
+        if (sparse.view(np.uint32).max(axis=0, initial=0) >= self._limits).any():  # a negative id is a huge one
+            sizes = [f"{name}, a table of {rows} rows" for name, rows in zip(self.features, self._limits, strict=True)]
+            self._check(sparse.view(np.uint32) < self._limits, sizes, "the id is not in it", ranges)
+        labels, dense, sparse = (np.take(array, order, axis=0) for array in (labels, dense, sparse))
         return Rows(labels[:, 0].astype(np.float32), dense, sparse)
+
+    def _check(self, good: NDArray[np.bool_], names: list[str], fault: str, ranges: list[tuple[int, int]]) -> None:
+        """Name the first row and column where `good` [rows, columns] is false."""
+        if good.all():
+            return
+        place, column = divmod(int(good.argmin()), good.shape[1])
+        row = np.concatenate([np.arange(*rows) for rows in ranges])[place]
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        raise UserError(
+            f"{self.root / self.name}: shard {self._names[shard]}, row {row - self._starts[shard]}, {names[column]}: "
+            f"{fault}; preprocess again"
+        )
 
     def _pieces(self, start: int, stop: int) -> Iterator[ShardArrays]:
         """Rows [start, stop) of the split, as views of the shards that hold them."""
@@ -205,32 +203,6 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], when: Verify
         return
     for name, shard in shards:
         verify_shard(root, name, shard)
-
-
-class _OneHot:
-    """Batches of one id a bag; lengths and offsets are the same for all of them."""
-
-    def __init__(self, features: list[str], local_batch_size: int) -> None:
-        self._features, self._stride = features, local_batch_size
-        self._lengths = torch.ones(len(features) * local_batch_size, dtype=torch.int32)
-        self._offsets = torch.arange(len(features) * local_batch_size + 1, dtype=torch.int32)
-
-    def batch(self, rows: Rows) -> Batch:
-        """Rows, padded with zeros to the local batch size."""
-        num_valid = len(rows.labels)
-        if num_valid < self._stride:
-            fill = (0, self._stride - num_valid)
-            rows = Rows(
-                np.pad(rows.labels, fill), np.pad(rows.dense, (fill, (0, 0))), np.pad(rows.sparse, (fill, (0, 0)))
-            )
-        sparse_features = KeyedJaggedTensor(
-            keys=self._features,
-            values=torch.from_numpy(np.ascontiguousarray(rows.sparse.T)).flatten(),
-            lengths=self._lengths,
-            offsets=self._offsets,
-            stride=self._stride,
-        )
-        return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
 
 
 def _joined(parts: list[Rows]) -> Rows:

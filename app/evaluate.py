@@ -1,6 +1,7 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout."""
 
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from common.cli import run_command
 from common.errors import UserError
 from data_prep.format import load_manifest, write_atomically
 
+log = logging.getLogger("clickwork")
+
 
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
@@ -24,10 +27,8 @@ def main(config: EvaluateConfig) -> int:
     progress.log_to_terminal(here.rank)
     try:
         root = Path(trained.data.path or "")
-        path = Path(config.checkpoint) if config.checkpoint else checkpoint.newest(directory / record.CHECKPOINTS)
-        if path is None:
-            raise UserError(f"run={directory}: no whole checkpoint under {record.CHECKPOINTS}/; train it first")
-        state = checkpoint.read_state(path).state
+        path = Path(here.on_rank_0(lambda: _checkpoint(config, directory)))
+        state = checkpoint.read(path).state
         manifest = load_manifest(root)
         if manifest.digest != state["dataset_digest"]:
             raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
@@ -50,13 +51,27 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
+def _checkpoint(config: EvaluateConfig, directory: Path) -> str:
+    """The path of the checkpoint asked for, else of the run's newest that is not damaged."""
+    if config.checkpoint:
+        checkpoint.verify(Path(config.checkpoint))
+        return config.checkpoint
+    path, skipped = checkpoint.newest(directory / record.CHECKPOINTS)
+    if path is None:
+        raise UserError("; ".join(skipped) or f"run={directory}: no whole checkpoint yet; train it first")
+    for reason in skipped:
+        log.warning("checkpoint: passed over %s", reason)
+    return str(path)
+
+
 def _trained_config(config: EvaluateConfig, directory: Path) -> AppConfig:
     """The run's own configuration with this machine's runtime and what the user overrides."""
     try:
         trained = from_plain(record.read_config(directory))
     except OmegaConfBaseException as error:
         raise UserError(f"run={directory}: {record.CONFIG} is of another version ({error})") from error
-    trained.runtime = config.runtime
+    precision = config.runtime.precision or trained.runtime.precision
+    trained.runtime = replace(config.runtime, precision=precision)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
     if config.data_path:
         trained.data = replace(trained.data, path=config.data_path)

@@ -86,59 +86,75 @@ class Parts:
 
 def train(parts: Parts, config: TrainConfig, state: State) -> str:
     """Train from `state` to the end; return the run's status: completed, target_reached or interrupted."""
-    pending: list[Tensor] = []
-    first_step = state.step
-    lr = 0.0
-
-    def flush() -> None:
-        """Bring the window's losses and times to the host: the one place where the loop waits for the device."""
-        seconds, wait = parts.meter.take()
-        if not pending:
-            return
-        losses = parts.mean_over_ranks(torch.stack(pending).cpu().numpy())
-        pending.clear()
-        _require_finite(losses, state.step)
-        state.losses.append(losses)
-        if state.step - len(losses) >= first_step + config.warmup_steps_excluded:
-            state.step_seconds.append(seconds)
-            state.input_wait += wait
-        parts.report(state, lr, losses, seconds)
-
+    if evaluation_due(parts, config, state):  # the checkpoint was made at this step, before its evaluation
+        state.evaluation = parts.evaluate(state)
+    if reached(state, config):
+        return "target_reached"
+    window = _Window(parts, state, first_counted_step=state.step + config.warmup_steps_excluded)
     parts.meter.start()
     while state.step < parts.total_steps:
         waiting_since = time.perf_counter()
         for batch in parts.batches(state.epoch, state.step_in_epoch):
             input_wait = time.perf_counter() - waiting_since
-            lr = parts.set_learning_rate(state.step)
+            window.lr = parts.set_learning_rate(state.step)
             parts.optimizer.zero_grad()
             loss = parts.loss(parts.forward(batch), batch.labels)
             loss.backward()
             parts.optimizer.step()
-            pending.append(loss.detach())
+            window.losses.append(loss.detach())
             state.step += 1
             state.step_in_epoch += 1
             parts.meter.step_done(input_wait)
-
-            done = state.step == parts.total_steps
-            stop = parts.interrupted(state.step)
-            evaluate = done or _every(config.eval_every_steps, state.step)
-            save = done or stop or parts.checkpoint_due(state.step)
-            last_of_warmup = state.step == first_step + config.warmup_steps_excluded
-            if evaluate or save or last_of_warmup or _every(config.log_every_steps, state.step):
-                flush()
-            if done or (evaluate and not stop):
-                state.evaluation = parts.evaluate(state)
-            reached = _reached(state, config)
-            if save or reached:
-                parts.save(state)
-            if reached or (stop and not done):
-                return "target_reached" if reached else "interrupted"
-            if done:
-                break
+            status = _after_step(parts, config, state, window)
+            if status is not None:
+                return status
             waiting_since = time.perf_counter()
-        if state.step_in_epoch == parts.steps_per_epoch:
-            state.epoch, state.step_in_epoch = state.epoch + 1, 0
+        state.epoch, state.step_in_epoch = state.epoch + 1, 0
     return "completed"
+
+
+class _Window:
+    """The steps since the device was last waited for."""
+
+    def __init__(self, parts: Parts, state: State, first_counted_step: int) -> None:
+        self.losses: list[Tensor] = []
+        self.lr = 0.0
+        self.first_counted_step = first_counted_step
+        self._parts, self._state = parts, state
+
+    def close(self) -> None:
+        """Bring losses and times to the host: the one place where the loop waits for the device."""
+        parts, state = self._parts, self._state
+        seconds, wait = parts.meter.take()
+        losses = parts.mean_over_ranks(torch.stack(self.losses).cpu().numpy())
+        self.losses.clear()
+        _require_finite(losses, state.step)
+        state.losses.append(losses)
+        if state.step - len(losses) >= self.first_counted_step:
+            state.step_seconds.append(seconds)
+            state.input_wait += wait
+        parts.report(state, self.lr, losses, seconds)
+
+
+def _after_step(parts: Parts, config: TrainConfig, state: State, window: _Window) -> str | None:
+    """Log, save and evaluate where that is due; return the status if the run ends here."""
+    done = state.step == parts.total_steps
+    stop = parts.interrupted(state.step)
+    evaluate = evaluation_due(parts, config, state)
+    save = done or stop or parts.checkpoint_due(state.step)
+    logged = _every(config.log_every_steps, state.step) or state.step == window.first_counted_step
+    if evaluate or save or logged:
+        window.close()
+    if save:
+        parts.save(state)
+    if done or (evaluate and not stop):  # whoever goes on from a stop evaluates first
+        state.evaluation = parts.evaluate(state)
+    if reached(state, config):
+        parts.save(state)
+        return "target_reached"
+    if done:
+        return "completed"
+    return "interrupted" if stop else None
 
 
 def predict(batches: Iterator[Batch], forward: Callable[[Batch], Tensor]) -> tuple[Tensor, Tensor]:
@@ -155,7 +171,13 @@ def _every(interval: int | None, step: int) -> bool:
     return interval is not None and step % interval == 0
 
 
-def _reached(state: State, config: TrainConfig) -> bool:
+def evaluation_due(parts: Parts, config: TrainConfig, state: State) -> bool:
+    """Whether the state's step is one to be evaluated and has not been."""
+    due = state.step > 0 and (state.step == parts.total_steps or _every(config.eval_every_steps, state.step))
+    return due and (state.evaluation is None or state.evaluation["step"] != state.step)
+
+
+def reached(state: State, config: TrainConfig) -> bool:
     """Whether this step's evaluation reached the target."""
     if config.target_auc is None or state.evaluation is None or state.evaluation["step"] != state.step:
         return False

@@ -54,11 +54,14 @@ class Meter:
     def apart(self, kind: str) -> Iterator[None]:
         """Count what happens inside as `kind` (eval or checkpoint), not as training; call after `take`."""
         began = time.perf_counter()
+        if self._marks:
+            self.spent["train"] += began - self._began
         try:
             yield
         finally:
-            self.start()
             self.spent[kind] += time.perf_counter() - began
+            if self._marks:
+                self.start()
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":

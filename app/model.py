@@ -41,7 +41,7 @@ class _PairProducts(torch.autograd.Function):
         padded = nn.functional.pad(grad, (0, 1))  # its last column is the 0 of pairs that are not used
         matrix = padded.index_select(1, pair_of).view(-1, num_vectors, num_vectors)
         matrix.diagonal(dim1=1, dim2=2).mul_(2)  # d(x.x)/dx = 2x
-        return torch.bmm(matrix, vectors), None, None
+        return torch.bmm(matrix.to(vectors.dtype), vectors), None, None  # autocast may have given it bf16
 
 
 class DotInteraction(nn.Module):

@@ -21,7 +21,7 @@ _FUSED = {
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
     """What TorchRec hands to FBGEMM's table-batched embedding for the tables' optimizer."""
     params: dict[str, Any] = {"optimizer": _FUSED[config.name], "learning_rate": config.lr}
-    if config.name is not OptimizerName.sgd:
+    if config.eps is not None:
         params["eps"] = config.eps
     return params
 
@@ -37,7 +37,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
         fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
         if config.name is OptimizerName.sgd:
             return torch.optim.SGD(params, lr=config.lr, fused=fused)
-        return torch.optim.Adagrad(params, lr=config.lr, eps=config.eps, fused=fused)
+        return torch.optim.Adagrad(params, lr=config.lr, eps=config.eps or 0.0, fused=fused)
 
     dense = KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), dense_optimizer)
     return CombinedOptimizer([("sparse", model.fused_optimizer), ("dense", dense)])

@@ -1,8 +1,10 @@
 """The dataset a run asks for: found, or made by data_prep in a process of its own."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from app.config import DataConfig
@@ -25,36 +27,41 @@ def dataset_path(config: DataConfig) -> Path:
     return Path(config.default_path)
 
 
-def prepare(config: DataConfig) -> None:
+def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
     """Run data_prep if the configuration names raw files, or neither raw files nor a dataset.
 
     data_prep itself leaves a dataset made from the same files with the same parameters as it is, and refuses
-    to replace another.
+    to replace another. Once `stopped` says so, it is asked to stop, resumably.
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already.
         SystemExit: data_prep found bad input or was stopped; it has said so on stderr, and its status is handed on.
         RuntimeError: it failed otherwise.
     """
-    path = dataset_path(config)
-    handed_on = {
-        "data.encoding": config.encoding,
-        "data.frequency_threshold": config.frequency_threshold,
-        "data.max_ind_range": config.max_ind_range,
-        "data.workers": config.workers,
-    }
-    overrides = [f"data.path={_quote(str(path))}"]
-    overrides += [f"{key}={value}" for key, value in handed_on.items() if value is not None]
-    if config.raw is not None:
-        overrides += [f"data.raw={_quote(config.raw)}"]
-    elif config.path is None:
-        overrides += ["data=synthetic", f"data.synthetic.rows={config.synthetic.rows}",
-                      f"data.synthetic.seed={config.synthetic.seed}"]  # fmt: skip
-    elif given := [f"{key}={value}" for key, value in handed_on.items() if value is not None]:
-        raise UserError(f"{given[0]}: has no effect on the dataset that is at {path}; give data.raw to make one")
+    for_raw = {key: getattr(config, key) for key in ("encoding", "frequency_threshold", "max_ind_range", "workers")}
+    for_synthetic = {f"synthetic.{key}": value for key, value in vars(config.synthetic).items()}
+    overrides = [f"data.path={_quote(str(dataset_path(config)))}"]
+    if config.raw is None and config.path is None:
+        overrides.append("data=synthetic")
+        effective, idle = {**for_raw, **for_synthetic}, {}
+    elif config.raw is not None:
+        overrides.append(f"data.raw={_quote(config.raw)}")
+        effective, idle = for_raw, for_synthetic
     else:
+        effective, idle = {}, {**for_raw, **for_synthetic}
+    for key, value in idle.items():
+        if value is not None:
+            raise UserError(f"data.{key}={value}: has no effect with the data that is given; leave it out")
+    if config.raw is None and config.path is not None:
         return
-    status = subprocess.run([sys.executable, "-m", "data_prep", *overrides], env=_environment(), check=False).returncode
+    overrides += [f"data.{key}={value}" for key, value in effective.items() if value is not None]
+    process = subprocess.Popen([sys.executable, "-m", "data_prep", *overrides], env=_environment())
+    while process.poll() is None:
+        if stopped():
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+    status = process.returncode
     if status in (EXIT_BAD_INPUT, EXIT_STOPPED):
         raise SystemExit(status)  # it has said why
     if status:
@@ -69,4 +76,4 @@ def _quote(value: object) -> str:
     """As one value of Hydra's override grammar, whatever characters it has."""
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_quote(item) for item in value) + "]"
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "'" + str(value).replace("'", "\\'") + "'"

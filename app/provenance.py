@@ -69,6 +69,9 @@ def _code() -> Mapping[str, str | None]:
     if commit is None:
         return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA"), "dirty_diff_sha256": None}
     diff = _git("diff", "HEAD") or b""
+    for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
+        if name:
+            diff += name + (REPOSITORY / os.fsdecode(name)).read_bytes()
     return {
         "git_sha": commit.decode().strip(),
         "dirty_diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None,

@@ -2,13 +2,13 @@
 
 import csv
 import datetime
+import fcntl
 import io
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -17,8 +17,9 @@ from data_prep.format import write_atomically
 
 log = logging.getLogger("clickwork")
 
+FORMAT_NAME = "clickwork-run"
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
-RESULTS, LOG, CHECKPOINTS = "results.csv", "log.txt", "checkpoints"
+RESULTS, LOG, CHECKPOINTS, LOCK = "results.csv", "log.txt", "checkpoints", ".lock"
 # AMD's five columns, here of the whole job; then ours, labelled.
 RESULTS_COLUMNS = (
     "Time Stamp", "Num. Nodes", "Batch Size", "Recommendations/s (mean)", "Recommendations/s (std/mean)",
@@ -27,41 +28,56 @@ RESULTS_COLUMNS = (
 
 
 class Record:
-    """The directory of one run."""
+    """The directory of one run; what writes does nothing on other ranks than 0."""
 
-    def __init__(self, directory: Path, writes: bool) -> None:
+    def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
-        self._writes = writes
+        self.checkpoints = directory / CHECKPOINTS
+        self._writes = rank == 0
+        self._lock: IO[bytes] | None = None
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where this run's checkpoints are."""
-        return self.directory / CHECKPOINTS
+    def open(self) -> None:
+        """Claim the directory for this process, on rank 0.
 
-    def clear(self) -> None:
-        """Remove what an earlier run of this name left; only directories that are a run's are touched."""
-        if not self._writes or not self.directory.exists():
-            return
-        if not (self.directory / CONFIG).exists() and any(self.directory.iterdir()):
-            raise UserError(f"run.dir={self.directory}: not empty and not a run's directory; choose another")
-        shutil.rmtree(self.directory / CHECKPOINTS, ignore_errors=True)
-        for name in (METRICS, SUMMARY, MANIFEST, LOG):
-            (self.directory / name).unlink(missing_ok=True)
-
-    def begin(self, config: dict[str, Any], manifest: dict[str, Any], step: int) -> None:
-        """Write the configuration and the manifest; forget events after `step`, which will come again."""
-        if not self._writes:
-            return
+        Raises:
+            UserError: it is something else's, another process trains in it, or it cannot be written.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.directory / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-            write_atomically(self.directory / MANIFEST, _json(manifest))
-            self._rewind(step)
-            (self.directory / SUMMARY).unlink(missing_ok=True)
+            others = [path.name for path in self.directory.iterdir() if path.name not in (LOCK, LOG)]
+            if others and not self._is_run():
+                raise UserError(f"run.dir={self.directory}: holds {others[0]} and is not a run's; choose another")
+            self._lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"run.dir={self.directory}: another process trains there; choose another run.name"
+            ) from error
         except OSError as error:
             raise UserError(
                 f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another"
             ) from error
+
+    def begin(self, config: dict[str, Any], manifest: dict[str, Any], step: int, evaluated: bool, afresh: bool) -> None:
+        """Write the configuration and the manifest, on rank 0; events that will come again are forgotten.
+
+        step, evaluated: where the run goes on, and whether that step's evaluation is in the checkpoint.
+        afresh: remove what an earlier run left here. Otherwise the manifests of the run's earlier parts are kept.
+        """
+        if afresh:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            for name in (METRICS, MANIFEST, LOG):
+                (self.directory / name).unlink(missing_ok=True)
+        (self.directory / SUMMARY).unlink(missing_ok=True)
+        before = _read_json(self.directory / MANIFEST)
+        earlier = [*before.pop("earlier", []), before] if before else []
+        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
+        write_atomically(self.directory / MANIFEST, _json(manifest))
+        write_atomically(self.directory / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        path = self.directory / METRICS
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
         handler = logging.FileHandler(self.directory / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
@@ -97,11 +113,8 @@ class Record:
         with open(path, "a", newline="") as file:
             file.write(text.getvalue())
 
-    def _rewind(self, step: int) -> None:
-        path = self.directory / METRICS
-        if path.exists():
-            lines = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
-            write_atomically(path, b"".join(lines))
+    def _is_run(self) -> bool:
+        return (_read_json(self.directory / MANIFEST) or {}).get("format") == FORMAT_NAME
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -121,19 +134,29 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The summary of a run, or None if it has none yet."""
-    try:
-        return json.loads((directory / SUMMARY).read_bytes())
-    except (OSError, ValueError):
-        return None
+    summary = _read_json(directory / SUMMARY)
+    return summary if summary and {"status", "steps", "eval"} <= summary.keys() else None
 
 
 def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + os.linesep).encode()
+    return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def _step_of(line: bytes) -> float:
-    """The step of an event; a line cut off by a kill is dropped."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """An object, or None where there is no whole one."""
     try:
-        return float(json.loads(line)["step"])
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
+    """Whether an event lies before where the run goes on; a line cut off by a kill does not."""
+    try:
+        event = json.loads(line)
+        if event["step"] == step and event["event"] == "eval":
+            return evaluated
+        return bool(event["step"] <= step)
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False

@@ -1,5 +1,6 @@
 """Composition: what a checkpoint of a session holds, and how a session goes on from one."""
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,12 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app import checkpoint
-from app.config import AppConfig, to_plain
+from app import checkpoint, record
+from app.config import AppConfig, CheckpointConfig, sharding_type, to_plain
 from app.loop import State
 from app.session import Session
 from common.errors import UserError
 from data_prep.format import Manifest
+
+log = logging.getLogger("clickwork")
 
 
 class Resumed(NamedTuple):
@@ -35,6 +38,7 @@ def save(directory: Path, session: Session, state: State, seconds: dict[str, flo
         "evaluation": state.evaluation,
         "seconds": seconds,
         "world_size": runtime.world_size,
+        "layout": _layout(session),
         "dataset_digest": session.manifest.digest,
         "fingerprint": fingerprint(session.config, session.manifest),
     }
@@ -53,7 +57,7 @@ def restore(path: Path, session: Session) -> Resumed:
     Raises:
         UserError: it belongs to a run of another configuration, or is damaged.
     """
-    saved = checkpoint.read_state(path)
+    saved = checkpoint.read(path)
     now = fingerprint(session.config, session.manifest)
     for key, value in saved.state["fingerprint"].items():
         if now.get(key) != value:
@@ -75,9 +79,52 @@ def restore(path: Path, session: Session) -> Resumed:
     line = f"resume: from {path}, step {state.step}"
     if values["world_size"] == session.runtime.world_size:
         torch.set_rng_state(torch.from_numpy(arrays["rng"][session.runtime.rank]))
-    else:
-        line += f", made with {values['world_size']} process(es): results agree within rounding only"
+    then, now = values["layout"], _layout(session)
+    if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
+        line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only)"
     return Resumed(state, values["seconds"], line)
+
+
+def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
+    """The path of the checkpoint to start from, if any; damaged ones are passed over with a warning.
+
+    Raises:
+        UserError: the one that was asked for is not there or is damaged.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume == "auto":
+        path, skipped = checkpoint.newest(checkpoints)
+        for reason in skipped:
+            log.warning("resume: passed over %s", reason)
+        return None if path is None else str(path)
+    asked = Path(config.resume)
+    if asked.name == checkpoint.LATEST and asked.is_file():
+        asked = asked.parent.parent
+    if (asked / record.CHECKPOINTS).is_dir():
+        path, _ = checkpoint.newest(asked / record.CHECKPOINTS)
+        asked = path or asked
+    checkpoint.verify(asked)
+    return str(asked)
+
+
+def forget_later(checkpoints: Path, start: Path) -> None:
+    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere."""
+    own = start.parent.resolve() == checkpoints.resolve()
+    for path in checkpoint.whole_checkpoints(checkpoints):
+        if not own or path.name > start.name:
+            log.info("resume: removing %s, which does not come before %s", path, start)
+            checkpoint.remove(path)
+
+
+def _layout(session: Session) -> dict[str, Any]:
+    """What may change on the way, but not without a change in rounding."""
+    return {
+        "processes": session.runtime.world_size,
+        "threads": session.runtime.num_threads,
+        "platform": session.runtime.platform.value,
+        "sharding": sharding_type(session.config.sharding),
+    }
 
 
 def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:

@@ -26,16 +26,21 @@ log = logging.getLogger("clickwork")
 class Run:
     """A session that trains, with its state, its directory and its clock."""
 
-    def __init__(self, session: Session, record: Record, stop: StopRequest) -> None:
-        """Raises UserError where the training split has not one global batch."""
+    def __init__(self, session: Session, record: Record, stop: StopRequest, began: float) -> None:
+        """`began`: time.perf_counter() when the command began. Raises UserError for a batch that does not fit."""
         self.session, self.record, self.stop = session, record, stop
         self.config, self.runtime = session.config, session.runtime
         self.state = loop.State()
         self.meter = Meter(self.runtime.device)
         self.seconds_before: dict[str, float] = {}
         self.resumed = ""
-        self.began = self.saved_at = time.perf_counter()
+        self.began, self.saved_at = began, time.perf_counter()
         train = self.config.train
+        if train.global_batch_size % self.runtime.world_size:
+            raise UserError(
+                f"train.global_batch_size={train.global_batch_size}: not divisible by the {self.runtime.world_size} "
+                "processes; every process takes an equal part"
+            )
         self.split = session.split("train")
         self.steps_per_epoch = self.split.num_batches(train.global_batch_size)
         if train.max_steps != 0 and not self.steps_per_epoch:
@@ -56,14 +61,18 @@ class Run:
 
     def is_done(self, before: dict[str, Any]) -> bool:
         """Whether the run that wrote this summary had come to the end that the configuration now asks for."""
-        if before["steps"] != self.state.step:
+        if before["steps"] != self.state.step or before["status"] not in ("completed", "target_reached"):
             return False
-        at_end = before["status"] == "completed" and self.state.step >= self.total_steps
-        return at_end or before["status"] == "target_reached"
+        self.state.evaluation = before["eval"]
+        same_split = before["eval"]["split"] == self.config.eval.split
+        return same_split and (self.state.step >= self.total_steps or loop.reached(self.state, self.config.train))
 
     def train(self) -> str:
         """Train from the state to the end and write the run's directory; return the status."""
-        self.record.begin(to_plain(self.config), self._manifest(), self.state.step)
+        plain, manifest = to_plain(self.config), self._manifest()
+        afresh = not self.resumed
+        evaluated = self.state.evaluation is not None and self.state.evaluation["step"] == self.state.step
+        self.runtime.on_rank_0(lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh))
         counts = self.session.parameter_counts()
         log.info("run: %s, %d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
                  self.record.directory, self.total_steps, self.config.train.global_batch_size,
@@ -71,6 +80,7 @@ class Run:
                  self.runtime.platform.value)  # fmt: skip
         if self.resumed:
             log.info("%s", self.resumed)
+            self._event("resume", line=self.resumed)
         self.progress.start(self.state.step)
         try:
             status = loop.train(self._parts(), self.config.train, self.state)
@@ -136,8 +146,9 @@ class Run:
             result = self.session.evaluate(self.config.eval.split)
         self._event("eval", eval_samples=result["samples"], **{k: v for k, v in result.items() if k != "samples"})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
-        if result["auc"] is None:
-            log.warning("eval: split %s has not both labels; AUC is not defined", self.config.eval.split)
+        if result["auc"] is None and self.runtime.rank == 0:
+            lack = "has not both labels" if result["samples"] else "has no rows"
+            log.warning("eval: split %s %s; AUC is not defined", self.config.eval.split, lack)
         return {"step": state.step, **result}
 
     def _save(self, state: loop.State) -> None:

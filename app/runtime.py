@@ -2,17 +2,20 @@
 
 import datetime
 import importlib.metadata
+import itertools
+import json
 import logging
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.rendezvous import rendezvous
 
 from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
@@ -21,6 +24,9 @@ from common.errors import UserError
 log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+JsonT = TypeVar("JsonT", bound="str | None")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+FOR_EVER = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Runtime:
     world_size: int
     local_world_size: int
     num_threads: int
+    store: dist.Store
+    calls: Iterator[int] = field(default_factory=itertools.count)
 
     def highest(self, value: float) -> float:
         """The highest of all processes' values, on all of them."""
@@ -47,62 +55,59 @@ class Runtime:
         dist.all_gather(everyones, mine)
         return [theirs.numpy() for theirs in everyones]
 
-    def on_rank_0(self, action: Callable[[], None]) -> None:
-        """Do something on rank 0 while the others wait; what is wrong with the input there ends all.
+    def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
+        """Do something on rank 0, however long it takes, and give its result (a string or None) to all.
 
         Raises:
             UserError, SystemExit: what the action raised, on rank 0.
-            SystemExit: on the others, without a word.
+            SystemExit: on the others then, without a word.
         """
-        problem: BaseException | None = None
+        key = f"on_rank_0/{next(self.calls)}"
         if self.rank == 0:
             try:
-                action()
+                value = action()
             except (UserError, SystemExit) as error:
-                problem = error
-        failed = self.highest(float(problem is not None))
-        if problem is not None:
-            raise problem
-        if failed:
-            raise SystemExit(EXIT_BAD_INPUT)
+                self.store.set(key, json.dumps({"status": getattr(error, "code", EXIT_BAD_INPUT)}))
+                raise
+            self.store.set(key, json.dumps({"value": value}))
+            return value
+        self.store.wait([key], FOR_EVER)
+        outcome = json.loads(self.store.get(key))
+        if "status" in outcome:
+            raise SystemExit(outcome["status"])
+        return outcome["value"]
 
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     """Join the process group that torchrun describes, or make one of a single process; seed everything.
 
     Raises:
-        UserError: a platform that is not here, or a precision that it has not.
+        UserError: a platform that is not here, a precision that it has not, or half of a launcher's variables.
     """
     _quieten_third_parties()
     platform = _platform(config.platform)
     if config.precision is Precision.tf32 and platform is Platform.cpu:
         raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank, local_world_size = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
+    launched = _launched()
+    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device, backend = torch.device("cpu"), "gloo"
     if platform is not Platform.cpu:
         if local_world_size > torch.cuda.device_count():
             raise UserError(f"{local_world_size} processes for {torch.cuda.device_count()} GPUs: start one for each")
         device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
-    num_threads = config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    num_threads = config.num_threads or _default_threads(launched, local_world_size)
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(deterministic or platform is Platform.cpu)
     torch.manual_seed(seed)
+    timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.
-    store = None if "RANK" in os.environ else dist.HashStore()
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(minutes=config.timeout_minutes),
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return Runtime(
+        platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
-    return Runtime(platform, device, rank, world_size, local_world_size, num_threads)
 
 
 def stop() -> None:
@@ -111,18 +116,33 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
+def _launched() -> bool:
+    """Whether torchrun started this process."""
+    given = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
+    if given and len(given) < len(LAUNCHER_VARIABLES):
+        missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in given)
+        raise UserError(f"environment: {given[0]} is set but not {missing}; unset it, or start with torchrun")
+    return bool(given)
+
+
+def _default_threads(launched: bool, local_world_size: int) -> int:
+    """The user's OMP_NUM_THREADS (but torchrun sets it to 1 by itself), else an equal share of the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and (int(asked) > 1 or (int(asked) == 1 and not launched)):
+        return int(asked)
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
 def _platform(wanted: Platform) -> Platform:
     here = Platform.cpu
-    if torch.cuda.is_available() and _fbgemm_has_gpu_code():
+    if wanted is not Platform.cpu and torch.cuda.is_available() and _fbgemm_has_gpu_code():
         here = Platform.rocm if torch.version.hip else Platform.cuda
-    if wanted in (Platform.auto, Platform.cpu):
-        return here if wanted is Platform.auto else Platform.cpu
-    if wanted is not here:
-        raise UserError(
-            f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM offer {here.value} here; "
-            "use runtime.platform=auto, or install the releases for that platform"
-        )
-    return here
+    if wanted in (Platform.auto, here):
+        return here
+    raise UserError(
+        f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM offer {here.value} here; "
+        "use runtime.platform=auto, or install the releases for that platform"
+    )
 
 
 def _fbgemm_has_gpu_code() -> bool:
@@ -142,3 +162,4 @@ def _quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # we say it in one line

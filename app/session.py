@@ -14,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app import embeddings, loop, metrics, optimizer, provenance, sharding
 from app.batch import Batch
-from app.config import AppConfig, Precision
+from app.config import AppConfig, Precision, sharding_type
 from app.data import Split
 from app.model import DLRM
 from app.runtime import Runtime
@@ -90,10 +90,10 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     """
     if not manifest.num_embeddings or not manifest.schema["dense"]:
         raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
-    if config.train.global_batch_size % runtime.world_size:
+    if sharding_type(config.sharding) == "column_wise" and config.model.embedding_dim % (4 * runtime.world_size):
         raise UserError(
-            f"train.global_batch_size={config.train.global_batch_size}: not divisible by the {runtime.world_size} "
-            "processes; every process takes an equal part"
+            f"sharding.types=column_wise: model.embedding_dim={config.model.embedding_dim} does not divide into "
+            f"multiples of 4 (FBGEMM) over {runtime.world_size} processes; use table_wise or row_wise"
         )
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     dim = config.model.embedding_dim

@@ -1,7 +1,11 @@
 """Values that cannot work are refused before anything is built."""
 
-from app.config import AppConfig, Interaction, ModelConfig, OptimizerName, sharding_type
+import math
+
+from app.config import AppConfig, Interaction, ModelConfig, OptimizerName, ScheduleName, sharding_type
 from common.errors import UserError
+
+MOST_MINUTES, MOST_THREADS, MOST_WIDTH = 100_000, 4_096, 1_000_000
 
 
 def validate(config: AppConfig) -> None:
@@ -35,12 +39,13 @@ def validate(config: AppConfig) -> None:
             raise UserError(f"{key}={value}: must be at least {least}")
     positive = {
         "optimizer.lr": config.optimizer.lr,
+        "optimizer.eps": config.optimizer.eps,
         "runtime.timeout_minutes": config.runtime.timeout_minutes,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
     }
     for key, number in positive.items():
-        if number is not None and not number > 0:
-            raise UserError(f"{key}={number}: must be above 0")
+        if number is not None and not 0 < number < math.inf:
+            raise UserError(f"{key}={number}: must be a finite number above 0")
     if train.target_auc is not None and not 0 < train.target_auc <= 1:
         raise UserError(f"train.target_auc={train.target_auc}: must be in (0, 1]")
     if schedule.decay_steps and schedule.decay_start_step < schedule.warmup_steps:
@@ -48,6 +53,14 @@ def validate(config: AppConfig) -> None:
             f"schedule.decay_start_step={schedule.decay_start_step}: the decay may not start before the warm-up ends "
             f"(schedule.warmup_steps={schedule.warmup_steps})"
         )
+    if train.seed >= 2**63:
+        raise UserError(f"train.seed={train.seed}: must be below 2^63")
+    if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
+        raise UserError(
+            f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
+        )
+    _validate_names(config)
+    _validate_without_effect(config)
     _validate_model(model)
     sharding_type(config.sharding)
     if config.optimizer.name is OptimizerName.rowwise_adagrad and sharding_type(config.sharding) == "column_wise":
@@ -57,11 +70,35 @@ def validate(config: AppConfig) -> None:
         )
 
 
+def _validate_names(config: AppConfig) -> None:
+    named = {"run.name": config.run.name, "run.dir": config.run.dir, "checkpoint.resume": config.checkpoint.resume}
+    for key, text in named.items():
+        if not text.strip():
+            raise UserError(f"{key}=: must not be empty")
+    if config.runtime.timeout_minutes > MOST_MINUTES:
+        raise UserError(f"runtime.timeout_minutes={config.runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
+    if (config.runtime.num_threads or 0) > MOST_THREADS:
+        raise UserError(f"runtime.num_threads={config.runtime.num_threads}: must be at most {MOST_THREADS}")
+
+
+def _validate_without_effect(config: AppConfig) -> None:
+    """A knob that would do nothing is refused."""
+    schedule, optimizer = config.schedule, config.optimizer
+    if schedule.name is ScheduleName.constant:
+        for key in ("warmup_steps", "decay_start_step", "decay_steps"):
+            if getattr(schedule, key):
+                raise UserError(f"schedule.{key}={getattr(schedule, key)}: has no effect with schedule=constant")
+    if optimizer.name is OptimizerName.sgd and optimizer.eps is not None:
+        raise UserError(f"optimizer.eps={optimizer.eps}: has no effect with optimizer=sgd")
+    if optimizer.name is not OptimizerName.sgd and optimizer.eps is None:
+        raise UserError(f"optimizer.eps=null: optimizer={optimizer.name.value} needs one, such as 1e-10")
+
+
 def _validate_model(model: ModelConfig) -> None:
     widths = {"model.dense_arch": model.dense_arch, "model.over_arch": model.over_arch}
     for key, layers in widths.items():
-        if not layers or min(layers) < 1:
-            raise UserError(f"{key}={layers}: must be a list of widths above 0, such as [512,256,16]")
+        if not layers or not 1 <= min(layers) <= max(layers) <= MOST_WIDTH:
+            raise UserError(f"{key}={layers}: must be a list of widths from 1 to {MOST_WIDTH}, such as [512,256,16]")
     if model.embedding_dim < 4 or model.embedding_dim % 4:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be a multiple of 4 (FBGEMM)")
     if model.dense_arch[-1] != model.embedding_dim:

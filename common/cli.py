@@ -17,6 +17,7 @@ from common.errors import UserError
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by a signal after a clean checkpoint; the same command goes on
 
 ConfigT = TypeVar("ConfigT")
@@ -30,6 +31,11 @@ def compose_config(
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
     """
+    for override in overrides:
+        if override.lstrip("+~").startswith("hydra"):
+            raise UserError(
+                f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
+            )
     ConfigStore.instance().store(name="schema", node=schema)
     GlobalHydra.instance().clear()
     try:
@@ -38,7 +44,7 @@ def compose_config(
         # Merged into the schema once more, since an override that begins with + may add a key of its own.
         config = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed))
         return OmegaConf.to_object(config)  # type: ignore[return-value]
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_one_line(error)) from error
 
 
@@ -66,6 +72,13 @@ def run_command(
     except BrokenPipeError:
         sys.stdout = None  # `... | head`: nobody reads any more
         return EXIT_DONE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # before the command took care of signals itself
 
 
 def _print_help(main: Callable[..., int | None], config: object) -> None:

@@ -1,5 +1,7 @@
 """Fixtures of the training side."""
 
+import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from app import runtime
-from app.config import RuntimeConfig
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, RuntimeConfig
+from common.cli import run_command
 from tests.app.datasets import write_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -36,15 +39,41 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_app(tmp_path: Path) -> Command:
-    """Run `python -m app.<name>` in a process of its own, in tmp_path, on `processes` processes."""
+    """Run an entry point in a process of its own, in tmp_path, on `processes` processes, to its end."""
 
     def run(name: str, *overrides: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
+        if processes == 1:
+            return _forked(name, overrides, tmp_path)
+        command = app_command(name, *overrides, processes=processes)
         return subprocess.run(
-            app_command(name, *overrides, processes=processes),
-            cwd=tmp_path, env=app_environment(), capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+            command, cwd=tmp_path, env=app_environment(), capture_output=True, text=True, timeout=240, check=False
+        )
 
     return run
+
+
+def _forked(name: str, overrides: tuple[str, ...], cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """What `python -m app.<name>` does, in a fork of a process that has imported torch already: 3 s less each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.train", "app.evaluate"])
+    process = context.Process(target=_entry_point, args=(name, overrides, str(cwd)))
+    process.start()
+    process.join(240)
+    assert process.exitcode is not None, f"app.{name} {overrides} did not end"
+    out, err = ((cwd / f".{stream}").read_text() for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess([name, *overrides], process.exitcode, out, err)
+
+
+def _entry_point(name: str, overrides: tuple[str, ...], cwd: str) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(app_environment())
+    for descriptor, stream in ((1, ".stdout"), (2, ".stderr")):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.argv = [f"app.{name}", *overrides]
+    module = importlib.import_module(f"app.{name}")
+    schema, config = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate")}[name]
+    sys.exit(run_command(module.main, schema, CONFIG_DIR, config))
 
 
 def app_command(name: str, *overrides: str, processes: int = 1) -> list[str]:

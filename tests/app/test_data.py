@@ -108,7 +108,9 @@ def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
     manifest.num_embeddings = {**manifest.num_embeddings, "cat_2": 100}
     (tmp_path / MANIFEST_NAME).unlink()
     save_manifest(tmp_path, manifest)
-    with pytest.raises(UserError, match=r"feature cat_2 has an id outside of \[0, 100\)"):
+    with pytest.raises(
+        UserError, match=r"train: shard 00000, row \d+, cat_2, a table of 100 rows: the id is not in it"
+    ):
         _rows(tmp_path, "train", "train_batches", global_batch_size=10, seed=0, epoch=0, first=0)
 
 

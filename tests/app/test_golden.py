@@ -55,7 +55,7 @@ def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="golden"),
         model=ModelConfig(interaction, itself, embedding_dim=4, dense_arch=[8, 4], over_arch=[8, 1]),
-        optimizer=OptimizerConfig(algorithm, lr, eps=1e-10),
+        optimizer=OptimizerConfig(algorithm, lr, eps=None if algorithm is OptimizerName.sgd else 1e-10),
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
