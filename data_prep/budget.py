@@ -33,6 +33,8 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     if job.rules.is_arranged:
         need += int(job.shard_rows * SHUFFLE_BYTES_PER_ROW)
     wanted = min(data.workers or usable_cpus(), num_tasks)
+    if data.scheduler is not None:
+        wanted = 1  # a cluster's workers each have the budget to themselves
     return _within_budget(data, wanted, need)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.config import VocabularyOrder
+from data_prep.files import temporary_path
 from data_prep.vocabulary import Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord
 
@@ -44,7 +45,8 @@ def write_runs(
     num_features = len(job.schema.sparse)
     lengths = []
     path, target = job.unit_path(source, chunk, "raw"), job.unit_path(source, chunk, suffix)
-    with open(path, "rb", buffering=0) as raw, open(target, "wb") as runs:
+    temporary = temporary_path(target)
+    with open(path, "rb", buffering=0) as raw, open(temporary, "wb") as runs:
         for feature in range(num_features):
             column = _read_column(raw, feature, num_features, block_rows)
             column = column if rows is None else column[rows]
@@ -53,6 +55,7 @@ def write_runs(
             run.counts.astype(np.uint32).tofile(runs)
             run.first.tofile(runs)
             lengths.append(len(run.values))
+    temporary.replace(target)
     return lengths
 
 

@@ -188,8 +188,10 @@ class DataConfig:
         dense_transform: see DenseTransform; None: what belongs to the encoding.
         split: see SplitConfig.
         sampling: see SamplingConfig.
+        scheduler: address of a Dask scheduler whose workers do the work instead of processes of this machine;
+            they must see the same files. None: this machine.
         workers: processes; None: one per usable CPU, as far as memory_budget allows.
-        memory_budget: bytes of memory of all processes together, e.g. 2GiB.
+        memory_budget: bytes of memory of all processes together, e.g. 2GiB; with a scheduler, of each worker.
         chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: an eighth of
             memory_budget, at most 256MiB; where rows leave their order a quarter of that.
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
@@ -209,6 +211,7 @@ class DataConfig:
     dense_transform: DenseTransform | None = None
     split: SplitConfig = field(default_factory=SplitConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    scheduler: str | None = None
     workers: int | None = None
     memory_budget: str = "2GiB"
     chunk_bytes: str | None = None
@@ -305,6 +308,8 @@ def validate(data: DataConfig) -> None:
     _at_least("data.frequency_threshold", data.frequency_threshold, 0)
     if data.workers is not None:
         _at_least("data.workers", data.workers, 1)
+        if data.scheduler is not None:
+            raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
     _at_least("data.memory_budget", parse_size(data.memory_budget, "data.memory_budget"), MIN_MEMORY_BUDGET)
     _at_least("data.chunk_bytes", chunk_size(data), 1)
     if data.max_ind_range is not None:

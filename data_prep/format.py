@@ -22,6 +22,7 @@ from common.errors import UserError
 FORMAT_NAME = "clickwork-dataset"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
 ARRAY_DTYPES = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
 
 
@@ -122,7 +123,10 @@ def load_manifest(root: Path) -> Manifest:
         )
     try:
         document["splits"] = {name: _split(value) for name, value in document["splits"].items()}
-        return Manifest(**document)
+        manifest = Manifest(**document)
+        if fault := _fault(manifest):
+            raise UserError(f"{path}: {fault}; preprocess again")
+        return manifest
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a whole manifest ({error!r}); preprocess again") from error
 
@@ -216,6 +220,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _fault(manifest: Manifest) -> str | None:
+    """What in a manifest contradicts itself or cannot be."""
+    for feature, rows in manifest.num_embeddings.items():
+        if not isinstance(rows, int) or not 1 <= rows <= MAX_NUM_EMBEDDINGS or "." in feature:
+            return f"num_embeddings of {feature!r} is {rows!r}"
+    if list(manifest.num_embeddings) != manifest.schema["sparse"]:
+        return "num_embeddings and schema name different sparse features"
+    for name, split in manifest.splits.items():
+        if sum(shard.rows for shard in split.shards) != split.rows:
+            return f"split {name!r} has {split.rows} rows, but its shards have others"
+    return None
 
 
 def _split(value: dict[str, Any]) -> Split:

@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from data_prep.files import temporary_path
+
 HEADER_BYTES = 128
 
 
 class NpyWriter:
-    """A two-dimensional .npy file that grows; it is valid once `close` has filled in its header."""
+    """A two-dimensional .npy file that grows; it appears, whole, with `close`."""
 
     def __init__(self, path: Path, dtype: DTypeLike, width: int) -> None:
         self.path = path
         self.rows = 0
         self._dtype = np.dtype(dtype)
         self._width = width
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._temporary = temporary_path(path)
+        self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115
         self._file.write(self._header())
 
     def append(self, rows: NDArray[Any]) -> None:
@@ -30,10 +33,11 @@ class NpyWriter:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write the number of rows and close the file."""
+        """Write the number of rows, close the file, give it its name."""
         self._file.seek(0)
         self._file.write(self._header())
         self._file.close()
+        self._temporary.replace(self.path)
 
     def _header(self) -> bytes:
         stream = io.BytesIO()

@@ -68,12 +68,29 @@ class Counters:
         self._shared[_STOP] = 1
 
 
-_current: list[Counters] = []  # of the pool that this process works for, the last one made
+class LocalCounters:
+    """What one task counts, where memory is not shared."""
+
+    def __init__(self) -> None:
+        self.bytes = self.rows = 0
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done."""
+        self.bytes += num_bytes
+        self.rows += num_rows
 
 
-def counters() -> Counters:
-    """The counters of the pool that this process works for."""
-    return _current[-1]
+_current = threading.local()
+
+
+def use_counters(counters: Counters | LocalCounters) -> None:
+    """Let the tasks of this thread count there."""
+    _current.counters = counters
+
+
+def counters() -> Counters | LocalCounters:
+    """Where the tasks of this thread count."""
+    return _current.counters
 
 
 class Pool:
@@ -86,7 +103,7 @@ class Pool:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
-        _current[:] = [self.counters]
+        use_counters(self.counters)
         self.seconds: dict[str, float] = {}
         self._peaks: dict[int, int] = {}
         self._executor: ProcessPoolExecutor | None = None
@@ -156,7 +173,7 @@ def _run_measured(function: Callable[[TaskT], ResultT], task: TaskT) -> tuple[Re
 
 
 def _start_worker(shared: Counters) -> None:
-    _current[:] = [shared]
+    use_counters(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

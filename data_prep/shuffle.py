@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import LEFT_OUT, SPLITS, unit_positions
+from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.pool import counters
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
@@ -57,10 +58,10 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
         positions = unit_positions(job, task.begin, record.rows)
         order = np.argsort(positions, kind="stable")
         order = order[np.searchsorted(positions[order], LEFT_OUT, side="right") :]
-        np.save(job.unit_path(record.source, record.chunk, "position.npy"), positions[order])
+        save_array(job.unit_path(record.source, record.chunk, "position.npy"), positions[order])
         for kind in KINDS:
             rows = np.load(job.unit_path(record.source, record.chunk, f"{kind}.npy"))
-            np.save(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), rows[order])
+            save_array(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), rows[order])
         suffixes = ["position.npy", *(f"moved-{kind}.npy" for kind in KINDS)]
         files = digest_unit_files(job, record.source, record.chunk, suffixes)
         done = UnitRecord(record.source, record.chunk, len(order), 0, files)
@@ -103,7 +104,7 @@ def run_gather_task(task: GatherTask) -> GatheredShard:
             elif kind == "sparse":
                 array = _finish_ids(task, array)
                 unknown = _count_unknown(job, array)
-            np.save(gathered_path(job, task.split, task.name, kind), array)
+            save_array(gathered_path(job, task.split, task.name, kind), array)
         files = {kind: digest_file(gathered_path(job, task.split, task.name, kind)) for kind in KINDS}
         shard = GatheredShard(files, positives, unknown.tolist())
         write_atomically(done, json.dumps(asdict(shard)).encode())

@@ -11,6 +11,7 @@ import numpy as np
 from common.errors import UserError
 from data_prep.arrange import arrange
 from data_prep.budget import num_workers, plan_encoding
+from data_prep.cluster import open_pool
 from data_prep.config import DataConfig, DenseTransform
 from data_prep.dense import DenseRange, join_ranges
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
@@ -52,7 +53,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     """Do everything but put the files in their places."""
     tasks = parse_tasks(job)
     workers = num_workers(data, job, len(tasks))
-    with Pool(workers) as pool:
+    with open_pool(data.scheduler, workers) as pool:
         result = _parse(job, pool)
         if job.rules.is_arranged:
             with _stage("arrange", 0, pool):
@@ -67,7 +68,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result.seconds |= pool.seconds
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
     encode_workers, passes = plan_encoding(data, workers, values)
-    with Pool(encode_workers) as pool:
+    with open_pool(data.scheduler, encode_workers) as pool:
         if job.rules.order is not None or job.rules.needs_statistics:
             _encode(job, result, passes, pool)
         if job.rules.is_arranged:

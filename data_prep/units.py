@@ -11,6 +11,7 @@ from data_prep.columns import raw_blocks, write_runs
 from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.diagnose import diagnose_row
 from data_prep.encode import LookupTable, encode_columns, encode_hash, load_tables
+from data_prep.files import temporary_path
 from data_prep.fit import PARSED_RUNS
 from data_prep.format import FileDigest, digest_file
 from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
@@ -113,7 +114,8 @@ class _UnitFiles:
         self._block_rows: list[int] = []
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
-            self._raw = open(job.unit_path(source, chunk, "raw"), "wb")  # noqa: SIM115
+            self._raw_path = job.unit_path(source, chunk, "raw")
+            self._raw = open(temporary_path(self._raw_path), "wb")  # noqa: SIM115
         else:
             path = job.unit_path(source, chunk, "sparse.npy")
             self._sparse = NpyWriter(path, np.int32, len(job.schema.sparse))
@@ -143,6 +145,7 @@ class _UnitFiles:
         record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
         if self._is_vocabulary:
             self._raw.close()
+            temporary_path(self._raw_path).replace(self._raw_path)
             self._suffixes += ["raw"]
         else:
             self._sparse.close()

@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from data_prep.files import temporary_path
 from data_prep.format import FileDigest, digest_file
 from data_prep.rules import Rules
 from data_prep.schema import Schema
@@ -84,7 +85,7 @@ class UnitRecord:
 def save_record(job: Job, stage: str, record: UnitRecord) -> None:
     """Record that a unit has passed a stage: the last thing the stage does."""
     path = job.unit_path(record.source, record.chunk, f"{stage}.json")
-    temporary = path.with_suffix(".tmp")
+    temporary = temporary_path(path)
     # not synced: what a power cut makes of it, or of the files it names, load_record finds out
     temporary.write_text(json.dumps(asdict(record)))
     temporary.replace(path)

@@ -58,6 +58,11 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
         (lambda d: d.pop("splits"), "not a whole manifest"),
         (lambda d: d.update(surprise=1), "not a whole manifest"),
         (lambda d: d["splits"].update(train=None), "not a whole manifest"),
+        (lambda d: d["splits"]["train"].update(rows=11), "split 'train' has 11 rows, but its shards have others"),
+        (lambda d: d["num_embeddings"].update(cat_1=0), "num_embeddings of 'cat_1' is 0"),
+        (lambda d: d["num_embeddings"].update(cat_1="7"), "num_embeddings of 'cat_1' is '7'"),
+        (lambda d: d["num_embeddings"].pop("cat_1"), "different sparse features"),
+        (lambda d: d.update(schema=[]), "not a whole manifest"),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:

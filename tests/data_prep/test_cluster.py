@@ -1,0 +1,79 @@
+"""Work units on a Dask cluster of two worker processes give the same bytes."""
+
+import gzip
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import UserError
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config, sums
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.mark.filterwarnings("ignore")  # of a library that is not ours
+@pytest.mark.parametrize("encoding", ["hash", "vocabulary", "torchrec"])
+def test_the_same_bytes(tmp_path, scheduler, encoding):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
+    (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))
+    arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000"]
+    arguments += ["data.max_ind_range=500"]
+    whole = preprocess(config(*arguments, f"data.path={tmp_path}/one"))
+    both = preprocess(
+        config(*arguments, f"data.path={tmp_path}/two", "data.workers=null", f"data.scheduler={scheduler}")
+    )
+    assert sums(tmp_path / "two") == sums(tmp_path / "one")
+    assert both.digest == whole.digest
+    verify_dataset(tmp_path / "two")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bad_row_is_named(tmp_path, scheduler):
+    lines = oracle.make_rows(100, 0).splitlines(keepends=True)
+    lines[70] = b"2" + lines[70][1:]
+    (tmp_path / "day_0").write_bytes(b"".join(lines))
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"]
+    with pytest.raises(UserError, match="row 71, column label"):
+        preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_no_scheduler_there(tmp_path, monkeypatch):
+    from data_prep import cluster
+
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
+    with pytest.raises(UserError, match="no Dask scheduler answers"):
+        preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
+
+
+def test_without_dask_it_says_how_to_get_it(tmp_path):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    (tmp_path / "distributed.py").write_text("raise ImportError\n")
+    program = (
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('data_prep', run_name='__main__')"
+    )
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.scheduler=tcp://127.0.0.1:1"]
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2, process.stderr
+    assert (
+        process.stderr.splitlines()[-1]
+        == "error: data.scheduler: needs Dask; install it with `pip install distributed`"
+    )
