@@ -87,7 +87,7 @@ def throughput(
 ) -> dict[str, float | int | None]:
     """The figures of summary.json from the seconds of every step measured; None if there were none.
 
-    The first `excluded` steps were warm-up and are not among `step_seconds`.
+    `excluded` steps were warm-up, after the start and each resumption, and are not among `step_seconds`.
     """
     figures: dict[str, float | int | None] = dict.fromkeys(
         ("samples_per_second", "samples_per_second_per_device", "steps_per_second", "step_ms_p50", "step_ms_p95",

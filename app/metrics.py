@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CALIBRATION_BINS = 15
+NAMES = ("auc", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
@@ -18,9 +19,8 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
     calibration: sum of probabilities over sum of labels.
     base_rate: share of positives.
     """
-    names = ("auc", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
     if len(labels) == 0:
-        return dict.fromkeys(names)
+        return dict.fromkeys(NAMES)
     z, y = logits.astype(np.float64), labels.astype(np.float64)
     preds = 1 / (1 + np.exp(-np.clip(z, -700, 700)))
     logloss = float(np.mean(np.logaddexp(0, z) - y * z))

@@ -64,7 +64,7 @@ class Run:
         if before["steps"] != self.state.step or before["status"] not in ("completed", "target_reached"):
             return False
         self.state.evaluation = before["eval"]
-        same_split = before["eval"]["split"] == self.config.eval.split
+        same_split = before["eval"].get("split") == self.config.eval.split
         return same_split and (self.state.step >= self.total_steps or loop.reached(self.state, self.config.train))
 
     def train(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app import provenance
+from app import metrics, provenance
 from app.loop import State
 from app.meter import throughput
 from app.session import Session
@@ -23,7 +23,7 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
         state.input_wait,
         train.global_batch_size,
         runtime.world_size,
-        train.warmup_steps_excluded,
+        excluded=state.step - len(state.all_step_seconds()),
     )
     return {
         "status": status,
@@ -32,7 +32,7 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
         "world_size": runtime.world_size,
         "parameters": session.parameter_counts(),
         "train": {"logloss": float(recent.mean(dtype=np.float64)) if len(recent) else None},
-        "eval": state.evaluation,
+        "eval": state.evaluation or dict.fromkeys(metrics.NAMES),
         "throughput": rates,
         "memory": {
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
@@ -49,15 +49,21 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
 
 def failed(session: Session, state: State, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
     """What one process can say of a run that broke, without the others."""
-    unmeasured = ("parameters", "train", "eval", "throughput", "memory", "power", "digest")
+    none_measured = throughput(np.empty(0, np.float32), 0.0, 1, 1, 0)
     return {
         "status": "failed",
         "error": f"{type(error).__name__}: {error}",
         "steps": state.step,
         "samples": state.step * session.config.train.global_batch_size,
         "world_size": session.runtime.world_size,
+        "parameters": session.parameter_counts(),
+        "train": {"logloss": None},
+        "eval": dict.fromkeys(metrics.NAMES),
+        "throughput": none_measured,
+        "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
+        "power": None,
         "seconds": seconds,
-        **dict.fromkeys(unmeasured),
+        "digest": {"parameters": None, "losses": None},
     }
 
 
