@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config import SplitMethod
+from data_prep.choices import SplitMethod
 from data_prep.rules import Rules
 from data_prep.work import Job, UnitRecord
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config import VocabularyOrder
+from data_prep.choices import VocabularyOrder
 from data_prep.files import temporary_path
 from data_prep.vocabulary import Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord

@@ -3,11 +3,11 @@
 import os
 import re
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from data_prep.choices import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
 from data_prep.multi_hot import Distribution
 
 MEBIBYTE = 1 << 20
@@ -20,81 +20,6 @@ CHUNKS_PER_BUDGET = 8
 ARRANGED_FRACTION = 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
-
-
-class DataSource(Enum):
-    """Where raw rows come from.
-
-    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors.
-    """
-
-    local = "local"
-    custom = "custom"
-    synthetic = "synthetic"
-    remote = "remote"
-
-
-class Encoding(Enum):
-    """How a categorical value becomes an id.
-
-    vocabulary: ids from 1 by falling count over the train split, 0 for what is rare or was never seen there.
-    hash: value modulo max_ind_range; one pass, no memory, collisions.
-    torchrec: byte for byte what TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle write: the MLPerf
-        dataset, with its defects (ids of the train split rounded to float32, integers that overflow).
-    torchrec_fixed: the same without the defects.
-    dlrm_kaggle: the arrays of facebookresearch/dlrm for Criteo Kaggle.
-    amd_blog: ids by rising value, integers scaled to 0..1, columns of more than 10,000 values dropped, and
-        scikit-learn's random 80/20 split: AMD's blog of 2024.
-    """
-
-    vocabulary = "vocabulary"
-    hash = "hash"
-    torchrec = "torchrec"
-    torchrec_fixed = "torchrec_fixed"
-    dlrm_kaggle = "dlrm_kaggle"
-    amd_blog = "amd_blog"
-
-
-class DenseTransform(Enum):
-    """What becomes of an integer x, a missing one being 0; float32.
-
-    log1p: log(1 + max(x, 0)), rounded once.
-    log_float32: the same in single precision, as facebookresearch/dlrm computes it.
-    torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
-    minmax: (x - low) / (high - low), over all rows of the column.
-    raw: x; beyond 2^24 float32 rounds.
-    """
-
-    log1p = "log1p"
-    log_float32 = "log_float32"
-    torchrec = "torchrec"
-    minmax = "minmax"
-    raw = "raw"
-
-
-class VocabularyOrder(Enum):
-    """What decides the order of ids: falling count (ties by rising value), first appearance, rising value."""
-
-    frequency = "frequency"
-    first_appearance = "first_appearance"
-    value = "value"
-
-
-class SplitMethod(Enum):
-    """Which rows are held out.
-
-    auto: last_day if there are several files, else fraction.
-    last_day: the last file, in the order of data.raw.
-    fraction: the last `held_out` of all rows.
-    random: each row with probability `held_out`, by `seed`; the rows of a split keep their order.
-    scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
-    """
-
-    auto = "auto"
-    last_day = "last_day"
-    fraction = "fraction"
-    random = "random"
-    scikit_learn = "scikit_learn"
 
 
 @dataclass
@@ -221,14 +146,6 @@ class DataConfig:
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
 
-class ExchangeFormat(Enum):
-    """Files of other programs: see data_prep/interchange.py."""
-
-    npy = "npy"
-    multi_hot = "multi_hot"
-    bin = "bin"
-
-
 @dataclass
 class ExchangeConfig:
     """What `python -m data_prep.interchange` is to do.
@@ -296,55 +213,3 @@ def chunk_size(data: DataConfig, is_arranged: bool = False) -> int:
     budget = parse_size(data.memory_budget, "data.memory_budget")
     chunk = min(MAX_CHUNK_BYTES, budget // CHUNKS_PER_BUDGET)
     return max(1, chunk // ARRANGED_FRACTION) if is_arranged else chunk
-
-
-def validate(data: DataConfig) -> None:
-    """Refuse values out of range.
-
-    Raises:
-        UserError: naming the key, its value and the limit.
-    """
-    dataset_path(data)
-    _at_least("data.frequency_threshold", data.frequency_threshold, 0)
-    if data.workers is not None:
-        _at_least("data.workers", data.workers, 1)
-        if data.scheduler is not None:
-            raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
-    _at_least("data.memory_budget", parse_size(data.memory_budget, "data.memory_budget"), MIN_MEMORY_BUDGET)
-    _at_least("data.chunk_bytes", chunk_size(data), 1)
-    if data.max_ind_range is not None:
-        _at_least("data.max_ind_range", data.max_ind_range, 1)
-        if data.max_ind_range > MAX_TABLE_ROWS:
-            raise UserError(f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32")
-    elif data.encoding is Encoding.hash:
-        raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
-    if data.encoding is Encoding.hash and data.frequency_threshold > 1:
-        raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    if not 0 <= data.split.held_out < 1:
-        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
-    _at_least("data.split.seed", data.split.seed, 0)
-    _at_least("data.sampling.seed", data.sampling.seed, 0)
-    if not 0 <= data.sampling.negative_drop_rate <= 1:
-        rate = data.sampling.negative_drop_rate
-        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
-    _validate_synthetic(data.synthetic)
-    _at_least("data.remote.tries", data.remote.tries, 1)
-    if data.days is not None:
-        if data.source is not DataSource.remote:
-            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
-        if not data.days or len(set(data.days)) != len(data.days) or min(data.days) < 0:
-            raise UserError(f"data.days={data.days}: give different days, from 0, e.g. [0,1,2]")
-
-
-def _validate_synthetic(synthetic: SyntheticConfig) -> None:
-    _at_least("data.synthetic.days", synthetic.days, 1)
-    _at_least("data.synthetic.rows", synthetic.rows, synthetic.days)
-    _at_least("data.synthetic.seed", synthetic.seed, 0)
-    _at_least("data.synthetic.max_cardinality", synthetic.max_cardinality, 3)
-    if not 0 < synthetic.click_rate < 1:
-        raise UserError(f"data.synthetic.click_rate={synthetic.click_rate}: give a share, 0 < share < 1")
-
-
-def _at_least(key: str, value: int, limit: int) -> None:
-    if value < limit:
-        raise UserError(f"{key}={value}: must be at least {limit}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config import DenseTransform
+from data_prep.choices import DenseTransform
 from data_prep.jit import jit
 
 LOG1P_TABLE_SIZE = 1 << 16

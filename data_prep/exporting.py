@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config import Encoding, ExchangeConfig
+from data_prep.choices import Encoding
+from data_prep.config import ExchangeConfig
 from data_prep.format import Manifest, open_shard
 from data_prep.multi_hot import MLPERF_SIZES, MultiHotTables
 from data_prep.npy import NpyWriter

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config import DenseTransform
+from data_prep.choices import DenseTransform
 from data_prep.dense import transform_dense
 from data_prep.format import (
     MANIFEST_NAME,

@@ -13,15 +13,8 @@ from typing import Any
 from common.errors import UserError
 from data_prep.arrange import SPLITS
 from data_prep.budget import check_disk
-from data_prep.config import (
-    DataConfig,
-    DataSource,
-    DenseTransform,
-    Encoding,
-    chunk_size,
-    dataset_path,
-    validate,
-)
+from data_prep.choices import DataSource, DenseTransform, Encoding
+from data_prep.config import DataConfig, chunk_size, dataset_path
 from data_prep.dense import encode_dense
 from data_prep.encode import encode_hash
 from data_prep.existing import find_finished, finish_pending, keep_or_discard_work, locked
@@ -36,6 +29,7 @@ from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
 from data_prep.synthetic import generate_days
 from data_prep.table import Table, load_table
+from data_prep.validation import validate
 from data_prep.work import Job
 
 TOOL_VERSION = "clickwork 0.1.0"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config import VocabularyOrder
+from data_prep.choices import VocabularyOrder
 from data_prep.jit import jit
 from data_prep.vocabulary import SAMPLES_PER_RUN, Run
 

@@ -9,13 +9,8 @@ from enum import Enum
 from typing import Any
 
 from common.errors import UserError
-from data_prep.config import (
-    DataConfig,
-    DenseTransform,
-    Encoding,
-    SplitMethod,
-    VocabularyOrder,
-)
+from data_prep.choices import DenseTransform, Encoding, SplitMethod, VocabularyOrder
+from data_prep.config import DataConfig
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
 TORCHREC_SEED = 0

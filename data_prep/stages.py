@@ -11,9 +11,11 @@ import numpy as np
 from common.errors import UserError
 from data_prep.arrange import arrange
 from data_prep.budget import num_workers, plan_encoding
+from data_prep.choices import DenseTransform
 from data_prep.cluster import open_pool
-from data_prep.config import DataConfig, DenseTransform
+from data_prep.config import DataConfig
 from data_prep.dense import DenseRange, join_ranges
+from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
 from data_prep.layout import BuiltShard, build_shard, place_gathered, plan_pieces, split_rows
@@ -22,7 +24,7 @@ from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.rules import Rules
 from data_prep.shuffle import ScatterTask, gather_tasks, run_gather_task, run_scatter_task
-from data_prep.units import EncodeTask, parse_tasks, reading_tasks, run_encode_task, run_reading_task
+from data_prep.units import parse_tasks, reading_tasks, run_reading_task
 from data_prep.work import Job, UnitRecord
 
 

@@ -1,30 +1,27 @@
-"""What a worker does with one task: parse chunks, encode units, sum a source."""
+"""What a worker does with raw files: parse chunks into units, sum a file."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import UserError
-from data_prep.columns import raw_blocks, write_runs
+from data_prep.columns import write_runs
 from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.diagnose import diagnose_row
-from data_prep.encode import LookupTable, encode_columns, encode_hash, load_tables
+from data_prep.encode import encode_hash
 from data_prep.files import temporary_path
 from data_prep.fit import PARSED_RUNS
 from data_prep.format import FileDigest, digest_file
 from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
-from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
 from data_prep.sources import Source
 from data_prep.table import Table, parse_table
-from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
 
 MISSING_AS_ZERO = np.int32(0)
-DENSE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -34,22 +31,6 @@ class ParseTask:
     job: Job
     source: int
     chunk: int | None
-
-
-@dataclass(frozen=True)
-class EncodeTask:
-    """A parsed unit; what its parsing left undone is to be done.
-
-    features: those that are kept; vocabulary: the sums of their files in `job.work`; known: the range of the
-    integers, where their transform needs it; passes: those whose ids are on disk, if one was not enough.
-    """
-
-    job: Job
-    record: UnitRecord
-    features: tuple[str, ...]
-    vocabulary: tuple[str, ...]
-    known: DenseRange | None
-    passes: tuple[tuple[Slice, ...], ...] = ()
 
 
 def parse_tasks(job: Job) -> list[ParseTask]:
@@ -199,69 +180,6 @@ def _parse_table_block(table: Table, source: Source, lines: LineBlock) -> Block:
         row = count_lines_before(source, lines.offset) + 1
         parse_table(text, table, source.path, row + (is_first and table.header))
         raise
-
-
-@lru_cache(maxsize=1)
-def _tables(
-    work: Path,
-    features: tuple[str, ...],
-    sums: tuple[str, ...],  # tell one job's vocabularies from another's at the same place
-    first_id: int,
-    unknown_id: int,
-) -> list[LookupTable]:
-    return load_tables(work, features, first_id, unknown_id)
-
-
-def run_encode_task(task: EncodeTask) -> UnitRecord:
-    """Write a unit's ids and transformed integers, if that was not done already; its record then names them."""
-    job, parsed = task.job, task.record
-    encoded = load_record(job, "encoded", parsed.source, parsed.chunk)
-    if encoded is not None:
-        counters().add(parsed.encoded_bytes, parsed.rows)
-        return encoded
-    written = []
-    unknown = parsed.unknown
-    if job.rules.order is not None:
-        unknown = _encode_sparse(task)
-        written.append("sparse.npy")
-    if job.rules.needs_statistics:
-        _encode_dense(task)
-        written.append("dense.npy")
-    kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
-    files = kept | digest_unit_files(job, parsed.source, parsed.chunk, written)
-    encoded = UnitRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, files, unknown=unknown)
-    save_record(job, "encoded", encoded)
-    return encoded
-
-
-def _encode_sparse(task: EncodeTask) -> list[int]:
-    """Values to ids; how many of each feature have none of their own."""
-    job, record, rules = task.job, task.record, task.job.rules
-    if task.passes:
-        return assemble(job, record, task.features, task.passes).tolist()
-    tables = _tables(job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
-    columns = [job.schema.sparse.index(feature) for feature in task.features]
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(tables))
-    unknown = np.zeros(len(tables), np.int64)
-    for values in raw_blocks(job, record):
-        ids, misses = encode_columns(values if len(columns) == len(values) else values[columns], tables)
-        writer.append(ids)
-        unknown += misses
-        counters().add(values.nbytes, values.shape[1])
-    writer.close()
-    return unknown.tolist()
-
-
-def _encode_dense(task: EncodeTask) -> None:
-    """Integers as read to what their transform makes of them."""
-    job, record, rules = task.job, task.record, task.job.rules
-    integers = np.load(job.unit_path(record.source, record.chunk, "integers.npy"), mmap_mode="r")
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "dense.npy"), np.float32, integers.shape[1])
-    for start in range(0, len(integers), DENSE_ROWS):
-        block = np.array(integers[start : start + DENSE_ROWS])
-        writer.append(transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids))
-        counters().add(block.nbytes, 0)
-    writer.close()
 
 
 @dataclass(frozen=True)

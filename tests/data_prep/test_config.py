@@ -1,7 +1,8 @@
 import pytest
 
 from common.errors import UserError
-from data_prep.config import chunk_size, parse_size, validate
+from data_prep.config import chunk_size, parse_size
+from data_prep.validation import validate
 from tests.data_prep.conftest import config
 
 

@@ -146,7 +146,7 @@ def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(tmp_path, mon
     from dataclasses import replace
 
     from data_prep import pipeline
-    from data_prep.config import Encoding
+    from data_prep.choices import Encoding
     from data_prep.rules import RULES
 
     for day in range(2):
@@ -195,7 +195,7 @@ def test_dlrm_kaggle_golden(tmp_path, real_rows, shared):
 def test_amd_blog_equals_scikit_learn(tmp_path, real_rows, monkeypatch):
     from dataclasses import replace
 
-    from data_prep.config import Encoding
+    from data_prep.choices import Encoding
     from data_prep.rules import RULES
 
     blog = RULES[Encoding.amd_blog]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import VocabularyOrder
+from data_prep.choices import VocabularyOrder
 from data_prep.encode import LookupTable
 from data_prep.ranking import rank_values
 from data_prep.vocabulary import count_in_order, count_values, merge_in_parts

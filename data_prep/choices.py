@@ -1,0 +1,86 @@
+"""What there is to choose from: the named options of the configuration."""
+
+from enum import Enum
+
+
+class DataSource(Enum):
+    """Where raw rows come from.
+
+    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors.
+    """
+
+    local = "local"
+    custom = "custom"
+    synthetic = "synthetic"
+    remote = "remote"
+
+
+class Encoding(Enum):
+    """How a categorical value becomes an id.
+
+    vocabulary: ids from 1 by falling count over the train split, 0 for what is rare or was never seen there.
+    hash: value modulo max_ind_range; one pass, no memory, collisions.
+    torchrec: byte for byte what TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle write: the MLPerf
+        dataset, with its defects (ids of the train split rounded to float32, integers that overflow).
+    torchrec_fixed: the same without the defects.
+    dlrm_kaggle: the arrays of facebookresearch/dlrm for Criteo Kaggle.
+    amd_blog: ids by rising value, integers scaled to 0..1, columns of more than 10,000 values dropped, and
+        scikit-learn's random 80/20 split: AMD's blog of 2024.
+    """
+
+    vocabulary = "vocabulary"
+    hash = "hash"
+    torchrec = "torchrec"
+    torchrec_fixed = "torchrec_fixed"
+    dlrm_kaggle = "dlrm_kaggle"
+    amd_blog = "amd_blog"
+
+
+class DenseTransform(Enum):
+    """What becomes of an integer x, a missing one being 0; float32.
+
+    log1p: log(1 + max(x, 0)), rounded once.
+    log_float32: the same in single precision, as facebookresearch/dlrm computes it.
+    torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
+    minmax: (x - low) / (high - low), over all rows of the column.
+    raw: x; beyond 2^24 float32 rounds.
+    """
+
+    log1p = "log1p"
+    log_float32 = "log_float32"
+    torchrec = "torchrec"
+    minmax = "minmax"
+    raw = "raw"
+
+
+class VocabularyOrder(Enum):
+    """What decides the order of ids: falling count (ties by rising value), first appearance, rising value."""
+
+    frequency = "frequency"
+    first_appearance = "first_appearance"
+    value = "value"
+
+
+class SplitMethod(Enum):
+    """Which rows are held out.
+
+    auto: last_day if there are several files, else fraction.
+    last_day: the last file, in the order of data.raw.
+    fraction: the last `held_out` of all rows.
+    random: each row with probability `held_out`, by `seed`; the rows of a split keep their order.
+    scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
+    """
+
+    auto = "auto"
+    last_day = "last_day"
+    fraction = "fraction"
+    random = "random"
+    scikit_learn = "scikit_learn"
+
+
+class ExchangeFormat(Enum):
+    """Files of other programs: see data_prep/interchange.py."""
+
+    npy = "npy"
+    multi_hot = "multi_hot"
+    bin = "bin"

@@ -1,0 +1,65 @@
+"""Values out of range are refused before anything is read."""
+
+from common.errors import UserError
+from data_prep.choices import DataSource, Encoding
+from data_prep.config import (
+    MAX_TABLE_ROWS,
+    MIN_MEMORY_BUDGET,
+    DataConfig,
+    SyntheticConfig,
+    chunk_size,
+    dataset_path,
+    parse_size,
+)
+
+
+def validate(data: DataConfig) -> None:
+    """Refuse values out of range.
+
+    Raises:
+        UserError: naming the key, its value and the limit.
+    """
+    dataset_path(data)
+    _at_least("data.frequency_threshold", data.frequency_threshold, 0)
+    if data.workers is not None:
+        _at_least("data.workers", data.workers, 1)
+        if data.scheduler is not None:
+            raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
+    _at_least("data.memory_budget", parse_size(data.memory_budget, "data.memory_budget"), MIN_MEMORY_BUDGET)
+    _at_least("data.chunk_bytes", chunk_size(data), 1)
+    if data.max_ind_range is not None:
+        _at_least("data.max_ind_range", data.max_ind_range, 1)
+        if data.max_ind_range > MAX_TABLE_ROWS:
+            raise UserError(f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32")
+    elif data.encoding is Encoding.hash:
+        raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
+    if data.encoding is Encoding.hash and data.frequency_threshold > 1:
+        raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
+    if not 0 <= data.split.held_out < 1:
+        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
+    _at_least("data.split.seed", data.split.seed, 0)
+    _at_least("data.sampling.seed", data.sampling.seed, 0)
+    if not 0 <= data.sampling.negative_drop_rate <= 1:
+        rate = data.sampling.negative_drop_rate
+        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
+    _validate_synthetic(data.synthetic)
+    _at_least("data.remote.tries", data.remote.tries, 1)
+    if data.days is not None:
+        if data.source is not DataSource.remote:
+            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
+        if not data.days or len(set(data.days)) != len(data.days) or min(data.days) < 0:
+            raise UserError(f"data.days={data.days}: give different days, from 0, e.g. [0,1,2]")
+
+
+def _validate_synthetic(synthetic: SyntheticConfig) -> None:
+    _at_least("data.synthetic.days", synthetic.days, 1)
+    _at_least("data.synthetic.rows", synthetic.rows, synthetic.days)
+    _at_least("data.synthetic.seed", synthetic.seed, 0)
+    _at_least("data.synthetic.max_cardinality", synthetic.max_cardinality, 3)
+    if not 0 < synthetic.click_rate < 1:
+        raise UserError(f"data.synthetic.click_rate={synthetic.click_rate}: give a share, 0 < share < 1")
+
+
+def _at_least(key: str, value: int, limit: int) -> None:
+    if value < limit:
+        raise UserError(f"{key}={value}: must be at least {limit}")
