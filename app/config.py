@@ -128,7 +128,7 @@ class RuntimeConfig:
 
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
-    precision: Precision | None = None  # null: fp32; for an evaluation, the run's
+    precision: Precision | None = None  # null: fp32; for a run that is there, its own
     timeout_minutes: float = 30.0  # longest wait of a process for another
 
 
@@ -200,7 +200,17 @@ class EvaluateConfig:
     data_path: str | None = None  # null: where the run found its dataset
     out: str | None = None  # also write the metrics to this JSON file
     global_batch_size: int = 16_384
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # precision: that of the run, unless it is given
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass
+class VerifyConfig:
+    """The configuration of `python -m app.verify`."""
+
+    run: str = MISSING  # the run's directory
+    data_path: str | None = None  # null: where the run found its dataset
+    tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
 SHARDING_TYPES = ("table_wise", "row_wise", "column_wise")

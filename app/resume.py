@@ -1,15 +1,17 @@
 """Composition: what a checkpoint of a session holds, and how a session goes on from one."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf.errors import OmegaConfBaseException
 
 from app import checkpoint, record
-from app.config import AppConfig, CheckpointConfig, sharding_type, to_plain
+from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain, sharding_type, to_plain
 from app.loop import State
 from app.session import Session
 from common.errors import UserError
@@ -106,6 +108,43 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         asked = path or asked
     checkpoint.verify(asked)
     return str(asked)
+
+
+def newest_of(run: Path, asked: str | None) -> str:
+    """The path of the checkpoint asked for, else of the run's newest that is not damaged.
+
+    Raises:
+        UserError: there is none.
+    """
+    if asked:
+        checkpoint.verify(Path(asked))
+        return asked
+    path, skipped = checkpoint.newest(run / record.CHECKPOINTS)
+    if path is None:
+        raise UserError("; ".join(skipped) or f"run={run}: no whole checkpoint yet; train it first")
+    for reason in skipped:
+        log.warning("checkpoint: passed over %s", reason)
+    return str(path)
+
+
+def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
+    """A run's own configuration, with what the user asked of the runtime and where the dataset is now.
+
+    Raises:
+        UserError: the directory is not a run's, or one of another version.
+    """
+    try:
+        config = from_plain(record.read_config(run))
+    except OmegaConfBaseException as error:
+        raise UserError(f"run={run}: {record.CONFIG} is of another version ({error})") from error
+    config.runtime = replace(
+        asked,
+        precision=asked.precision or config.runtime.precision,
+        num_threads=asked.num_threads or config.runtime.num_threads,
+    )
+    if data_path:
+        config.data = replace(config.data, path=data_path)
+    return config
 
 
 def forget_later(checkpoints: Path, start: Path) -> None:

@@ -67,19 +67,19 @@ class Session:
         dense = sum(p.numel() for key, p in self.model.named_parameters() if not key.startswith("sparse_arch"))
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}
 
+    def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Whole tables in order, then dense parameters by name; a collective call, yields on rank 0 only."""
+        for name, weight in sharding.table_weights(self.model):
+            table = sharding.whole_table(weight)
+            if table is not None:
+                yield name, table.numpy()
+        for name, parameter in sorted(self.model.named_parameters()):
+            if not name.startswith("sparse_arch") and self.runtime.rank == 0:
+                yield name, parameter.detach().cpu().numpy()
+
     def parameters_digest(self) -> str:
-        """SHA-256 over all tables in order, then dense parameters by name; a collective call, valid on rank 0."""
-
-        def arrays() -> Iterator[NDArray[np.float32]]:
-            for _, weight in sharding.table_weights(self.model):
-                table = sharding.whole_table(weight)
-                if table is not None:
-                    yield table.numpy()
-            for key, parameter in sorted(self.model.named_parameters()):
-                if not key.startswith("sparse_arch"):
-                    yield parameter.detach().cpu().numpy()
-
-        return provenance.parameters_digest(arrays())
+        """SHA-256 over the bytes of all parameters; a collective call, valid on rank 0."""
+        return provenance.parameters_digest(values for _, values in self.parameters())
 
 
 def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:

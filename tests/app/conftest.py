@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from app import runtime
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, RuntimeConfig
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, RuntimeConfig, VerifyConfig
 from common.cli import run_command
 from tests.app.datasets import write_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
+SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify")}
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -55,7 +56,7 @@ def run_app(tmp_path: Path) -> Command:
 def _forked(name: str, overrides: tuple[str, ...], cwd: Path) -> "subprocess.CompletedProcess[str]":
     """What `python -m app.<name>` does, in a fork of a process that has imported torch already: 3 s less each."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "app.evaluate"])
+    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify"])
     process = context.Process(target=_entry_point, args=(name, overrides, str(cwd)))
     process.start()
     process.join(240)
@@ -72,7 +73,7 @@ def _entry_point(name: str, overrides: tuple[str, ...], cwd: str) -> None:
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.argv = [f"app.{name}", *overrides]
     module = importlib.import_module(f"app.{name}")
-    schema, config = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate")}[name]
+    schema, config = SCHEMAS[name]
     sys.exit(run_command(module.main, schema, CONFIG_DIR, config))
 
 
