@@ -148,6 +148,7 @@ class TrainConfig:
     epochs: int | None = None  # null: one, or as many as max_steps or max_samples take
     max_steps: int | None = None  # stop after so many steps; 0 builds the run and ends
     max_samples: int | None = None  # stop before the step that would exceed so many samples
+    max_minutes: float | None = None  # stop resumably once this process has run so long
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
     target_auc: float | None = None  # stop once an evaluation reaches it

@@ -149,6 +149,9 @@ class Run:
         if result["auc"] is None and self.runtime.rank == 0:
             lack = "has not both labels" if result["samples"] else "has no rows"
             log.warning("eval: split %s %s; AUC is not defined", self.config.eval.split, lack)
+        if self.runtime.rank == 0 and summary.is_collapsed(result):
+            log.warning("eval: next to a constant predictor (AUC %.4f, NE %.4f): look at optimizer.lr and the data",
+                        result["auc"], result["ne"])  # fmt: skip
         return {"step": state.step, **result}
 
     def _save(self, state: loop.State) -> None:
@@ -159,9 +162,12 @@ class Run:
         self._event("checkpoint", path=path.name)
 
     def _interrupted(self, step: int) -> bool:
+        """Whether a signal came or the time is over, at any process."""
+        limit = self.config.train.max_minutes
+        stop = bool(self.stop) or (limit is not None and time.perf_counter() - self.began >= limit * 60)
         if self.runtime.world_size == 1:
-            return bool(self.stop)
-        return step % loop.AGREE_EVERY_STEPS == 0 and self.runtime.highest(bool(self.stop)) > 0
+            return stop
+        return step % loop.AGREE_EVERY_STEPS == 0 and self.runtime.highest(stop) > 0
 
     def _checkpoint_due(self, step: int) -> bool:
         every = self.config.checkpoint

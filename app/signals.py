@@ -4,7 +4,8 @@ import os
 import signal
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# USR1 is what Slurm sends ahead of a time limit (sbatch --signal=USR1@60).
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:

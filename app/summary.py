@@ -11,6 +11,8 @@ from app.loop import State
 from app.meter import throughput
 from app.session import Session
 
+COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
+
 
 def summarise(session: Session, state: State, status: str, seconds: dict[str, float]) -> dict[str, Any]:
     """The content of summary.json; a collective call."""
@@ -72,6 +74,12 @@ def throughput_spread(state: State, window: int) -> float | None:
     seconds = state.all_step_seconds()
     rates = [1 / seconds[i : i + window].mean() for i in range(0, len(seconds) - window + 1, window)]
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
+
+
+def is_collapsed(evaluation: dict[str, Any]) -> bool:
+    """Whether the model ranks no better than chance and knows no more than the base rate."""
+    auc, ne = evaluation["auc"], evaluation["ne"]
+    return auc is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 
 
 def describe_evaluation(evaluation: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from app.config import AppConfig, Interaction, ModelConfig, OptimizerName, ScheduleName, sharding_type
+from app.config import AppConfig, Interaction, ModelConfig, OptimizerName, ScheduleName, TrainConfig, sharding_type
 from common.errors import UserError
 
 MOST_MINUTES, MOST_THREADS, MOST_WIDTH = 100_000, 4_096, 1_000_000
@@ -42,23 +42,17 @@ def validate(config: AppConfig) -> None:
         "optimizer.eps": config.optimizer.eps,
         "runtime.timeout_minutes": config.runtime.timeout_minutes,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
+        "train.max_minutes": train.max_minutes,
     }
     for key, number in positive.items():
         if number is not None and not 0 < number < math.inf:
             raise UserError(f"{key}={number}: must be a finite number above 0")
-    if train.target_auc is not None and not 0 < train.target_auc <= 1:
-        raise UserError(f"train.target_auc={train.target_auc}: must be in (0, 1]")
     if schedule.decay_steps and schedule.decay_start_step < schedule.warmup_steps:
         raise UserError(
             f"schedule.decay_start_step={schedule.decay_start_step}: the decay may not start before the warm-up ends "
             f"(schedule.warmup_steps={schedule.warmup_steps})"
         )
-    if train.seed >= 2**63:
-        raise UserError(f"train.seed={train.seed}: must be below 2^63")
-    if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
-        raise UserError(
-            f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
-        )
+    _validate_train(train)
     _validate_names(config)
     _validate_without_effect(config)
     _validate_model(model)
@@ -67,6 +61,17 @@ def validate(config: AppConfig) -> None:
         raise UserError(
             "sharding.types=column_wise: row-wise Adagrad would average over each shard's columns, which is another "
             "algorithm; use table_wise or row_wise, or optimizer=adagrad"
+        )
+
+
+def _validate_train(train: TrainConfig) -> None:
+    if train.target_auc is not None and not 0 < train.target_auc <= 1:
+        raise UserError(f"train.target_auc={train.target_auc}: must be in (0, 1]")
+    if train.seed >= 2**63:
+        raise UserError(f"train.seed={train.seed}: must be below 2^63")
+    if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
+        raise UserError(
+            f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
         )
 
 

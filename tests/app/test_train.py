@@ -111,7 +111,7 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
     assert evals[0] == evals[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=60"]
     run = tmp_path / "runs/stopped"
@@ -127,6 +127,18 @@ def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path
     assert resumed.returncode == 0, resumed.stderr
     assert summary(run)["steps"] == figures["steps"] + 5
     assert [event["step"] for event in events(run, "train")] == list(range(1, figures["steps"] + 6))
+
+
+def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
+    done = run_app("train", *overrides, "train.max_minutes=0.02")
+    assert done.returncode == 75, done.stderr
+    figures = summary(tmp_path / "runs/brief")
+    assert figures["status"] == "interrupted"
+    assert 0 < figures["steps"] < 600 * 31
+    further = run_app("train", *overrides, f"train.max_steps={figures['steps'] + 3}")
+    assert further.returncode == 0, further.stderr
+    assert len(losses(tmp_path / "runs/brief")) == figures["steps"] + 3
 
 
 def test_zero_steps_builds_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
