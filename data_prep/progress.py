@@ -51,7 +51,7 @@ class Progress:
         while not self._done.wait(REFRESH_SECONDS):
             if self._bar is not None:
                 self._bar.n = min(self._counters.bytes, self._total)
-                self._bar.set_postfix_str(f"{self._rate()} rows/s", refresh=True)
+                self._bar.set_postfix_str(f"{self._rate()} rows/s" if self._counters.rows else "", refresh=True)
             elif time.monotonic() >= next_line:
                 next_line += LINE_SECONDS
                 self._print_line()
@@ -63,10 +63,13 @@ class Progress:
         seconds = max(time.monotonic() - self._start, 1e-9)
         done = min(self._counters.bytes, self._total)
         share = done / self._total if self._total else 1.0
-        eta = f", {seconds * (1 - share) / share:.0f} s to go" if 0 < share < 1 else ""
-        print(
-            f"{self._stage}: {self._counters.rows:,} rows, {done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB, "
-            f"{self._rate()} rows/s, {done / 1e6 / seconds:,.1f} MB/s, {seconds:.1f} s{eta}",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = [
+            f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB",
+            f"{done / 1e6 / seconds:,.1f} MB/s",
+            f"{seconds:.1f} s",
+        ]
+        if self._counters.rows:  # stages such as a checksum know nothing of rows
+            said = [f"{self._counters.rows:,} rows", f"{self._rate()} rows/s", *said]
+        if 0 < share < 1 and not self._done.is_set():
+            said.append(f"{seconds * (1 - share) / share:.0f} s to go")
+        print(f"{self._stage}: {', '.join(said)}", file=sys.stderr, flush=True)
