@@ -18,7 +18,6 @@ has no core for nothing.
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -211,9 +210,17 @@ def main() -> None:
             f"| {result['samples/s']['loop']:,.0f} | {ratios['loop/bare']:.3f} | {ratios['loop/mlps']:.3f} |"
         )
     if arguments.out:
-        run = provenance.describe_run()
+        run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
         arguments.out.write_text(
-            json.dumps({"argv": sys.argv[1:], "made by": run, "results": results}, indent=1) + "\n"
+            json.dumps(
+                {
+                    "arguments": {"batch": arguments.batch, "threads": arguments.threads, "seconds": arguments.seconds},
+                    "made by": run,
+                    "results": results,
+                },
+                indent=1,
+            )
+            + "\n"
         )
 
 
