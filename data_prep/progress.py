@@ -63,11 +63,9 @@ class Progress:
         seconds = max(time.monotonic() - self._start, 1e-9)
         done = min(self._counters.bytes, self._total)
         share = done / self._total if self._total else 1.0
-        said = [
-            f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB",
-            f"{done / 1e6 / seconds:,.1f} MB/s",
-            f"{seconds:.1f} s",
-        ]
+        said = [f"{seconds:.1f} s"]
+        if self._total:  # merging in memory reads no files
+            said = [f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB", f"{done / 1e6 / seconds:,.1f} MB/s", *said]
         if self._counters.rows:  # stages such as a checksum know nothing of rows
             said = [f"{self._counters.rows:,} rows", f"{self._rate()} rows/s", *said]
         if 0 < share < 1 and not self._done.is_set():
