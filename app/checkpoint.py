@@ -18,6 +18,7 @@ import numpy as np
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from numpy.typing import NDArray
+from torch.distributed.checkpoint import StorageReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
@@ -127,10 +128,12 @@ def read(checkpoint: Path) -> Saved:
         raise UserError(f"{checkpoint / ARRAYS}: damaged ({error}); remove the checkpoint to use another") from error
 
 
-def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
+def load_tensors(
+    checkpoint: Path, reader: StorageReader, model: DistributedModelParallel, optimizer: CombinedOptimizer | None
+) -> None:
     """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
 
-    The layout may differ from the one that was saved.
+    The layout may differ from the one that was saved. `reader` reads the files of `checkpoint`.
 
     Raises:
         UserError: the checkpoint does not fit this model and optimizer.
@@ -139,7 +142,7 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(tensors, checkpoint_id=checkpoint)
+            dcp.load(tensors, storage_reader=reader)
     except (CheckpointException, OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{checkpoint}: does not load into this model: {_last_line(error)}") from error
     model.load_state_dict(tensors["model"])

@@ -31,7 +31,7 @@ def main(config: EvaluateConfig) -> int:
             raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
         here.on_rank_0(lambda: verify_splits(root, manifest, [config.split], trained.data.verify))
         this = session.build(trained, here, root, manifest)
-        checkpoint.load_tensors(path, this.model, optimizer=None)
+        resume.load_tensors(path, this, with_optimizer=False)
         result = {
             "run": str(directory),
             "checkpoint": path.name,

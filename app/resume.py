@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from app import checkpoint, record
 from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain, sharding_type, to_plain
 from app.loop import State
+from app.safe_reader import SafeReader
 from app.session import Session
 from common.errors import UserError
 from data_prep.format import Manifest
@@ -67,7 +68,7 @@ def restore(path: Path, session: Session) -> Resumed:
                 f"{key}={now.get(key)}: the run at {path} was started with {value}; "
                 "give another run.name, or checkpoint.resume=never to start over"
             )
-    checkpoint.load_tensors(path, session.model, session.optimizer)
+    load_tensors(path, session, with_optimizer=True)
     values, arrays = saved.state, saved.arrays
     state = State(
         step=values["step"],
@@ -85,6 +86,18 @@ def restore(path: Path, session: Session) -> Resumed:
     if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only)"
     return Resumed(state, values["seconds"], line)
+
+
+def load_tensors(path: Path, session: Session, with_optimizer: bool) -> None:
+    """Load a checkpoint's parameters, without running what somebody may have put into it; a collective call.
+
+    Raises:
+        UserError: it does not fit the session's model, or holds more than tensors.
+    """
+    optimizer = session.optimizer if with_optimizer else None
+    reader = SafeReader(path)
+    reader.read_metadata()  # what it refuses is said in one line here; torch would wrap it in tracebacks
+    checkpoint.load_tensors(path, reader, session.model, optimizer)
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:

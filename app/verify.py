@@ -62,7 +62,7 @@ def main(config: VerifyConfig) -> int:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         replayed = {name: values.copy() for name, values in this.parameters()}
-        checkpoint.load_tensors(path, this.model, optimizer=None)
+        resume.load_tensors(path, this, with_optimizer=False)
         report = {"run": str(directory), "checkpoint": path.name, "steps": recorded.state["step"],
                   "losses": _compare(recorded.arrays["losses"], run.state.all_losses(), relative=True),
                   "parameters": {name: _compare(values, replayed[name], relative=False)
