@@ -24,7 +24,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from common.errors import UserError
-from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.format import FileDigest, digest_file, sync, write_atomically
 
 LATEST = "latest"
 STATE = "state.json"
@@ -155,7 +155,7 @@ def _complete(part: Path, final: Path, saved: Saved) -> None:
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
     files = {path.name: asdict(digest_file(path)) for path in sorted(part.iterdir())}
     for name in files:
-        _fsync(part / name)
+        sync(part / name)
     write_atomically(part / STATE, json.dumps({**saved.state, FILES: files}, indent=1).encode())
     if final.exists():
         remove(final)
@@ -187,11 +187,3 @@ def _last_line(error: BaseException) -> str:
     """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

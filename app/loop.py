@@ -51,7 +51,7 @@ class Meter(Protocol):
 
 @dataclass
 class Parts:
-    """What the loop drives.
+    """What the loop drives; what is left out is not done.
 
     Attributes:
         batches: (epoch, first step) to this process's batches of the rest of that epoch, on its device.
@@ -76,12 +76,12 @@ class Parts:
     optimizer: Any
     set_learning_rate: Callable[[int], float]
     mean_over_ranks: Callable[[NDArray[np.float32]], NDArray[np.float32]]
-    evaluate: Callable[[State], dict[str, Any]]
-    save: Callable[[State], None]
-    report: Callable[[State, float, NDArray[np.float32], NDArray[np.float32]], None]
-    interrupted: Callable[[int], bool]
-    checkpoint_due: Callable[[int], bool]
     meter: Meter
+    evaluate: Callable[[State], dict[str, Any] | None] = lambda state: None
+    save: Callable[[State], None] = lambda state: None
+    report: Callable[[State, float, NDArray[np.float32], NDArray[np.float32]], None] = lambda *window: None
+    interrupted: Callable[[int], bool] = lambda step: False
+    checkpoint_due: Callable[[int], bool] = lambda step: False
 
 
 def train(parts: Parts, config: TrainConfig, state: State) -> str:

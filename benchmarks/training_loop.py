@@ -84,9 +84,6 @@ def time_loop(this: session.Session, steps: int, epoch: int) -> float:
         optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
         return LEARNING_RATE
 
-    def nothing(*_: Any) -> Any:
-        return None
-
     parts = loop.Parts(
         batches=lambda number, first: split.train_batches(config.global_batch_size, 0, epoch + number, first),
         total_steps=steps,
@@ -96,11 +93,6 @@ def time_loop(this: session.Session, steps: int, epoch: int) -> float:
         optimizer=this.optimizer,
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: session.mean_over_ranks(this.runtime, losses),
-        evaluate=nothing,
-        save=nothing,
-        report=nothing,
-        interrupted=lambda step: False,
-        checkpoint_due=lambda step: False,
         meter=Meter(this.runtime.device),
     )
     began = time.perf_counter()

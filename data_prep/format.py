@@ -215,11 +215,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def _fault(manifest: Manifest) -> str | None:
@@ -237,11 +242,7 @@ def _fault(manifest: Manifest) -> str | None:
 
 def _split(value: dict[str, Any]) -> Split:
     shards = [
-        Shard(
-            name=shard["name"],
-            rows=shard["rows"],
-            files={kind: FileDigest(**digest) for kind, digest in shard["files"].items()},
-        )
+        Shard(shard["name"], shard["rows"], {kind: FileDigest(**digest) for kind, digest in shard["files"].items()})
         for shard in value["shards"]
     ]
     return Split(rows=value["rows"], label_rate=value["label_rate"], shards=shards)

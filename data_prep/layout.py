@@ -22,6 +22,7 @@ from data_prep.format import (
     load_manifest,
     save_manifest,
     shard_path,
+    sync,
     write_atomically,
 )
 from data_prep.npy import NpyWriter
@@ -159,12 +160,12 @@ def finish(work: Path, root: Path) -> Manifest:
         directories.add(path.parent)
         if (work / source).exists():
             os.replace(work / source, path)
-        _sync(path)
+        sync(path)
     for directory in directories:
-        _sync(directory)
+        sync(directory)
     if (work / "final" / MANIFEST_NAME).exists():
         os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
-    _sync(root)
+    sync(root)
     shutil.rmtree(work)
     return load_manifest(root)
 
@@ -174,11 +175,3 @@ def clear_dataset(root: Path) -> None:
     (root / MANIFEST_NAME).unlink(missing_ok=True)
     for name in (*SPLITS, VOCABULARY_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -154,9 +154,6 @@ def _parts(this: session.Session, golden: Any, lr: float) -> loop.Parts:
         optimizer.set_learning_rate(this.optimizer, lr)
         return lr
 
-    def nothing(*_: Any) -> Any:
-        return None
-
     return loop.Parts(
         batches=lambda epoch, first: _batches(golden),
         total_steps=STEPS,
@@ -166,11 +163,6 @@ def _parts(this: session.Session, golden: Any, lr: float) -> loop.Parts:
         optimizer=this.optimizer,
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: losses,
-        evaluate=nothing,
-        save=nothing,
-        report=nothing,
-        interrupted=lambda step: False,
-        checkpoint_due=lambda step: False,
         meter=Meter(this.runtime.device),
     )
 
