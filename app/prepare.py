@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,4 +77,5 @@ def _quote(value: object) -> str:
     """As one value of Hydra's override grammar, whatever characters it has."""
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_quote(item) for item in value) + "]"
-    return "'" + str(value).replace("'", "\\'") + "'"
+    text = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), str(value))
+    return f"'{text}'"

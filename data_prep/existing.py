@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from data_prep.arrange import SPLITS
+from data_prep.encode import VOCABULARY_DIRECTORY
 from data_prep.format import MANIFEST_NAME, Manifest, digest_file, load_manifest, write_atomically
 from data_prep.layout import PLAN_NAME, finish
 from data_prep.sources import Source
@@ -18,6 +21,7 @@ from data_prep.work import WORK_DIRECTORY
 
 LOCK_NAME = "lock"
 JOB_NAME = "job.json"
+CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of it is ours
 
 
 @contextmanager
@@ -30,9 +34,12 @@ def locked(root: Path) -> Iterator[Path]:
     existed = root.exists()
     work = root / WORK_DIRECTORY
     work.mkdir(parents=True, exist_ok=True)
-    with open(work / LOCK_NAME, "w") as lock:
+    path = work / LOCK_NAME
+    with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
+                raise BlockingIOError  # whoever held it has just removed it with its directory
         except BlockingIOError as error:
             raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
         try:
@@ -68,6 +75,23 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
                 entry.unlink()
         write_atomically(path, content)
     (work / "units").mkdir(exist_ok=True)
+
+
+def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> None:
+    """Where the dataset's splits go there may be an older dataset's, and nothing else.
+
+    Raises:
+        UserError: a raw file lies there, or files that no dataset of ours owns.
+    """
+    ours = [root / name for name in (*SPLITS, VOCABULARY_DIRECTORY)]
+    for source in sources:
+        if any(Path(source.path).resolve().is_relative_to(directory.resolve()) for directory in ours):
+            raise UserError(f"{source.path}: lies where data.path={root} will be written; choose another data.path")
+    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists():
+        return
+    for directory in ours:
+        if directory.exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
 
 
 def find_finished(

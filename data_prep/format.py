@@ -23,6 +23,7 @@ FORMAT_NAME = "clickwork-dataset"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
+REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
 
 
@@ -158,16 +159,14 @@ def open_shard(root: Path, split: str, shard: Shard, num_dense: int, num_sparse:
         try:
             size = path.stat().st_size
             if size != shard.files[kind].bytes:
-                raise UserError(
-                    f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; preprocess again"
-                )
+                raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: shard file not readable ({error}); preprocess again") from error
+            raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
         if array.shape != (shard.rows, width) or array.dtype != ARRAY_DTYPES[kind]:
             raise UserError(
                 f"{path}: {array.dtype} {array.shape}, but the manifest says "
-                f"{np.dtype(ARRAY_DTYPES[kind])} {(shard.rows, width)}; preprocess again"
+                f"{np.dtype(ARRAY_DTYPES[kind])} {(shard.rows, width)}; {REMEDY}"
             )
         arrays[kind] = array
     return ShardArrays(**arrays)
@@ -184,11 +183,11 @@ def verify_shard(root: Path, split: str, shard: Shard) -> None:
         try:
             found = digest_file(path)
         except OSError as error:
-            raise UserError(f"{path}: shard file not readable ({error}); preprocess again") from error
+            raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
         if found != expected:
             raise UserError(
                 f"{path}: sha256 {found.sha256[:12]}… of {found.bytes} bytes, but the manifest says "
-                f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: preprocess again"
+                f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: {REMEDY}"
             )
 
 

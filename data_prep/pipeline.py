@@ -17,7 +17,14 @@ from data_prep.choices import DataSource, DenseTransform, Encoding
 from data_prep.config import DataConfig, chunk_size, dataset_path
 from data_prep.dense import encode_dense
 from data_prep.encode import encode_hash
-from data_prep.existing import find_finished, finish_pending, keep_or_discard_work, locked
+from data_prep.existing import (
+    CLEARING_NAME,
+    find_finished,
+    finish_pending,
+    keep_or_discard_work,
+    locked,
+    refuse_foreign_files,
+)
 from data_prep.format import Manifest
 from data_prep.jit import compile_notice
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
@@ -47,6 +54,7 @@ def preprocess(data: DataConfig) -> Manifest:
     try:
         with locked(root) as work:
             finish_pending(root, work)
+        with locked(root) as work:  # anew: what was pending took its lock with it
             raw, extra = _raw_files(data, root)
             sources = tuple(resolve_sources(raw))
             rules = resolve_rules(data, len(sources))
@@ -57,6 +65,7 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
+            refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table)
             manifest = _make(data, root, job, parameters, extra)
@@ -121,6 +130,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], ex
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)
+    (job.work / CLEARING_NAME).touch()
     clear_dataset(root)
     plan_finish(job, manifest, result.built)
     return finish(job.work, root)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common.errors import UserError
 
@@ -18,7 +18,8 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
 
-_BYTES, _ROWS, _STOP = range(3)
+_BYTES, _ROWS = range(2)
+LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
 
 
 class Stopped(Exception):
@@ -28,24 +29,20 @@ class Stopped(Exception):
 class Counters:
     """Bytes and rows done, and a flag that asks all to stop, shared by the processes of a pool."""
 
-    def __init__(self, shared: Any = None) -> None:
-        self._shared = multiprocessing.get_context("spawn").Array("q", 3) if shared is None else shared
-
-    def __getstate__(self) -> Any:
-        return self._shared
-
-    def __setstate__(self, shared: Any) -> None:
-        self._shared = shared
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._done = context.Array("q", 2)
+        self._stop = context.RawValue("b", 0)  # without a lock: whoever stops must not wait for the dead
 
     @property
     def bytes(self) -> int:
         """Bytes done."""
-        return int(self._shared[_BYTES])
+        return int(self._done.get_obj()[_BYTES])
 
     @property
     def rows(self) -> int:
         """Rows done."""
-        return int(self._shared[_ROWS])
+        return int(self._done.get_obj()[_ROWS])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
         """Count work done.
@@ -53,19 +50,24 @@ class Counters:
         Raises:
             Stopped: the job is to stop.
         """
-        with self._shared.get_lock():
-            self._shared[_BYTES] += num_bytes
-            self._shared[_ROWS] += num_rows
-        if self._shared[_STOP]:
+        lock = self._done.get_lock()
+        if lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                done: Any = self._done.get_obj()
+                done[_BYTES] += num_bytes
+                done[_ROWS] += num_rows
+            finally:
+                lock.release()
+        if self._stop.value:
             raise Stopped
 
     def reset(self) -> None:
         """Start at nothing."""
-        self._shared[_BYTES] = self._shared[_ROWS] = 0
+        self._done.get_obj()[_BYTES] = self._done.get_obj()[_ROWS] = 0
 
     def stop(self) -> None:
         """Ask every process to stop at its next count."""
-        self._shared[_STOP] = 1
+        self._stop.value = 1
 
 
 class LocalCounters:

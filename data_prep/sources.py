@@ -50,7 +50,13 @@ def resolve_sources(raw: Any) -> list[Source]:
     entries = [raw] if isinstance(raw, (str, Path)) else raw
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
-    return [_inspect(path) for entry in entries for path in _expand(str(entry))]
+    paths = [path for entry in entries for path in _expand(str(entry))]
+    seen: dict[str, Path] = {}
+    for path in paths:
+        twin = seen.setdefault(str(path.resolve()).removesuffix(".gz"), path)
+        if twin is not path:
+            raise UserError(f"{path}: its rows are in {twin} too; name each day once in data.raw")
+    return [_inspect(path) for path in paths]
 
 
 def natural_key(path: Path) -> list[Any]:

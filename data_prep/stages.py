@@ -103,7 +103,16 @@ def _parse(job: Job, pool: Pool) -> Result:
             else:
                 records.extend(result)
         _refuse_empty(job, records)
+        _refuse_changed(job)
     return Result(records, digests, job.schema.sparse, pool.workers)
+
+
+def _refuse_changed(job: Job) -> None:
+    """A file that was written to while it was read is neither what it was nor what it is."""
+    for source in job.sources:
+        now = Path(source.path).stat()
+        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
+            raise UserError(f"{source.path}: changed while it was read; run the same command again")
 
 
 def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:

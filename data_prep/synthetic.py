@@ -79,7 +79,8 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> tuple
     elif any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
     directory.mkdir(parents=True, exist_ok=True)
-    record.unlink(missing_ok=True)
+    # A record without sizes: the days are ours, and not all there.
+    write_atomically(record, json.dumps({"config": wanted, "bytes": None}).encode())
     print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
     with compile_notice("the generator"):
         teacher = calibrated_teacher(config)

@@ -131,6 +131,9 @@ def _read_yaml(path: Path) -> Table:
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
     names = [_name(path, column, header) for column in (label, *lists[0], *lists[1])]
+    for name in names[1 + len(lists[0]) :]:
+        if set(name) & set("./\\\0") or not name:
+            raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
     cut = 1 + len(lists[0])
     return Table(delimiter, header, names[0], tuple(names[1:cut]), tuple(names[cut:]), rule)
 
@@ -174,9 +177,9 @@ def parse_table(text: bytes, table: Table, name: str, row: int, labelled: bool =
     lines = _decode(text, name, row).split("\n")
     lines = lines[:-1] if not lines[-1] else lines
     names = table.names
-    if not labelled and not table.header and lines and len(_split(lines[0], table)) == len(names) - 1:
+    if not labelled and not table.header and lines and len(_split(lines[0], table, name, row)) == len(names) - 1:
         names = tuple(column for column in names if column != table.label)
-    rows = [_split(line.removesuffix("\r"), table) for line in lines]
+    rows = [_split(line.removesuffix("\r"), table, name, row + i) for i, line in enumerate(lines)]
     for i, fields in enumerate(rows):
         if len(fields) < len(names) or (table.header and len(fields) != len(names)):
             column = names[min(len(fields), len(names) - 1)]
@@ -198,8 +201,11 @@ def parse_table(text: bytes, table: Table, name: str, row: int, labelled: bool =
     return Block(labels, dense, sparse)  # type: ignore[arg-type]  # real numbers instead of int32
 
 
-def _split(line: str, table: Table) -> list[str]:
-    return next(csv.reader([line], delimiter=table.delimiter), [])
+def _split(line: str, table: Table, name: str, row: int) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=table.delimiter), [])
+    except csv.Error as error:
+        raise UserError(f"{name}: row {row}: {error}; mend or remove the row") from error
 
 
 def _numbers(values: tuple[str, ...], where: tuple[str, int], column: str, empty: str | None) -> NDArray[np.float64]:

@@ -109,7 +109,7 @@ class _UnitFiles:
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)
-            self._ranges.append(range_of(block.dense))
+            self._ranges += [range_of(block.dense)] if len(block.labels) else []
         else:
             self._dense.append(transform_dense(block.dense, job.rules.dense))
         if self._is_vocabulary:
