@@ -1,7 +1,6 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,4 +48,4 @@ def main(config: EvaluateConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, EvaluateConfig, CONFIG_DIR, name="evaluate"))
+    runtime.leave(run_command(main, EvaluateConfig, CONFIG_DIR, name="evaluate"))

@@ -5,7 +5,6 @@ goes on from there). Under `torchrun --nproc-per-node N -m app.train` it runs on
 """
 
 import logging
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,4 +54,4 @@ def main(config: AppConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, AppConfig, CONFIG_DIR))
+    runtime.leave(run_command(main, AppConfig, CONFIG_DIR))

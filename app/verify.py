@@ -11,7 +11,6 @@ Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad inpu
 import json
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -132,4 +131,4 @@ def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, VerifyConfig, CONFIG_DIR, name="verify"))
+    runtime.leave(run_command(main, VerifyConfig, CONFIG_DIR, name="verify"))

@@ -21,7 +21,8 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
         "checkpoint.every_steps=9",
     ]
     for steps in (20, 40):
-        assert run_app("train", *overrides, f"train.max_steps={steps}", processes=processes).returncode == 0
+        done = run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
+        assert done.returncode == 0, done.stderr
     told = run_app("verify", "run=runs/run", processes=processes)
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
