@@ -111,10 +111,10 @@ def find_finished(
         if overwrite:
             return None
         raise
+    if overwrite:  # also where nothing differs: its files may be damaged
+        return None
     if difference is None:
         return manifest
-    if overwrite:
-        return None
     raise UserError(
         f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
     )
