@@ -1,0 +1,97 @@
+"""Every knob: its meaning and its unit. Values live in conf/; unknown keys and wrong types are refused."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from app.config.data import DataConfig, SyntheticConfig, VerifyData
+from app.config.model import Interaction, ModelConfig
+from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from app.config.runtime import Platform, Precision, RuntimeConfig
+from app.config.sharding import SHARDING_TYPES, ShardingConfig, sharding_type
+from app.config.train import CheckpointConfig, EvalConfig, RunConfig, TrainConfig
+
+__all__ = [
+    "CONFIG_DIR",
+    "SHARDING_TYPES",
+    "AppConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "EvalConfig",
+    "EvaluateConfig",
+    "Interaction",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OptimizerName",
+    "Platform",
+    "Precision",
+    "RunConfig",
+    "RuntimeConfig",
+    "ScheduleConfig",
+    "ScheduleName",
+    "ShardingConfig",
+    "SyntheticConfig",
+    "TrainConfig",
+    "VerifyConfig",
+    "VerifyData",
+    "from_plain",
+    "sharding_type",
+    "to_plain",
+]
+
+CONFIG_DIR = Path(__file__).parents[1] / "conf"
+
+
+@dataclass
+class AppConfig:
+    """The whole configuration of `python -m app.train`."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+@dataclass
+class EvaluateConfig:
+    """The configuration of `python -m app.evaluate`."""
+
+    run: str = MISSING  # the run's directory
+    split: str = "test"
+    checkpoint: str | None = None  # null: the run's newest
+    data_path: str | None = None  # null: where the run found its dataset
+    out: str | None = None  # also write the metrics to this JSON file
+    global_batch_size: int = 16_384
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass
+class VerifyConfig:
+    """The configuration of `python -m app.verify`."""
+
+    run: str = MISSING  # the run's directory
+    data_path: str | None = None  # null: where the run found its dataset
+    tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+def to_plain(config: object) -> dict[str, Any]:
+    """A configuration as dicts, lists, strings and numbers."""
+    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)  # type: ignore
+
+
+def from_plain(content: dict[str, Any]) -> AppConfig:
+    """The other way, for a configuration read from a run's directory.
+
+    Raises:
+        OmegaConfBaseException: unknown keys or wrong types.
+    """
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), content))  # type: ignore

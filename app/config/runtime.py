@@ -1,0 +1,46 @@
+"""`runtime`: the machine's part."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from app.config.checks import require_at_least, require_positive
+from common.errors import UserError
+
+MOST_MINUTES, MOST_THREADS = 100_000, 4_096
+
+
+class Platform(Enum):
+    """Where the computation runs; `auto` takes the GPUs that torch was built for, if it sees any."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    rocm = "rocm"
+
+
+class Precision(Enum):
+    """Arithmetic of the dense layers; tables and losses stay fp32."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+
+
+@dataclass
+class RuntimeConfig:
+    """The machine's part."""
+
+    platform: Platform = Platform.auto
+    num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
+    precision: Precision | None = None  # null: fp32; for a run that is there, its own
+    timeout_minutes: float = 30.0  # longest wait of a process for another
+
+
+def validate_runtime(runtime: RuntimeConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    require_at_least({"runtime.num_threads": (runtime.num_threads, 1)})
+    require_positive({"runtime.timeout_minutes": runtime.timeout_minutes})
+    if runtime.timeout_minutes > MOST_MINUTES:
+        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
+    if (runtime.num_threads or 0) > MOST_THREADS:
+        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MOST_THREADS}")
