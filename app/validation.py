@@ -4,6 +4,7 @@ from app.config import AppConfig, OptimizerName, sharding_type
 from app.config.data import validate_data
 from app.config.model import validate_model
 from app.config.optimizer import validate_optimizer, validate_schedule
+from app.config.published import validate_published
 from app.config.runtime import validate_runtime
 from app.config.train import validate_checkpoint, validate_eval, validate_names, validate_train
 from common.errors import UserError
@@ -24,6 +25,7 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    validate_published(config.published)
     sharding = sharding_type(config.sharding)
     if config.optimizer.name is OptimizerName.rowwise_adagrad and sharding == "column_wise":
         raise UserError(

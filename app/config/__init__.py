@@ -9,6 +9,7 @@ from omegaconf import MISSING, OmegaConf
 from app.config.data import DataConfig, SyntheticConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from app.config.published import PublishedConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import SHARDING_TYPES, ShardingConfig, sharding_type
 from app.config.train import CheckpointConfig, EvalConfig, RunConfig, TrainConfig
@@ -27,6 +28,7 @@ __all__ = [
     "OptimizerName",
     "Platform",
     "Precision",
+    "PublishedConfig",
     "RunConfig",
     "RuntimeConfig",
     "ScheduleConfig",
@@ -58,6 +60,7 @@ class AppConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    published: PublishedConfig = field(default_factory=PublishedConfig)
 
 
 @dataclass

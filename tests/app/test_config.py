@@ -35,6 +35,7 @@ from common.errors import UserError
             "sharding.types=diagonal: must be one of table_wise, row_wise, column_wise",
         ),
         ("sharding.types=[row_wise,table_wise]", "must be one of"),
+        ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),
     ],
 )
 def test_is_refused(override: str, said: str) -> None:
