@@ -1,4 +1,4 @@
-"""`published`: what the source of a recipe reports, and what the recipe promises; the report shows both beside a run."""
+"""`published`: what the source of a recipe reports and what the recipe promises; the report sets them beside a run."""
 
 from dataclasses import dataclass
 
