@@ -6,8 +6,9 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from app.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 
@@ -16,6 +17,10 @@ _FUSED = {
     OptimizerName.adagrad: EmbOptimType.EXACT_ADAGRAD,
     OptimizerName.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
+
+TABLES = ".embedding_bags."  # in the names of tables' parameters
+# torch's names of what an optimizer keeps, and FBGEMM's; FBGEMM counts no steps of Adagrad, nor uses them
+_FUSED_STATE = {"sum": "momentum1"}
 
 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
@@ -27,20 +32,56 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
-    """One optimizer over fused tables and dense parameters.
+    """One optimizer over fused tables, data-parallel tables and dense parameters.
 
     Row-wise Adagrad keeps one sum of squares a row of a table (mean over the row) and is plain Adagrad for
     dense parameters, as in facebookresearch/dlrm.
     """
+    unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
+    tables = {key: weight for key, weight in unfused.items() if TABLES in key}
+    dense = {key: parameter for key, parameter in unfused.items() if key not in tables}
+    parts: list[tuple[str, KeyedOptimizer]] = [("sparse", model.fused_optimizer)]
+    if tables:
+        parts.append(("sparse", _ReplicatedTables(tables, config)))
+    parts.append(("dense", KeyedOptimizerWrapper(dense, lambda params: _plain_optimizer(params, config))))
+    return CombinedOptimizer(parts)
 
-    def dense_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
-        if config.name is OptimizerName.sgd:
-            return torch.optim.SGD(params, lr=config.lr, fused=fused)
-        return torch.optim.Adagrad(params, lr=config.lr, eps=config.eps or 0.0, fused=fused)
 
-    dense = KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), dense_optimizer)
-    return CombinedOptimizer([("sparse", model.fused_optimizer), ("dense", dense)])
+class _ReplicatedTables(KeyedOptimizerWrapper):
+    """Data-parallel tables: FBGEMM does not fuse their update, so torch makes the same one.
+
+    Their state goes under the names and shapes that FBGEMM gives it: a checkpoint then loads however a table is
+    sharded.
+    """
+
+    def __init__(self, tables: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+        def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+            if config.name is OptimizerName.rowwise_adagrad:
+                return RowWiseAdagrad(params, lr=config.lr, eps=config.eps or 0.0)
+            return _plain_optimizer(params, config)
+
+        super().__init__(tables, make)
+        self.state = {
+            weight: {
+                f"{key.split(TABLES)[1].removesuffix('.weight')}.{_FUSED_STATE[name]}": _as_fused(value)
+                for name, value in self._optimizer.state[weight].items()
+                if name in _FUSED_STATE
+            }
+            for key, weight in tables.items()
+            if weight in self._optimizer.state
+        }
+
+
+def _as_fused(state: torch.Tensor) -> torch.Tensor:
+    """RowWiseAdagrad's sums are [E, 1], FBGEMM's are [E]; the view shares their memory."""
+    return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
+
+
+def _plain_optimizer(params: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
+    if config.name is OptimizerName.sgd:
+        return torch.optim.SGD(params, lr=config.lr, fused=fused)
+    return torch.optim.Adagrad(params, lr=config.lr, eps=config.eps or 0.0, fused=fused)
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, lr: float) -> None:

@@ -16,6 +16,7 @@ from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
+    data_parallel,
     row_wise,
     table_wise,
 )
@@ -138,6 +139,8 @@ class _EverySharder(EmbeddingBagCollectionSharder):
 def _per_table(collection: EmbeddingBagCollection, kind: str, world_size: int) -> dict[str, Any]:
     """A plan entry for each table; whole tables go, largest first, to the process that holds the least."""
     tables = collection.embedding_bag_configs()
+    if kind == "data_parallel":
+        return {table.name: data_parallel() for table in tables}
     if kind == "row_wise":
         return {table.name: row_wise(compute_kernel=FUSED_KERNEL) for table in tables}
     if kind == "column_wise":

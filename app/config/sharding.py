@@ -5,14 +5,14 @@ from typing import Any
 
 from common.errors import UserError
 
-SHARDING_TYPES = ("table_wise", "row_wise", "column_wise")
+SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise")
 
 
 @dataclass
 class ShardingConfig:
     """How tables are spread over processes."""
 
-    types: Any = "table_wise"  # of every table, alone or as a list of one: table_wise, row_wise or column_wise
+    types: Any = "table_wise"  # of every table, alone or as a list of one; one of SHARDING_TYPES
 
 
 def sharding_type(config: ShardingConfig) -> str:

@@ -32,7 +32,7 @@ from common.errors import UserError
         ("model.over_arch=[]", "must be a list of widths"),
         (
             "sharding.types=diagonal",
-            "sharding.types=diagonal: must be one of table_wise, row_wise, column_wise",
+            "sharding.types=diagonal: must be one of data_parallel, table_wise, row_wise",
         ),
         ("sharding.types=[row_wise,table_wise]", "must be one of"),
         ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),

@@ -45,15 +45,18 @@ def test_constant_schedule_is_the_base_rate() -> None:
     assert optimizer.learning_rate(0.3, ScheduleConfig(ScheduleName.constant), 1_000) == 0.3
 
 
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
 @pytest.mark.parametrize("algorithm", list(OptimizerName))
-def test_steps_at_changing_rates_equal_the_oracle(algorithm: OptimizerName, here: Runtime, dataset: Path) -> None:
-    """Tables (FBGEMM's fused optimizer) and dense parameters follow a schedule exactly as plain torch does."""
+def test_steps_at_changing_rates_equal_the_oracle(
+    algorithm: OptimizerName, kind: str, here: Runtime, dataset: Path
+) -> None:
+    """Tables (fused, or replicated) and dense parameters follow a schedule exactly as plain torch does."""
     config = AppConfig(
         run=RunConfig(name="rates"),
         model=ModelConfig(embedding_dim=8, dense_arch=[16, 8], over_arch=[16, 1]),
         optimizer=OptimizerConfig(algorithm, 0.05, eps=None if algorithm is OptimizerName.sgd else 1e-8),
         schedule=ScheduleConfig(ScheduleName.warmup_poly, warmup_steps=3, decay_start_step=5, decay_steps=6),
-        sharding=ShardingConfig(),
+        sharding=ShardingConfig(types=kind),
         train=TrainConfig(global_batch_size=128),
     )
     manifest = load_manifest(dataset)

@@ -181,7 +181,7 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
     assert len(losses(tmp_path / "runs/first")) == 6
 
 
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
+@pytest.mark.parametrize("kind", ["data_parallel", "table_wise", "row_wise", "column_wise"])
 def test_two_processes_train_as_one(kind: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """The same global batches give the same losses; fp32 sums in another order differ by 1e-5 at the most."""
     overrides = [
