@@ -33,6 +33,25 @@ def interact(dense: Tensor, sparse: list[Tensor], kind: str, itself: bool) -> Te
     return torch.cat([dense, *products], dim=1)
 
 
+def cross(dense: Tensor, sparse: list[Tensor], layers: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """DCN v2 of low rank, from arXiv:2008.13535 eq. (1) and (2); layers of U [N, r], V [r, N] and bias [N]."""
+    first = torch.cat([dense, *sparse], dim=1)
+    x = first
+    for u, v, bias in layers:
+        full = u @ v  # the matrix that the two stand for
+        x = first * (torch.einsum("nm,bm->bn", full, x) + bias) + x
+    return x
+
+
+def project(dense: Tensor, sparse: list[Tensor], branch1: Layers, branch2: Layers) -> Tensor:
+    """dense, and products of the rows of one branch [B, F1, D] with the columns of the other [B, D, F2]."""
+    vectors = torch.cat([dense, *sparse], dim=1)
+    dim = dense.shape[1]
+    left = perceptron(vectors, branch1, last_relu=True).unflatten(1, (-1, dim))
+    right = perceptron(vectors, branch2, last_relu=True).unflatten(1, (dim, -1))
+    return torch.cat([dense, torch.einsum("bid,bdj->bij", left, right).flatten(1)], dim=1)
+
+
 def dlrm_logits(
     dense: Tensor, bags: list[list[Tensor]], tables: list[Tensor], dense_arch: Layers, over_arch: Layers,
     kind: str = "dot", itself: bool = False,

@@ -5,16 +5,23 @@ from enum import Enum
 
 from omegaconf import MISSING
 
+from app.config.checks import require_at_least
 from common.errors import UserError
 
 MOST_WIDTH = 1_000_000
 
 
 class Interaction(Enum):
-    """dot: pairwise products of the features' vectors; cat: their concatenation (Naumov et al. 2019)."""
+    """What is made of the features' vectors: see docs/models.md.
+
+    dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
+    al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection).
+    """
 
     dot = "dot"
     cat = "cat"
+    dcn = "dcn"
+    projection = "projection"
 
 
 @dataclass
@@ -26,14 +33,16 @@ class ModelConfig:
     embedding_dim: int = MISSING  # D, of every table; a multiple of 4 (FBGEMM)
     dense_arch: list[int] = MISSING  # widths of its layers, the last being D
     over_arch: list[int] = MISSING  # widths of its layers, the last being 1
+    dcn_num_layers: int | None = None  # dcn: cross layers; null: 3
+    dcn_low_rank_dim: int | None = None  # dcn: rank of their matrices; null: a quarter of their width (F + 1) * D
+    projection_branch1: list[int] | None = None  # projection: widths of a branch's layers, the last a multiple of D …
+    projection_branch2: list[int] | None = None  # … null: one layer of 16 * D
 
 
 def validate_model(model: ModelConfig) -> None:
     """Raises UserError for values that cannot work."""
-    widths = {"model.dense_arch": model.dense_arch, "model.over_arch": model.over_arch}
-    for key, layers in widths.items():
-        if not layers or not 1 <= min(layers) <= max(layers) <= MOST_WIDTH:
-            raise UserError(f"{key}={layers}: must be a list of widths from 1 to {MOST_WIDTH}, such as [512,256,16]")
+    _require_widths("model.dense_arch", model.dense_arch)
+    _require_widths("model.over_arch", model.over_arch)
     if model.embedding_dim < 4 or model.embedding_dim % 4:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be a multiple of 4 (FBGEMM)")
     if model.dense_arch[-1] != model.embedding_dim:
@@ -42,8 +51,37 @@ def validate_model(model: ModelConfig) -> None:
         )
     if model.over_arch[-1] != 1:
         raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
-    if model.interaction_itself and model.interaction is not Interaction.dot:
-        raise UserError(
-            f"model.interaction_itself=true: has no meaning with model.interaction={model.interaction.value}; "
-            "use model.interaction=dot"
-        )
+    _validate_interaction(model)
+
+
+def _validate_interaction(model: ModelConfig) -> None:
+    """Each interaction has its own settings; those of another would do nothing."""
+    owners = {
+        "interaction_itself": Interaction.dot,
+        "dcn_num_layers": Interaction.dcn,
+        "dcn_low_rank_dim": Interaction.dcn,
+        "projection_branch1": Interaction.projection,
+        "projection_branch2": Interaction.projection,
+    }
+    for key, owner in owners.items():
+        value = getattr(model, key)
+        if value not in (None, False) and model.interaction is not owner:
+            raise UserError(
+                f"model.{key}={str(value).lower()}: has no meaning with model.interaction={model.interaction.value}; "
+                f"use model.interaction={owner.value}"
+            )
+    require_at_least({f"model.{key}": (getattr(model, key), 1) for key in ("dcn_num_layers", "dcn_low_rank_dim")})
+    for key in ("projection_branch1", "projection_branch2"):
+        widths = getattr(model, key)
+        if widths is None:
+            continue
+        _require_widths(f"model.{key}", widths)
+        if widths[-1] % model.embedding_dim:
+            raise UserError(
+                f"model.{key}={widths}: its last width must be a multiple of model.embedding_dim={model.embedding_dim}"
+            )
+
+
+def _require_widths(key: str, widths: list[int]) -> None:
+    if not widths or not 1 <= min(widths) <= max(widths) <= MOST_WIDTH:
+        raise UserError(f"{key}={widths}: must be a list of widths from 1 to {MOST_WIDTH}, such as [512,256,16]")

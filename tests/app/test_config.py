@@ -18,7 +18,10 @@ from common.errors import UserError
         ("+train.foo=1", "'foo' not in 'TrainConfig'"),
         ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
         ("train.max_steps", "'train.max_steps' .*missing EQUAL"),
-        ("model.interaction=transformer", r"model.interaction=transformer .*expected one of \[dot, cat\]"),
+        (
+            "model.interaction=transformer",
+            r"model.interaction=transformer .*expected one of \[dot, cat, dcn, projection\]",
+        ),
         ("optimizer=lion", "'optimizer/lion' .*adagrad rowwise_adagrad sgd"),
         ("recipe=nothing", "'recipe/nothing'"),
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
@@ -48,6 +51,10 @@ def test_is_refused(override: str, said: str) -> None:
     ("overrides", "said"),
     [
         (["model.interaction=cat", "model.interaction_itself=true"], "no meaning with model.interaction=cat"),
+        (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no meaning with model.interaction=dot"),
+        (["model.interaction=dcn", "model.dcn_low_rank_dim=0"], "model.dcn_low_rank_dim=0: must be at least 1"),
+        (["model.interaction=projection", "model.projection_branch1=[8,24]"], "must be a multiple of .*=16"),
+        (["model.interaction=projection", "model.projection_branch2=[]"], "must be a list of widths"),
         (["optimizer=rowwise_adagrad", "sharding=column_wise"], "another algorithm"),
         (["schedule=warmup_poly", "schedule.decay_start_step=5"], "may not start before the warm-up ends"),
     ],

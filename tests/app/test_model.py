@@ -1,12 +1,18 @@
 """Architecture against the oracle and TorchRec's own DLRM, forward and backward."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
-from app.config import Interaction, ModelConfig
-from app.model import DLRM, CatInteraction, DotInteraction
+from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
+from app.embeddings import declare_tables
+from app.model import DLRM, CatInteraction, DCNInteraction, DotInteraction, ProjectionInteraction
+from common.cli import compose_config
 from tests import reference
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
@@ -33,9 +39,45 @@ def test_cat_interaction_equals_the_oracle() -> None:
     torch.testing.assert_close(CatInteraction(3, DIM)(dense, sparse), expected, rtol=0, atol=0)
 
 
+def test_dcn_and_its_gradients_equal_the_oracle() -> None:
+    torch.manual_seed(0)
+    ours = DCNInteraction(3, DIM, num_layers=3, low_rank_dim=5).double()
+    for bias in ours.crossnet.bias:
+        torch.nn.init.normal_(bias)  # they begin as zeros
+    net = ours.crossnet
+    layers = list(zip(net.W_kernels, net.V_kernels, net.bias, strict=True))
+    _assert_equals_oracle(ours, lambda dense, sparse: reference.cross(dense, sparse, layers))
+
+
+def test_projection_and_its_gradients_equal_the_oracle() -> None:
+    torch.manual_seed(0)
+    ours = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
+    branches = [[(layer.weight, layer.bias) for layer in branch[::2]] for branch in (ours.branch1, ours.branch2)]
+    _assert_equals_oracle(ours, lambda dense, sparse: reference.project(dense, sparse, *branches))
+
+
+def _assert_equals_oracle(ours: torch.nn.Module, oracle: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
+    """Outputs and the gradients of inputs and parameters, in float64."""
+    dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
+    found, expected = ours(dense, sparse), oracle(dense, list(sparse.unbind(1)))
+    assert found.shape == (BATCH, ours.num_outputs)
+    torch.testing.assert_close(found, expected)
+    weights, inputs = torch.randn_like(found), [dense, sparse, *ours.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
+    )
+
+
 @pytest.mark.parametrize(
     ("interaction", "itself", "over_inputs"),
-    [(Interaction.dot, False, DIM + 6), (Interaction.dot, True, DIM + 10), (Interaction.cat, False, 4 * DIM)],
+    [
+        (Interaction.dot, False, DIM + 6),
+        (Interaction.dot, True, DIM + 10),
+        (Interaction.cat, False, 4 * DIM),
+        (Interaction.dcn, False, 4 * DIM),
+        (Interaction.projection, False, DIM + 16 * 16),
+    ],
 )
 def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, over_inputs: int) -> None:
     model = _model(interaction, itself)
@@ -43,12 +85,64 @@ def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, o
     assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 
-def test_equals_torchrec_given_the_same_weights() -> None:
-    ours = _model(Interaction.dot, itself=False)
-    theirs = dlrm.DLRM(_tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1])
+DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
+BRANCHES = ([9, 3 * DIM], [2 * DIM])
+TORCHREC = {
+    Interaction.dot: (dlrm.DLRM, {}, {}),
+    Interaction.dcn: (dlrm.DLRM_DCN, DCN, DCN),
+    Interaction.projection: (
+        dlrm.DLRM_Projection,
+        {"projection_branch1": BRANCHES[0], "projection_branch2": BRANCHES[1]},
+        {"interaction_branch1_layer_sizes": BRANCHES[0], "interaction_branch2_layer_sizes": BRANCHES[1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("interaction", TORCHREC)
+def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interaction) -> None:
+    make, our_settings, their_settings = TORCHREC[interaction]
+    ours = _model(interaction, itself=False, **our_settings)
+    theirs = make(
+        _tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
+    )
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
-    dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
-    torch.testing.assert_close(ours(dense, ids), theirs(dense, ids).squeeze(1), rtol=0, atol=0)
+    dense, ids, weights = torch.randn(BATCH, NUM_DENSE), _ids(), torch.randn(BATCH)
+    found, expected = ours(dense, ids), theirs(dense, ids).squeeze(1)
+    assert torch.equal(found, expected)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    pairs = list(zip(ours.named_parameters(), theirs.parameters(), strict=True))
+    assert len(pairs) > 10
+    for (name, mine), other in pairs:
+        assert mine.grad is not None
+        assert torch.count_nonzero(mine.grad), name
+        assert torch.equal(mine.grad, other.grad), name
+
+
+# MLPerf's DLRM-DCNv2: rows of its 26 tables, none above 40 million.
+MLPERF_ROWS = [
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
+    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "rows", "embedding", "dense"),
+    [
+        ("dlrm", [1_000] * 26, 26_000 * 16, 155_984 + 320_001),  # 13-512-256-64-16 and 367-512-256-1
+        ("dlrm_dcn", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 3 * 3_542_400 + 5_245_953),
+        ("dlrm_projection", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 2 * 11_276_288 + 2_100_225),
+    ],
+)
+def test_parameters_of_whole_models_are_counted_without_memory(
+    group: str, rows: list[int], embedding: int, dense: int
+) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [f"model={group}"]).model
+    with torch.device("meta"):
+        model = DLRM(config, 13, declare_tables({f"cat_{i}": n for i, n in enumerate(rows)}, config.embedding_dim))
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    assert counts.pop("sparse_arch") == embedding
+    assert sum(counts.values()) == dense
 
 
 def test_a_prediction_does_not_depend_on_the_batch() -> None:
@@ -73,9 +167,9 @@ def _tables() -> EmbeddingBagCollection:
     )
 
 
-def _model(interaction: Interaction, itself: bool) -> DLRM:
+def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
     torch.manual_seed(1)
-    config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1])
+    config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1], **settings)
     return DLRM(config, NUM_DENSE, _tables())
 
 

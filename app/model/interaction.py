@@ -1,0 +1,145 @@
+"""Interactions: the dense vector and the F sparse ones of each sample to the over_arch's input.
+
+Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D]
+and sparse [B, F, D] to [B, num_outputs].
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.crossnet import LowRankCrossNet
+
+from app.config import Interaction, ModelConfig
+
+DCN_NUM_LAYERS = 3  # MLPerf v2's; what the two widths are by default is said in app/config/model.py
+DCN_RANK_PART = 4
+PROJECTION_VECTORS = 16
+
+
+def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequential:
+    """Linear layers of the given widths, ReLU after each; after the last one only if final_relu."""
+    layers: list[nn.Module] = []
+    for num_in, num_out in zip([num_inputs, *widths], widths, strict=False):
+        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
+    return nn.Sequential(*(layers if final_relu else layers[:-1]))
+
+
+class _PairProducts(torch.autograd.Function):
+    """[B, V, D] vectors to their pairwise products [B, P].
+
+    The backward gathers the pairs' gradients into [V, V] where autograd would scatter them, slower and with atomic
+    additions on GPUs; its two products are then autograd's own, so that TorchRec's bits come out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, pair_of)
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grad_outputs
+        vectors, pair_of = ctx.saved_tensors
+        num_vectors = vectors.shape[1]
+        padded = nn.functional.pad(grad, (0, 1))  # its last column is the 0 of pairs that are not used
+        matrix = padded.index_select(1, pair_of).view(-1, num_vectors, num_vectors)
+        matrix = matrix.to(vectors.dtype)  # autocast may have given it bf16
+        left, right = torch.bmm(matrix, vectors), torch.bmm(vectors.transpose(1, 2), matrix)
+        return left + right.transpose(1, 2), None, None
+
+
+class DotInteraction(nn.Module):
+    """The dense vector, and the products of all pairs of the F+1 vectors, itself included if so asked.
+
+    Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one.
+    """
+
+    pairs: Tensor
+    pair_of: Tensor
+
+    def __init__(self, num_sparse: int, embedding_dim: int, itself: bool) -> None:
+        super().__init__()
+        num_vectors = num_sparse + 1
+        row, column = torch.triu_indices(num_vectors, num_vectors, offset=0 if itself else 1)
+        num_pairs = len(row)
+        pair_of = torch.full((num_vectors, num_vectors), num_pairs)
+        pair_of[row, column] = torch.arange(num_pairs)
+        self.register_buffer("pairs", row * num_vectors + column, persistent=False)
+        self.register_buffer("pair_of", pair_of.flatten(), persistent=False)
+        self.num_outputs = embedding_dim + num_pairs
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
+        vectors = torch.cat([dense.unsqueeze(1), sparse], dim=1)
+        return torch.cat([dense, _PairProducts.apply(vectors, self.pairs, self.pair_of)], dim=1)
+
+
+class CatInteraction(nn.Module):
+    """All F+1 vectors side by side."""
+
+    def __init__(self, num_sparse: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.num_outputs = (num_sparse + 1) * embedding_dim
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        return torch.cat([dense, sparse.flatten(1)], dim=1)
+
+
+class DCNInteraction(nn.Module):
+    """DCN v2 (Wang et al. 2020, arXiv:2008.13535) over all F+1 vectors side by side, x_0 [B, N], N = (F + 1) * D.
+
+    Layer l: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l, with V_l [rank, N] and W_l [N, rank]: TorchRec's module,
+    and its DLRM_DCN.
+    """
+
+    def __init__(self, num_sparse: int, embedding_dim: int, num_layers: int, low_rank_dim: int) -> None:
+        super().__init__()
+        self.num_outputs = (num_sparse + 1) * embedding_dim
+        self.crossnet = LowRankCrossNet(self.num_outputs, num_layers, low_rank_dim)
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        return self.crossnet(torch.cat([dense, sparse.flatten(1)], dim=1))
+
+
+class ProjectionInteraction(nn.Module):
+    """Two perceptrons map all F+1 vectors to F1 and F2 vectors of D; the products of each with each: DLRM_Projection.
+
+    Products are those of [B, F1, D] and, as TorchRec reads the second branch, [B, D, F2].
+    """
+
+    def __init__(self, num_sparse: int, embedding_dim: int, branch1: Sequence[int], branch2: Sequence[int]) -> None:
+        """branch1, branch2: widths of their layers, ReLU after each; the last ones F1 * D and F2 * D."""
+        super().__init__()
+        num_inputs = (num_sparse + 1) * embedding_dim
+        self.branch1 = mlp(num_inputs, branch1, final_relu=True)
+        self.branch2 = mlp(num_inputs, branch2, final_relu=True)
+        self.num_outputs = embedding_dim + (branch1[-1] // embedding_dim) * (branch2[-1] // embedding_dim)
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, D + F1 * F2]."""
+        batch, dim = dense.shape
+        vectors = torch.cat([dense, sparse.flatten(1)], dim=1)
+        left, right = self.branch1(vectors).view(batch, -1, dim), self.branch2(vectors).view(batch, dim, -1)
+        return torch.cat([dense, torch.bmm(left, right).flatten(1)], dim=1)
+
+
+AnyInteraction = DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction
+
+
+def make_interaction(config: ModelConfig, num_sparse: int) -> AnyInteraction:
+    """The interaction that the configuration names, with its defaults."""
+    dim = config.embedding_dim
+    if config.interaction is Interaction.dot:
+        return DotInteraction(num_sparse, dim, config.interaction_itself)
+    if config.interaction is Interaction.cat:
+        return CatInteraction(num_sparse, dim)
+    if config.interaction is Interaction.dcn:
+        rank = config.dcn_low_rank_dim or (num_sparse + 1) * dim // DCN_RANK_PART
+        return DCNInteraction(num_sparse, dim, config.dcn_num_layers or DCN_NUM_LAYERS, rank)
+    widths = [PROJECTION_VECTORS * dim]
+    return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
+                                 config.projection_branch2 or widths)  # fmt: skip
