@@ -15,8 +15,6 @@ from data_prep.arrange import SPLITS
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource, DenseTransform, Encoding
 from data_prep.config import DataConfig, chunk_size, dataset_path
-from data_prep.dense import encode_dense
-from data_prep.encode import encode_hash
 from data_prep.existing import (
     CLEARING_NAME,
     find_finished,
@@ -27,8 +25,9 @@ from data_prep.existing import (
 )
 from data_prep.format import Manifest
 from data_prep.jit import compile_notice
+from data_prep.kernels import compile_kernels
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
-from data_prep.parse import parse_bytes
+from data_prep.pool import start_fork_server
 from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO
@@ -119,7 +118,10 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], ex
     """Run all stages and finish."""
     begin = time.monotonic()
     check_disk(root, job)
-    _compile()
+    if data.workers != 1:
+        start_fork_server()  # it loads the kernels while this process does
+    with compile_notice("the parser"):
+        compile_kernels()
     result = run_stages(data, job, root)
     extra |= {
         "peak_memory_bytes": result.peak_bytes,
@@ -134,14 +136,6 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], ex
     clear_dataset(root)
     plan_finish(job, manifest, result.built)
     return finish(job.work, root)
-
-
-def _compile() -> None:
-    """Have the kernels compiled and cached before the workers start."""
-    with compile_notice("the parser"):
-        block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
-        encode_dense(block.dense)
-        encode_hash(block.sparse, 2)
 
 
 def _count_unknown(result: Result) -> dict[str, dict[str, int]]:

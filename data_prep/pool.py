@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -19,7 +20,15 @@ ResultT = TypeVar("ResultT")
 TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
 
 _BYTES, _ROWS = range(2)
+START_METHOD = "forkserver"  # imports and compiled kernels are loaded once, and no thread is ever forked
+PRELOADED = ["data_prep.preload"]
 LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
+
+
+def start_fork_server() -> None:
+    """Start the process that workers are forked from, unless it runs; it loads what they need on its own time."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 class Stopped(Exception):
@@ -30,7 +39,7 @@ class Counters:
     """Bytes and rows done, and a flag that asks all to stop, shared by the processes of a pool."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._done = context.Array("q", 2)
         self._stop = context.RawValue("b", 0)  # without a lock: whoever stops must not wait for the dead
 
@@ -135,7 +144,8 @@ class Pool:
             yield from map(function, tasks)
             return
         if self._executor is None:
-            context = multiprocessing.get_context("spawn")
+            start_fork_server()
+            context = multiprocessing.get_context(START_METHOD)
             self._executor = ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
         waiting: list[Future[tuple[ResultT, int, int]]] = []
         try:

@@ -50,7 +50,7 @@ def _die_holding(counters: Counters) -> None:
 
 def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     counters = Counters()
-    process = multiprocessing.get_context("spawn").Process(target=_die_holding, args=(counters,))
+    process = multiprocessing.get_context("forkserver").Process(target=_die_holding, args=(counters,))
     process.start()
     process.join()
     assert process.exitcode == 9
