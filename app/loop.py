@@ -6,7 +6,7 @@ It knows nothing of files, layouts or processes; `Parts` brings what it drives.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,16 @@ class State:
         return np.concatenate([np.empty(0, np.float32), *self.step_seconds])
 
 
+class Steps(NamedTuple):
+    """Consecutive steps that are done, [steps] float32 each."""
+
+    lr: float  # of the last
+    losses: NDArray[np.float32]  # mean over the global batch
+    accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
+    seconds: NDArray[np.float32]  # of this process
+    input_wait: float  # seconds of them all, of this process
+
+
 class Meter(Protocol):
     """See app.meter."""
 
@@ -60,10 +70,10 @@ class Parts:
         loss: logits [B], labels [B] to the mean loss.
         optimizer: zero_grad() and step() for all parameters.
         set_learning_rate: sets the rate of a step and returns it.
-        mean_over_ranks: this process's losses [steps] to the global batches'.
+        mean_over_ranks: this process's losses and accuracies [2, steps] to the global batches'.
         evaluate: metrics of the evaluation split.
         save: writes a checkpoint of the state.
-        report: a window of steps is done: learning rate, losses, seconds.
+        report: steps are done; the state's step is that of the last.
         interrupted: whether any process was asked to stop; the argument says whether to ask the others.
         checkpoint_due: whether a checkpoint is due at this step; all processes get the same answer.
     """
@@ -79,7 +89,7 @@ class Parts:
     meter: Meter
     evaluate: Callable[[State], dict[str, Any] | None] = lambda state: None
     save: Callable[[State], None] = lambda state: None
-    report: Callable[[State, float, NDArray[np.float32], NDArray[np.float32]], None] = lambda *window: None
+    report: Callable[[State, Steps], None] = lambda state, steps: None
     interrupted: Callable[[int], bool] = lambda step: False
     checkpoint_due: Callable[[int], bool] = lambda step: False
 
@@ -98,10 +108,11 @@ def train(parts: Parts, config: TrainConfig, state: State) -> str:
             input_wait = time.perf_counter() - waiting_since
             window.lr = parts.set_learning_rate(state.step)
             parts.optimizer.zero_grad()
-            loss = parts.loss(parts.forward(batch), batch.labels)
+            logits = parts.forward(batch)
+            loss = parts.loss(logits, batch.labels)
             loss.backward()
             parts.optimizer.step()
-            window.losses.append(loss.detach())
+            window.add(loss, logits, batch.labels)
             state.step += 1
             state.step_in_epoch += 1
             parts.meter.step_done(input_wait)
@@ -117,23 +128,31 @@ class _Window:
     """The steps since the device was last waited for."""
 
     def __init__(self, parts: Parts, state: State, first_counted_step: int) -> None:
-        self.losses: list[Tensor] = []
         self.lr = 0.0
         self.first_counted_step = first_counted_step
+        self._losses: list[Tensor] = []
+        self._accuracies: list[Tensor] = []
         self._parts, self._state = parts, state
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Note what a step gave, without waiting for it."""
+        self._losses.append(loss.detach().float())
+        self._accuracies.append(((logits.detach() > 0) == (labels > 0.5)).float().mean())
 
     def close(self) -> None:
         """Bring losses and times to the host: the one place where the loop waits for the device."""
         parts, state = self._parts, self._state
         seconds, wait = parts.meter.take()
-        losses = parts.mean_over_ranks(torch.stack(self.losses).cpu().numpy())
-        self.losses.clear()
+        mine = torch.stack(self._losses + self._accuracies).view(2, -1).cpu().numpy()
+        losses, accuracies = parts.mean_over_ranks(mine)
+        self._losses.clear()
+        self._accuracies.clear()
         _require_finite(losses, state.step)
         state.losses.append(losses)
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
             state.input_wait += wait
-        parts.report(state, self.lr, losses, seconds)
+        parts.report(state, Steps(self.lr, losses, accuracies, seconds, wait))
 
 
 def _after_step(parts: Parts, config: TrainConfig, state: State, window: _Window) -> str | None:

@@ -1,13 +1,17 @@
 """Throughput: device-synchronised times of steps, warm-up and everything but training left out."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+STEP_TIME_BINS = 60
 
 
 class Meter:
@@ -76,6 +80,28 @@ class Meter:
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def memory_in_use(device: torch.device) -> dict[str, int | None]:
+    """This process's resident memory and what its tensors take on its GPU, bytes; None where it cannot be told."""
+    try:
+        host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        host = None
+    return {
+        "host_bytes": host,
+        "device_bytes": torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
+    }
+
+
+def step_time_histogram(step_seconds: NDArray[np.float32]) -> dict[str, Any]:
+    """Counts of step times, ms, over 60 bins from least to greatest, whose widths grow by one factor."""
+    if not len(step_seconds):
+        return {"edges_ms": [], "counts": []}
+    least, greatest = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
+    edges = np.geomspace(least * 0.999, greatest * 1.001, STEP_TIME_BINS + 1)
+    counts, _ = np.histogram(step_seconds.astype(np.float64) * 1e3, edges)
+    return {"edges_ms": [float(f"{edge:.5g}") for edge in edges], "counts": counts.tolist()}
 
 
 def throughput(

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,10 +21,12 @@ log = logging.getLogger("clickwork")
 FORMAT_NAME = "clickwork-run"
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
 RESULTS, LOG, CHECKPOINTS, LOCK = "results.csv", "log.txt", "checkpoints", ".lock"
-# AMD's five columns, here of the whole job; then ours, labelled.
+CURVES, STEP_TIMES = "curves.json", "step_times.json"
+# The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled.
 RESULTS_COLUMNS = (
     "Time Stamp", "Num. Nodes", "Batch Size", "Recommendations/s (mean)", "Recommendations/s (std/mean)",
-    "Run", "World Size", "Batch Size per Device", "Recommendations/s per Device (mean)", "Status",
+    "Run", "World Size", "Global Batch Size", "Global Recommendations/s (mean)",
+    "Batch Size per Device", "Recommendations/s per Device (mean)", "Status",
 )  # fmt: skip
 
 
@@ -66,7 +69,7 @@ class Record:
         """
         if afresh:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
-            for name in (METRICS, MANIFEST, LOG):
+            for name in (METRICS, MANIFEST, LOG, CURVES, STEP_TIMES):
                 (self.directory / name).unlink(missing_ok=True)
         (self.directory / SUMMARY).unlink(missing_ok=True)
         before = _read_json(self.directory / MANIFEST)
@@ -89,6 +92,16 @@ class Record:
             with open(self.directory / METRICS, "ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
 
+    def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> None:
+        """Write the newest evaluation's curves to curves.json; only who writes computes them."""
+        if self._writes:
+            write_atomically(self.directory / CURVES, json.dumps({**about, **compute()}).encode())
+
+    def step_times(self, histogram: dict[str, Any]) -> None:
+        """Write step_times.json."""
+        if self._writes:
+            write_atomically(self.directory / STEP_TIMES, json.dumps(histogram).encode())
+
     def summary(self, figures: dict[str, Any]) -> None:
         """Write summary.json."""
         if self._writes:
@@ -107,7 +120,8 @@ class Record:
         if not path.exists():
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        writer.writerow([stamp, num_nodes, global_batch_size, rates["samples_per_second"], spread, run, world_size,
+        rate = rates["samples_per_second"]
+        writer.writerow([stamp, num_nodes, global_batch_size, rate, spread, run, world_size, global_batch_size, rate,
                          global_batch_size // world_size, rates["samples_per_second_per_device"],
                          summary["status"]])  # fmt: skip
         with open(path, "a", newline="") as file:

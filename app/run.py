@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from app import loop, optimizer, provenance, resume, sharding, summary
 from app.batch import Batch
 from app.config import to_plain
-from app.meter import Meter
+from app.curves import click_curves
+from app.meter import Meter, memory_in_use, step_time_histogram
 from app.progress import Progress
 from app.record import Record
 from app.session import Session, mean_over_ranks
@@ -89,6 +89,7 @@ class Run:
             raise
         finally:
             self.progress.close()
+            self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
         figures = summary.summarise(self.session, self.state, status, self.seconds())
         self.record.summary(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
@@ -134,21 +135,27 @@ class Run:
         samples = self.state.step * self.config.train.global_batch_size
         self.record.event(kind, self.state.step, samples, self.seconds()["total"], **values)
 
-    def _report(self, state: loop.State, lr: float, losses: NDArray[np.float32], seconds: NDArray[np.float32]) -> None:
-        loss = float(losses.mean(dtype=np.float64))
-        rate = float(self.config.train.global_batch_size * len(seconds) / seconds.sum(dtype=np.float64))
-        self._event("train", epoch=state.epoch, loss=loss, logloss=loss, lr=lr, samples_per_second=rate)
+    def _report(self, state: loop.State, steps: loop.Steps) -> None:
+        loss, accuracy = (float(values.mean(dtype=np.float64)) for values in (steps.losses, steps.accuracies))
+        total = float(steps.seconds.sum(dtype=np.float64))
+        rate = self.config.train.global_batch_size * len(steps.seconds) / total
+        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, logloss=loss, accuracy=accuracy,
+                    lr=steps.lr, samples_per_second=rate, input_wait_fraction=steps.input_wait / total,
+                    **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
         self.progress.update(state.step, state.epoch, loss, rate, auc)
 
     def _evaluate(self, state: loop.State) -> dict[str, Any]:
+        split = self.config.eval.split
         with self.meter.apart("eval"):
-            result = self.session.evaluate(self.config.eval.split)
+            predictions = self.session.predict(split)
+            result = self.session.measure(split, predictions)
+            self.record.curves({"step": state.step, "split": split}, lambda: click_curves(*predictions))
         self._event("eval", eval_samples=result["samples"], **{k: v for k, v in result.items() if k != "samples"})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:
             lack = "has not both labels" if result["samples"] else "has no rows"
-            log.warning("eval: split %s %s; AUC is not defined", self.config.eval.split, lack)
+            log.warning("eval: split %s %s; AUC is not defined", split, lack)
         if self.runtime.rank == 0 and summary.is_collapsed(result):
             log.warning("eval: next to a constant predictor (AUC %.4f, NE %.4f): look at optimizer.lr and the data",
                         result["auc"], result["ne"])  # fmt: skip
@@ -181,10 +188,11 @@ class Run:
         """What makes this run, for manifest.json."""
         return {
             **provenance.describe_run(),
-            "dataset": {"path": str(self.session.root), "digest": self.session.manifest.digest},
+            "dataset": self.session.describe_dataset(),
             "seeds": {"train.seed": self.config.train.seed},
             "world_size": self.runtime.world_size,
             "platform": self.runtime.platform.value,
             "num_threads": self.runtime.num_threads,
             "plan": sharding.plan_summary(self.session.model),
+            "tables": self.session.describe_tables(),
         }

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,15 @@ from app.model import DLRM
 from app.runtime import Runtime
 from common.errors import UserError
 from data_prep.format import Manifest
+
+MOST_SOURCES = 30  # names of raw files told
+
+
+class Predictions(NamedTuple):
+    """[n] float32 each; labels are 0 or 1."""
+
+    logits: NDArray[np.float32]
+    labels: NDArray[np.float32]
 
 
 @dataclass
@@ -50,16 +60,47 @@ class Session:
         with torch.autocast(self.runtime.device.type, dtype=torch.bfloat16, enabled=bf16):
             return self.model(batch.dense_features, batch.sparse_features)
 
-    def evaluate(self, name: str) -> dict[str, float | int | str | None]:
-        """Metrics over a whole split, all processes' samples pooled; a collective call."""
+    def predict(self, name: str) -> Predictions:
+        """Logits and labels of a whole split, all processes' samples pooled; a collective call."""
         split, runtime = self.split(name), self.runtime
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         self.model.eval()
         logits, labels = loop.predict(self.on_device(split.eval_batches(batch_size)), self.forward)
         self.model.train()
-        pooled = _pool(runtime, np.stack([logits.numpy(), labels.numpy()]))
-        return {"split": name, "samples": pooled.shape[1], **metrics.click_metrics(pooled[0], pooled[1])}
+        return Predictions(*_pool(runtime, np.stack([logits.numpy(), labels.numpy()])))
+
+    def measure(self, name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
+        """Metrics of what `predict` gave."""
+        return {"split": name, "samples": len(predictions.labels), **metrics.click_metrics(*predictions)}
+
+    def evaluate(self, name: str) -> dict[str, float | int | str | None]:
+        """Metrics over a whole split, all processes' samples pooled; a collective call."""
+        return self.measure(name, self.predict(name))
+
+    def describe_dataset(self) -> dict[str, Any]:
+        """What a run's manifest says of its dataset; `bayes` are the figures of a planted truth, if it has one."""
+        manifest = self.manifest
+        return {
+            "path": str(self.root),
+            "digest": manifest.digest,
+            "rows": {name: split.rows for name, split in manifest.splits.items()},
+            "label_rate": manifest.label_rate,
+            "encoding": manifest.encoding.get("name"),
+            "sources": [source.get("name") for source in manifest.sources[:MOST_SOURCES]],
+            "bayes": manifest.extra.get("bayes"),
+        }
+
+    def describe_tables(self) -> dict[str, dict[str, int]]:
+        """Size of each table, whole; bytes are of its weights alone."""
+        return {
+            name: {
+                "num_embeddings": weight.size(0),
+                "embedding_dim": weight.size(1),
+                "bytes": weight.size(0) * weight.size(1) * weight.dtype.itemsize,
+            }
+            for name, weight in sharding.table_weights(self.model)
+        }
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""
@@ -116,7 +157,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 
 def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mean over processes, summed in order of rank so that it does not depend on the network."""
+    """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
     total = np.zeros(values.shape, np.float64)
     for theirs in runtime.gather(values):
         total += theirs

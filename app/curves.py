@@ -1,0 +1,89 @@
+"""The shape of an evaluation: ROC, precision over recall, calibration, scores by label; as numbers to be drawn."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_SAMPLES = 1 << 22  # of a larger split every k-th sample is used: the eye sees no difference
+THRESHOLDS = 200  # at quantiles of either label's scores
+SCORE_BINS = 50
+EQUAL_MASS_BINS = 20
+
+Values = NDArray[np.float64]
+
+
+def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, Any]:
+    """Curves of logits [n] against labels [n] of 0 and 1; what is not defined with one label only is None.
+
+    samples, of: how many were used, and of how many.
+    auc_standard_error: of the AUC as an estimate from this sample (DeLong et al. 1988).
+    roc: fpr, tpr; pr: recall, precision; exact at each threshold, of which there are at most 400.
+    reliability: mean probability, share of positives and samples of bins that hold equally many samples.
+    scores: counts of either label over bins of equal width from 0 to the highest probability.
+    """
+    stride = max(1, -(-len(labels) // MOST_SAMPLES))
+    z, y = logits[::stride], labels[::stride] > 0.5
+    preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
+    positives, negatives = np.sort(z[y]), np.sort(z[~y])
+    curves: dict[str, Any] = {"samples": len(z), "of": len(labels), "auc_standard_error": None, "roc": None, "pr": None}
+    if len(positives) and len(negatives):
+        curves |= _thresholds(positives, negatives)
+        curves["auc_standard_error"] = auc_standard_error(positives, negatives)
+    return {**curves, "reliability": _reliability(preds, y), "scores": _scores(preds, y)}
+
+
+def auc_standard_error(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> float | None:
+    """DeLong's standard error of the AUC from the sorted scores of either label; None with fewer than two of one."""
+    if min(len(positives), len(negatives)) < 2:
+        return None
+    above = _placements(positives, negatives)  # for each positive, the share of negatives below it
+    below = _placements(negatives, positives)
+    return float(np.sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)))
+
+
+def _placements(scores: NDArray[np.float32], others: NDArray[np.float32]) -> Values:
+    """The share of `others` below each score, ties counted half; both sorted."""
+    return (np.searchsorted(others, scores, "left") + np.searchsorted(others, scores, "right")) / (2 * len(others))
+
+
+def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> dict[str, Any]:
+    steps = np.linspace(0, 1, THRESHOLDS)
+    chosen = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
+    thresholds = np.unique(np.concatenate(chosen))[::-1]  # descending: from (0, 0) to (1, 1)
+    true = len(positives) - np.searchsorted(positives, thresholds, "left")
+    false = len(negatives) - np.searchsorted(negatives, thresholds, "left")
+    return {
+        "roc": {
+            "fpr": _rounded(np.concatenate(([0], false / len(negatives)))),
+            "tpr": _rounded(np.concatenate(([0], true / len(positives)))),
+        },
+        "pr": {"recall": _rounded(true / len(positives)), "precision": _rounded(true / (true + false))},
+    }
+
+
+def _reliability(preds: Values, positive: NDArray[np.bool_]) -> list[dict[str, float | int]]:
+    order = np.argsort(preds, kind="stable")
+    parts = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
+    return [
+        {
+            "preds": float(f"{preds[part].mean():.6g}"),
+            "labels": float(f"{positive[part].mean():.6g}"),
+            "samples": len(part),
+        }
+        for part in parts
+        if len(part)
+    ]
+
+
+def _scores(preds: Values, positive: NDArray[np.bool_]) -> dict[str, list[float]]:
+    edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
+    return {
+        "edges": _rounded(edges),
+        "positive": np.histogram(preds[positive], edges)[0].tolist(),
+        "negative": np.histogram(preds[~positive], edges)[0].tolist(),
+    }
+
+
+def _rounded(values: Values) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
