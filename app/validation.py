@@ -2,6 +2,7 @@
 
 from app.config import AppConfig, OptimizerName, sharding_type
 from app.config.data import validate_data
+from app.config.loss import validate_loss
 from app.config.model import validate_model
 from app.config.optimizer import validate_optimizer, validate_schedule
 from app.config.published import validate_published
@@ -25,6 +26,7 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    validate_loss(config.loss)
     validate_published(config.published)
     sharding = sharding_type(config.sharding)
     if config.optimizer.name is OptimizerName.rowwise_adagrad and sharding == "column_wise":
