@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
-from app import loop, losses, optimizer, provenance, resume, sharding, summary
+from app import loop, optimizer, provenance, resume, sharding, summary
 from app.batch import Batch
 from app.config import to_plain
 from app.curves import click_curves
@@ -57,6 +58,7 @@ class Run:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint; a collective call. Raises UserError as app.resume.restore does."""
         self.state, self.seconds_before, self.resumed = resume.restore(path, self.session)
+        optimizer.set_step(self.session.optimizer, self.state.step)
 
     def is_done(self, before: dict[str, Any]) -> bool:
         """Whether the run that wrote this summary had come to the end that the configuration now asks for."""
@@ -109,7 +111,7 @@ class Run:
             total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
             forward=self.session.forward,
-            loss=losses.make_loss(self.config.loss),
+            loss=nn.functional.binary_cross_entropy_with_logits,
             optimizer=self.session.optimizer,
             set_learning_rate=self._set_learning_rate,
             mean_over_ranks=lambda losses: mean_over_ranks(self.runtime, losses),
@@ -126,8 +128,9 @@ class Run:
         return self.session.on_device(self.split.train_batches(train.global_batch_size, train.seed, epoch, first))
 
     def _set_learning_rate(self, step: int) -> float:
-        lr = optimizer.learning_rate(self.config.optimizer.lr, self.config.schedule, step)
-        optimizer.set_learning_rate(self.session.optimizer, lr)
+        rates, schedule = self.config.optimizer, self.config.schedule
+        lr = optimizer.learning_rate(rates.lr, schedule, step)
+        optimizer.set_learning_rate(self.session.optimizer, lr, optimizer.learning_rate(rates.table_lr, schedule, step))
         return lr
 
     def _event(self, kind: str, **values: Any) -> None:
@@ -138,9 +141,8 @@ class Run:
         loss, accuracy = (float(values.mean(dtype=np.float64)) for values in (steps.losses, steps.accuracies))
         total = float(steps.seconds.sum(dtype=np.float64))
         rate = self.config.train.global_batch_size * len(steps.seconds) / total
-        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, accuracy=accuracy,
-                    logloss=loss if self.config.loss.is_logloss else None, lr=steps.lr, samples_per_second=rate,
-                    input_wait_fraction=steps.input_wait / total,
+        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, logloss=loss, accuracy=accuracy,
+                    lr=steps.lr, samples_per_second=rate, input_wait_fraction=steps.input_wait / total,
                     **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
         self.progress.update(state.step, state.epoch, loss, rate, auc)
@@ -151,6 +153,7 @@ class Run:
             predictions = self.session.predict(split)
             result = self.session.measure(split, predictions)
             self.record.curves({"step": state.step, "split": split}, lambda: click_curves(*predictions))
+            optimizer.set_step(self.session.optimizer, state.step)
         self._event("eval", eval_samples=result["samples"], **{k: v for k, v in result.items() if k != "samples"})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:

@@ -1,10 +1,9 @@
 """Values that cannot work are refused before anything is built: each group's own checks, and those across groups."""
 
-from app.config import AppConfig, OptimizerName, sharding_type
+from app.config import AppConfig, sharding_type
 from app.config.data import validate_data
-from app.config.loss import validate_loss
 from app.config.model import validate_model
-from app.config.optimizer import validate_optimizer, validate_schedule
+from app.config.optimizer import NEEDS_WHOLE_ROWS, validate_optimizer, validate_schedule
 from app.config.published import validate_published
 from app.config.runtime import validate_runtime
 from app.config.train import validate_checkpoint, validate_eval, validate_names, validate_train
@@ -26,11 +25,10 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
-    validate_loss(config.loss)
     validate_published(config.published)
-    sharding = sharding_type(config.sharding)
-    if config.optimizer.name is OptimizerName.rowwise_adagrad and sharding == "column_wise":
+    sharding, algorithm = sharding_type(config.sharding), config.optimizer.name
+    if algorithm in NEEDS_WHOLE_ROWS and sharding == "column_wise":
         raise UserError(
-            "sharding.types=column_wise: row-wise Adagrad would average over each shard's columns, which is another "
+            f"sharding.types=column_wise: {algorithm.value} would look at each shard's columns alone, which is another "
             "algorithm; use table_wise or row_wise, or optimizer=adagrad"
         )

@@ -71,39 +71,58 @@ def bce(logits: Tensor, labels: Tensor) -> Tensor:
     return -(labels * preds.log() + (1 - labels) * (1 - preds).log()).mean()
 
 
-def loss_of_predictions(
-    logits: Tensor, labels: Tensor, kind: str, class_weights: tuple[float, float], threshold: float
-) -> Tensor:
-    """facebookresearch/dlrm's losses: of the predictions, clamped to [threshold, 1 - threshold]; mean over samples."""
-    preds = torch.sigmoid(logits)
-    if threshold:
-        preds = torch.clamp(preds, threshold, 1 - threshold)
-    if kind == "mse":
-        return ((preds - labels) ** 2).mean()
-    each = torch.nn.functional.binary_cross_entropy(preds, labels, reduction="none")
-    return (torch.tensor(class_weights, dtype=logits.dtype)[labels.long()] * each).mean()
-
-
 class Optimizer:
-    """SGD, Adagrad, or Adagrad with one sum of squares a row for tables."""
+    """SGD, Adagrad, Adam and LAMB, plain or with one second moment a row of a table (rowwise_*).
 
-    def __init__(self, name: str, tables: list[Tensor], dense: list[Tensor], eps: float) -> None:
-        self.name, self.eps = name, eps
+    Of a table, row-wise Adam and LAMB move the rows that have a gradient and leave the others and their moments
+    alone; Adam moves all. LAMB's trust ratio is of a row of a table, of a whole dense parameter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tables: list[Tensor],
+        dense: list[Tensor],
+        eps: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self.rowwise, self.kind = name.startswith("rowwise_"), name.removeprefix("rowwise_")
+        self.name, self.eps, self.betas, self.count = name, eps, betas, 0
         self.tables, self.dense = tables, dense
-        self.sums = [torch.zeros_like(p) for p in [*tables, *dense]]
+        self.first = [torch.zeros_like(p) for p in [*tables, *dense]]
+        self.second = [torch.zeros_like(p) for p in [*tables, *dense]]
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, sparse_lr: float | None = None) -> None:
         """One update from .grad, which is then dropped."""
+        self.count += 1
         with torch.no_grad():
             for number, parameter in enumerate([*self.tables, *self.dense]):
-                grad = parameter.grad
+                is_table, grad = number < len(self.tables), parameter.grad
                 assert grad is not None
-                if self.name == "sgd":
-                    parameter.sub_(lr * grad)
+                rate = sparse_lr if is_table and sparse_lr is not None else lr
+                if is_table and self.name in ("rowwise_adam", "lamb", "rowwise_lamb"):
+                    for row in range(len(parameter)):
+                        if grad[row].count_nonzero():
+                            self._update(number, row, grad[row], rate, is_table)
                 else:
-                    square = grad**2
-                    if self.name == "rowwise_adagrad" and number < len(self.tables):
-                        square = square.mean(dim=1, keepdim=True).expand_as(square)
-                    self.sums[number] += square
-                    parameter.sub_(lr * grad / (self.sums[number].sqrt() + self.eps))
+                    self._update(number, slice(None), grad, rate, is_table)
                 parameter.grad = None
+
+    def _update(self, number: int, part: int | slice, grad: Tensor, rate: float, is_table: bool) -> None:
+        weight, beta1, beta2 = [*self.tables, *self.dense][number][part], *self.betas
+        first, second, square = self.first[number][part], self.second[number][part], grad**2
+        if self.rowwise and is_table:
+            square = square.mean(dim=-1, keepdim=True).expand_as(square)
+        if self.kind == "sgd":
+            weight -= rate * grad
+        elif self.kind == "adagrad":
+            second += square
+            weight -= rate * grad / (second.sqrt() + self.eps)
+        else:
+            first.copy_(beta1 * first + (1 - beta1) * grad)
+            second.copy_(beta2 * second + (1 - beta2) * square)
+            first_hat, second_hat = first / (1 - beta1**self.count), second / (1 - beta2**self.count)
+            update = first_hat / (second_hat.sqrt() + self.eps)
+            if self.kind == "lamb" and weight.count_nonzero() and update.count_nonzero():
+                update = update * ((weight**2).sum() / (update**2).sum()).sqrt()
+            weight -= rate * update

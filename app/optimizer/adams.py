@@ -1,0 +1,99 @@
+"""Adam and LAMB in the forms that torch does not have: by rows, as FBGEMM fuses them on GPUs, and LAMB for layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
+
+    What FBGEMM's fused kernels compute: only rows that have a gradient move, and their moments with them; the bias
+    is corrected by the number of all steps. `rowwise` keeps one second moment a row, the mean over the row.
+    `trust` scales each row's update by the ratio of the row's norm to the update's (1 where either is 0).
+    """
+
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, rowwise: bool, trust: bool
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
+        for table in params:
+            second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
+            self.state[table] = _new_state(table, second)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update rows from .grad; a closure is not called."""
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is not None:
+                    self._update(table, table.grad, group)
+
+    def _update(self, table: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[table]
+        state["step"] += 1
+        rows = (grad != 0).any(dim=1).nonzero().squeeze(1)
+        grad, (beta1, beta2) = grad[rows], group["betas"]
+        square = grad.square().mean(dim=1) if group["rowwise"] else grad.square()
+        first = state["exp_avg"][rows].lerp_(grad, 1 - beta1)
+        second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
+        state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
+        update = _corrected(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
+        if group["trust"]:
+            update *= _trust_ratio(table[rows].norm(dim=1, keepdim=True), update.norm(dim=1, keepdim=True))
+        table.index_add_(0, rows, update, alpha=-group["lr"])
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al. 2020, arXiv:1904.00962) for dense parameters, one trust ratio a tensor, no weight decay."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        for parameter in params:
+            self.state[parameter] = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update from .grad; a closure is not called."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["step"] += 1
+                state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                update = _corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+                parameter.sub_(update * _trust_ratio(parameter.norm(), update.norm()) * group["lr"])
+
+
+def with_state(optimizer: torch.optim.Adam) -> torch.optim.Adam:
+    """torch makes Adam's state at its first step; a checkpoint needs it to be there before.
+
+    Without it torch.distributed.checkpoint would load a checkpoint and leave out Adam's moments in silence.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
+            optimizer.state[parameter] = {**state, "step": state["step"].to(parameter.device)}  # where `fused` wants it
+    return optimizer
+
+
+def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """Names as torch's Adam has them; `step` stays on the CPU, so that reading it does not wait for a GPU."""
+    first = torch.zeros_like(parameter, requires_grad=False)
+    return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": first, "exp_avg_sq": second}
+
+
+def _corrected(first: Tensor, second: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+    """The update before its rate, from moments that start at 0."""
+    (beta1, beta2), count = group["betas"], step.item()
+    return (first / (1 - beta1**count)) / ((second / (1 - beta2**count)).sqrt() + group["eps"])
+
+
+def _trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:
+    usable = (weight_norm > 0) & (update_norm > 0)
+    return torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
