@@ -183,7 +183,9 @@ def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
     """What must be the same for a checkpoint to be gone on from, by key."""
     plain = to_plain(config)
     keys = {
-        f"{group}.{key}": value for group in ("model", "optimizer", "schedule") for key, value in plain[group].items()
+        f"{group}.{key}": value
+        for group in ("model", "loss", "optimizer", "schedule")
+        for key, value in plain[group].items()
     }
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from app import loop, optimizer, provenance, resume, sharding, summary
+from app import loop, losses, optimizer, provenance, resume, sharding, summary
 from app.batch import Batch
 from app.config import to_plain
 from app.curves import click_curves
@@ -111,7 +110,7 @@ class Run:
             total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
             forward=self.session.forward,
-            loss=nn.functional.binary_cross_entropy_with_logits,
+            loss=losses.make_loss(self.config.loss),
             optimizer=self.session.optimizer,
             set_learning_rate=self._set_learning_rate,
             mean_over_ranks=lambda losses: mean_over_ranks(self.runtime, losses),
@@ -141,8 +140,9 @@ class Run:
         loss, accuracy = (float(values.mean(dtype=np.float64)) for values in (steps.losses, steps.accuracies))
         total = float(steps.seconds.sum(dtype=np.float64))
         rate = self.config.train.global_batch_size * len(steps.seconds) / total
-        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, logloss=loss, accuracy=accuracy,
-                    lr=steps.lr, samples_per_second=rate, input_wait_fraction=steps.input_wait / total,
+        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, accuracy=accuracy,
+                    logloss=loss if self.config.loss.is_logloss else None, lr=steps.lr, samples_per_second=rate,
+                    input_wait_fraction=steps.input_wait / total,
                     **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
         self.progress.update(state.step, state.epoch, loss, rate, auc)

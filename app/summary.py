@@ -19,6 +19,7 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
     runtime, train = session.runtime, session.config.train
     losses = state.all_losses()
     recent = losses[-train.log_every_steps :]
+    loss = float(recent.mean(dtype=np.float64)) if len(recent) else None
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     rates = throughput(
         state.all_step_seconds(),
@@ -33,7 +34,7 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
         "samples": state.step * train.global_batch_size,
         "world_size": runtime.world_size,
         "parameters": session.parameter_counts(),
-        "train": {"logloss": float(recent.mean(dtype=np.float64)) if len(recent) else None},
+        "train": {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None},
         "eval": state.evaluation or dict.fromkeys(metrics.NAMES),
         "throughput": rates,
         "memory": {
@@ -59,7 +60,7 @@ def failed(session: Session, state: State, error: Exception, seconds: dict[str, 
         "samples": state.step * session.config.train.global_batch_size,
         "world_size": session.runtime.world_size,
         "parameters": session.parameter_counts(),
-        "train": {"logloss": None},
+        "train": {"loss": None, "logloss": None},
         "eval": dict.fromkeys(metrics.NAMES),
         "throughput": none_measured,
         "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},

@@ -2,6 +2,7 @@
 
 from app.config import AppConfig, sharding_type
 from app.config.data import validate_data
+from app.config.loss import validate_loss
 from app.config.model import validate_model
 from app.config.optimizer import NEEDS_WHOLE_ROWS, validate_optimizer, validate_schedule
 from app.config.published import validate_published
@@ -25,6 +26,7 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    validate_loss(config.loss)
     validate_published(config.published)
     sharding, algorithm = sharding_type(config.sharding), config.optimizer.name
     if algorithm in NEEDS_WHOLE_ROWS and sharding == "column_wise":

@@ -71,6 +71,19 @@ def bce(logits: Tensor, labels: Tensor) -> Tensor:
     return -(labels * preds.log() + (1 - labels) * (1 - preds).log()).mean()
 
 
+def loss_of_predictions(
+    logits: Tensor, labels: Tensor, kind: str, class_weights: tuple[float, float], threshold: float
+) -> Tensor:
+    """facebookresearch/dlrm's losses: of the predictions, clamped to [threshold, 1 - threshold]; mean over samples."""
+    preds = torch.sigmoid(logits)
+    if threshold:
+        preds = torch.clamp(preds, threshold, 1 - threshold)
+    if kind == "mse":
+        return ((preds - labels) ** 2).mean()
+    each = torch.nn.functional.binary_cross_entropy(preds, labels, reduction="none")
+    return (torch.tensor(class_weights, dtype=logits.dtype)[labels.long()] * each).mean()
+
+
 class Optimizer:
     """SGD, Adagrad, Adam and LAMB, plain or with one second moment a row of a table (rowwise_*).
 

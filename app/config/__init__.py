@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from app.config.data import DataConfig, SyntheticConfig, VerifyData
+from app.config.loss import LossConfig, LossName
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.published import PublishedConfig
@@ -23,6 +24,8 @@ __all__ = [
     "EvalConfig",
     "EvaluateConfig",
     "Interaction",
+    "LossConfig",
+    "LossName",
     "ModelConfig",
     "OptimizerConfig",
     "OptimizerName",
@@ -53,6 +56,7 @@ class AppConfig:
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)

@@ -29,6 +29,9 @@ from common.errors import UserError
         ("optimizer.lr=0", "optimizer.lr=0.0: must be a finite number above 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number above 0"),
         ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
+        ("loss=hinge", "'loss/hinge' .*bce mse weighted_bce"),
+        ("loss.threshold=0.5", "loss.threshold=0.5: must be at least 0 and below 0.5"),
+        ("loss.class_weights=[1,2]", "has no effect with loss=bce"),
         ("model.embedding_dim=6", "model.embedding_dim=6: must be a multiple of 4"),
         ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
         ("model.over_arch=[8,2]", "its last width must be 1"),
@@ -51,6 +54,8 @@ def test_is_refused(override: str, said: str) -> None:
     ("overrides", "said"),
     [
         (["model.interaction=cat", "model.interaction_itself=true"], "no meaning with model.interaction=cat"),
+        (["loss=weighted_bce", "loss.class_weights=[1]"], "must be the weights of label 0 and of label 1"),
+        (["loss=weighted_bce", "loss.class_weights=[1,0]"], "must be the weights of label 0 and of label 1"),
         (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no meaning with model.interaction=dot"),
         (["model.interaction=dcn", "model.dcn_low_rank_dim=0"], "model.dcn_low_rank_dim=0: must be at least 1"),
         (["model.interaction=projection", "model.projection_branch1=[8,24]"], "must be a multiple of .*=16"),
