@@ -1,27 +1,161 @@
 """`sharding`: tables over processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+from app.config.checks import require_at_least
+from app.config.optimizer import OptimizerName
 from common.errors import UserError
 
-SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise")
+# TorchRec's ShardingType, in words: whole on every process; whole on one; blocks of rows over all; blocks of columns
+# over all; blocks of rows over one machine's; blocks of columns over one machine's; columns over machines and each
+# block's rows over that machine's processes.
+SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
+                  "grid_shard")  # fmt: skip
+COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
+AUTO = "auto"
+_SHORT = {"grid": "grid_shard"}
+# TorchRec's EmbeddingComputeKernel: torch's optimizer on the whole gradient (data_parallel only); FBGEMM's fused one
+# with the table in device memory; in host memory; in host memory behind a cache in device memory.
+KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
+UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
+# Their replicated form in torch makes the same update as FBGEMM's, so the planner may choose either.
+SAME_WHEN_REPLICATED = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
+
+
+class CommPrecision(Enum):
+    """On the wire, between processes."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+@dataclass
+class QCommConfig:
+    """Embeddings (forward) and their gradients (backward) on the wire; data-parallel tables travel as fp32."""
+
+    forward: CommPrecision = CommPrecision.fp32
+    backward: CommPrecision = CommPrecision.fp32
+
+
+@dataclass
+class TableShardingConfig:
+    """What is different for one table; null: as `sharding` says for all."""
+
+    types: Any = None
+    kernels: Any = None
+    min_partition: int | None = None
+    cache_load_factor: float | None = None
 
 
 @dataclass
 class ShardingConfig:
-    """How tables are spread over processes."""
+    """How tables are spread over processes.
 
-    types: Any = "table_wise"  # of every table, alone or as a list of one; one of SHARDING_TYPES
+    One type and one kernel for a table is an order. Where there is a choice (`auto`, or a list), TorchRec's planner
+    makes it for the `topology`.
+    """
+
+    types: Any = "table_wise"  # one of SHARDING_TYPES, a list of them to choose from, or auto: all that fit
+    kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
+    min_partition: int | None = None  # least columns a shard of the column types; null: an equal part for each process
+    cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
+    tables: dict[str, TableShardingConfig] = field(default_factory=dict)  # by name of the table or of its feature
+    qcomm: QCommConfig = field(default_factory=QCommConfig)
+    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, instead of all the above
 
 
-def sharding_type(config: ShardingConfig) -> str:
-    """The one sharding type of all tables.
+def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
+    """The sharding types that a configured value allows, in the order of SHARDING_TYPES.
 
     Raises:
-        UserError: not a known type.
+        UserError: not known types, or column-wise ones asked for with an optimizer to which they are another algorithm.
     """
-    types = [config.types] if isinstance(config.types, str) else config.types
-    if not isinstance(types, list) or len(types) != 1 or types[0] not in SHARDING_TYPES:
-        raise UserError(f"sharding.types={config.types}: must be one of {', '.join(SHARDING_TYPES)}")
-    return str(types[0])
+    asked = [types] if isinstance(types, str) else types
+    if not isinstance(asked, list) or not asked:
+        raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+    asked = [_SHORT.get(kind, kind) for kind in asked]
+    rowwise = optimizer is OptimizerName.rowwise_adagrad
+    if asked == [AUTO]:
+        same = optimizer in SAME_WHEN_REPLICATED
+        return [
+            kind
+            for kind in SHARDING_TYPES
+            if not (rowwise and kind in COLUMN_TYPES) and (same or kind != "data_parallel")
+        ]
+    for kind in asked:
+        if kind not in SHARDING_TYPES:
+            raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+        if kind in COLUMN_TYPES:
+            refuse_columns(key, kind, optimizer)
+    return [kind for kind in SHARDING_TYPES if kind in asked]
+
+
+def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
+    """Raises UserError if the columns of a row may not be separated under this optimizer."""
+    if optimizer is OptimizerName.rowwise_adagrad and kind in COLUMN_TYPES:
+        raise UserError(
+            f"{key}={kind}: row-wise Adagrad would average over each shard's columns, which is another algorithm; "
+            "use table_wise, row_wise or table_row_wise, or optimizer=adagrad"
+        )
+
+
+def kernels_allowed(kernels: Any, types: list[str], key: str = "sharding.kernels") -> list[str]:
+    """The compute kernels that a configured value allows for tables of these types.
+
+    Raises:
+        UserError: not known kernels, or none for one of the types.
+    """
+    if kernels is None:
+        return ["dense", "fused"]
+    asked = [kernels] if isinstance(kernels, str) else kernels
+    if not isinstance(asked, list) or not asked or not set(asked) <= set(KERNELS):
+        raise UserError(f"{key}={kernels}: must be one of {', '.join(KERNELS)}, or a list of them")
+    for kind in types:
+        if not kernels_of(kind, asked):
+            raise UserError(
+                f"{key}={kernels}: the kernel of data_parallel is dense, and dense is no other type's; "
+                f"{kind} is among the sharding types"
+            )
+    return asked
+
+
+def kernels_of(kind: str, kernels: list[str]) -> list[str]:
+    """Those of the kernels that can hold a table of this sharding type."""
+    return [kernel for kernel in kernels if (kernel == "dense") == (kind == "data_parallel")]
+
+
+def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
+    """The configuration of one table, given by its own name or one of its features', and the key it stands at."""
+    own = [(f"sharding.tables.{key}", config.tables[key]) for key in (name, *features) if key in config.tables]
+    if len(own) > 1:
+        raise UserError(f"{own[0][0]} and {own[1][0]}: are one table; give one of them")
+    key, table = own[0] if own else ("sharding", TableShardingConfig())
+    common = TableShardingConfig(config.types, config.kernels, config.min_partition, config.cache_load_factor)
+    chosen = {part: getattr(table, part) if getattr(table, part) is not None else getattr(common, part)
+              for part in ("types", "kernels", "min_partition", "cache_load_factor")}  # fmt: skip
+    return key, TableShardingConfig(**chosen)
+
+
+def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
+    parts |= {f"sharding.tables.{name}": table for name, table in config.tables.items()}
+    for key, own in parts.items():
+        part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
+        types = types_allowed(part.types, optimizer, f"{key}.types")
+        kernels = kernels_allowed(part.kernels, types, f"{key}.kernels")
+        require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
+        if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
+            raise UserError(f"{key}.min_partition={own.min_partition}: has no effect without a column-wise type")
+        if own.min_partition is not None and own.min_partition % 4:
+            raise UserError(f"{key}.min_partition={own.min_partition}: must be a multiple of 4 (FBGEMM)")
+        factor = own.cache_load_factor
+        if factor is not None and not 0 < factor < 1:
+            raise UserError(f"{key}.cache_load_factor={factor}: must be in (0, 1)")
+        if factor is not None and "fused_uvm_caching" not in kernels:
+            raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
+    if config.plan is not None and (config.tables or config.kernels is not None):
+        raise UserError(f"sharding.plan={config.plan}: the plan says all, so sharding.tables and .kernels do nothing")

@@ -1,0 +1,23 @@
+"""Tables over processes: the plan, how it is made and executed, and access to the shards in place."""
+
+from app.sharding.execute import distribute, plan_summary
+from app.sharding.placement import place
+from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan, table_types
+from app.sharding.tables import TableShard, fill_tables, local_shards, table_weights, whole_table
+
+__all__ = [
+    "Plan",
+    "Shard",
+    "Table",
+    "TablePlan",
+    "TableShard",
+    "distribute",
+    "fill_tables",
+    "local_shards",
+    "place",
+    "plan_summary",
+    "read_plan",
+    "table_types",
+    "table_weights",
+    "whole_table",
+]

@@ -1,0 +1,182 @@
+"""What a sharding plan is here: for each table its type, kernel and shards. Made by placement or planner, or read."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torchrec import EmbeddingBagCollection
+from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
+from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
+
+from app.config.sharding import COLUMN_TYPES
+from common.errors import UserError
+
+FORMAT = 1
+
+
+class Table(NamedTuple):
+    """A table as far as sharding cares."""
+
+    name: str
+    features: tuple[str, ...]
+    num_embeddings: int
+    embedding_dim: int
+
+
+class Shard(NamedTuple):
+    """A part of a table: the process that holds it, its first row and column, its size."""
+
+    rank: int
+    row: int
+    column: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """How one table is spread; a data-parallel one has a shard of full size on every process."""
+
+    type: str
+    kernel: str
+    shards: tuple[Shard, ...]
+    cache_load_factor: float | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes that hold a part of the table, in order."""
+        return sorted({shard.rank for shard in self.shards if shard.rows})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All tables over all processes."""
+
+    world_size: int
+    local_world_size: int
+    tables: dict[str, TablePlan]
+
+    def to_torchrec(self, device_type: str) -> EmbeddingModuleShardingPlan:
+        """As DistributedModelParallel wants it."""
+        plan = EmbeddingModuleShardingPlan()
+        for name, table in self.tables.items():
+            spec = [
+                ShardMetadata(
+                    shard_offsets=[shard.row, shard.column],
+                    shard_sizes=[shard.rows, shard.columns],
+                    placement=placement(device_type, shard.rank, self.local_world_size),
+                )
+                for shard in table.shards
+            ]
+            cache = None if table.cache_load_factor is None else CacheParams(load_factor=table.cache_load_factor)
+            plan[name] = ParameterSharding(
+                sharding_type=table.type,
+                compute_kernel=table.kernel,
+                ranks=[shard.rank for shard in table.shards],
+                sharding_spec=None if table.type == "data_parallel" else EnumerableShardingSpec(spec),
+                cache_params=cache,
+            )
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them."""
+        tables = {
+            name: {**asdict(table), "shards": [list(shard) for shard in table.shards]}
+            for name, table in self.tables.items()
+        }
+        return {"format": FORMAT, "world_size": self.world_size, "local_world_size": self.local_world_size,
+                "tables": tables}  # fmt: skip
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> "Plan":
+        """The other way; keys that are not the plan's own are passed over.
+
+        Raises:
+            KeyError, TypeError, ValueError: not a plan.
+        """
+        if content["format"] != FORMAT:
+            raise ValueError(f"of format {content['format']}, not {FORMAT}")
+        tables = {
+            name: TablePlan(
+                table["type"],
+                table["kernel"],
+                tuple(Shard(*map(int, shard)) for shard in table["shards"]),
+                table["cache_load_factor"],
+            )
+            for name, table in content["tables"].items()
+        }
+        return Plan(content["world_size"], content["local_world_size"], tables)
+
+    def summary(self) -> str:
+        """How many tables of which type, such as `table_wise` or `data_parallel 10, table_wise 16`."""
+        kinds = Counter(table.type for table in self.tables.values())
+        return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
+
+
+def table_types(collection: EmbeddingBagCollection) -> list[Table]:
+    """A collection's tables, in the order of their declaration."""
+    return [
+        Table(config.name, tuple(config.feature_names), config.num_embeddings, config.embedding_dim)
+        for config in collection.embedding_bag_configs()
+    ]
+
+
+def blocks(kind: str, table: Table, world_size: int, local_world_size: int, columns: int) -> list[Shard]:
+    """The parts into which TorchRec's kernels cut a table; their ranks are all 0 as yet."""
+    shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+    sizes, offsets = calculate_shard_sizes_and_offsets(
+        shape, world_size, local_world_size, kind, col_wise_shard_dim=columns if kind in COLUMN_TYPES else None
+    )
+    return [
+        Shard(0, row, column, rows, width) for (rows, width), (row, column) in zip(sizes, offsets, strict=True)
+    ]
+
+
+def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_size: int) -> Plan:
+    """A plan from its file, held against what it is for.
+
+    Raises:
+        UserError: not a plan, or one for other tables, or for other numbers of processes.
+    """
+    try:
+        plan = Plan.from_json(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UserError(f"sharding.plan={path}: not readable ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"sharding.plan={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
+    for what, planned, here in (
+        ("processes", plan.world_size, world_size),
+        ("processes a machine", plan.local_world_size, local_world_size),
+    ):
+        if planned != here:
+            raise UserError(f"sharding.plan={path}: made for {planned} {what}, here are {here}; plan again")
+    unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
+    missing = [table.name for table in tables if table.name not in plan.tables]
+    if unknown or missing:
+        some = f"it has {unknown[0]}, the model has not" if unknown else f"the model has {missing[0]}, it has not"
+        raise UserError(f"sharding.plan={path}: made for other tables: {some}; plan again")
+    for table in tables:
+        _require_same(path, table, plan)
+    return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
+
+
+def _require_same(path: Path, table: Table, plan: Plan) -> None:
+    """A table's shards must be those that TorchRec cuts from a table of this size for so many processes."""
+    planned = plan.tables[table.name]
+    width = min((shard.columns for shard in planned.shards), default=0)
+    try:
+        expected = blocks(planned.type, table, plan.world_size, plan.local_world_size, width)
+    except ValueError as error:
+        raise UserError(f"sharding.plan={path}: {table.name}: {error}") from error
+    ranks_fit = all(0 <= shard.rank < plan.world_size for shard in planned.shards)
+    if not ranks_fit or [shard._replace(rank=0) for shard in planned.shards] != expected:
+        rows = max((shard.row + shard.rows for shard in planned.shards), default=0)
+        raise UserError(
+            f"sharding.plan={path}: {table.name}: made for another table, of {rows} rows; here it has "
+            f"{table.num_embeddings} rows of {table.embedding_dim}; plan again"
+        )
