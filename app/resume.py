@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
 from app import checkpoint, record
-from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain, sharding_type, to_plain
+from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain, to_plain
 from app.loop import State
 from app.safe_reader import SafeReader
 from app.session import Session
@@ -175,7 +175,7 @@ def _layout(session: Session) -> dict[str, Any]:
         "processes": session.runtime.world_size,
         "threads": session.runtime.num_threads,
         "platform": session.runtime.platform.value,
-        "sharding": sharding_type(session.config.sharding),
+        "sharding": session.plan.summary(),
     }
 
 
@@ -189,6 +189,7 @@ def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
     }
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
+    keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
     keys["runtime.precision"] = plain["runtime"]["precision"]
     keys["data.path (digest of its manifest)"] = manifest.digest
     return keys

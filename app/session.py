@@ -14,9 +14,9 @@ from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app import embeddings, loop, metrics, optimizer, provenance, sharding
+from app import embeddings, loop, metrics, optimizer, planning, provenance, sharding
 from app.batch import Batch
-from app.config import AppConfig, OptimizerName, Precision, sharding_type
+from app.config import AppConfig, Precision
 from app.data import Split
 from app.model import DLRM
 from app.runtime import Runtime
@@ -25,7 +25,6 @@ from data_prep.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 MOST_SOURCES = 30  # names of raw files told
 
 
@@ -44,6 +43,7 @@ class Session:
     runtime: Runtime
     root: Path  # of the dataset
     manifest: Manifest
+    plan: sharding.Plan
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
 
@@ -135,22 +135,16 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     """
     if not manifest.num_embeddings or not manifest.schema["dense"]:
         raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
-    if sharding_type(config.sharding) == "column_wise" and config.model.embedding_dim % (4 * runtime.world_size):
-        raise UserError(
-            f"sharding.types=column_wise: model.embedding_dim={config.model.embedding_dim} does not divide into "
-            f"multiples of 4 (FBGEMM) over {runtime.world_size} processes; use table_wise or row_wise"
-        )
-    config = _with_an_update_for_tables(config, runtime.device, sum(manifest.num_embeddings.values()))
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     dim = config.model.embedding_dim
     tables = embeddings.declare_tables(manifest.num_embeddings, dim)
+    plan = planning.plan_for(config, runtime, sharding.table_types(tables))
     model = sharding.distribute(
         DLRM(config.model, len(manifest.schema["dense"]), tables),
-        config.sharding,
+        plan,
         optimizer.fused_params(config.optimizer),
+        config.sharding.qcomm,
         runtime.device,
-        runtime.world_size,
-        runtime.local_world_size,
     )
     rows_of = {f"t_{feature}": rows for feature, rows in manifest.num_embeddings.items()}
 
@@ -158,31 +152,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
         return embeddings.initial_rows(config.train.seed, table, rows_of[table], dim, start, stop)
 
     sharding.fill_tables(model, initial_rows)
-    return Session(config, runtime, root, manifest, model, optimizer.make_optimizer(model, config.optimizer))
-
-
-def _with_an_update_for_tables(config: AppConfig, device: torch.device, rows: int) -> AppConfig:
-    """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
-
-    Raises:
-        UserError: the tables are too big for that: it goes over whole tables at every step.
-    """
-    name, kind = config.optimizer.name, sharding_type(config.sharding)
-    if optimizer.has_fused(name, device):
-        return config
-    parameters = rows * config.model.embedding_dim
-    if parameters > MOST_REPLICATED:
-        raise UserError(
-            f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's goes over whole tables at every step: "
-            f"{parameters:,} parameters in tables are more than {MOST_REPLICATED:,}; use optimizer=rowwise_adagrad, "
-            "smaller tables (data.max_ind_range), or a GPU"
-        )
-    if kind == "data_parallel":
-        return config
-    rows_moved = "all rows at every step" if name is OptimizerName.adam else "the rows of each batch"
-    log.info("sharding: FBGEMM has no %s on %s: tables are data_parallel instead of %s and updated in torch, with the "
-             "same mathematics over %s", name.value, device.type, kind, rows_moved)  # fmt: skip
-    return replace(config, sharding=replace(config.sharding, types="data_parallel"))
+    return Session(config, runtime, root, manifest, plan, model, optimizer.make_optimizer(model, config.optimizer))
 
 
 def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,14 +1,14 @@
 """Values that cannot work are refused before anything is built: each group's own checks, and those across groups."""
 
-from app.config import AppConfig, sharding_type
+from app.config import AppConfig
 from app.config.data import validate_data
 from app.config.loss import validate_loss
 from app.config.model import validate_model
-from app.config.optimizer import NEEDS_WHOLE_ROWS, validate_optimizer, validate_schedule
+from app.config.optimizer import validate_optimizer, validate_schedule
 from app.config.published import validate_published
 from app.config.runtime import validate_runtime
+from app.config.sharding import validate_sharding
 from app.config.train import validate_checkpoint, validate_eval, validate_names, validate_train
-from common.errors import UserError
 
 
 def validate(config: AppConfig) -> None:
@@ -28,9 +28,4 @@ def validate(config: AppConfig) -> None:
     validate_model(config.model)
     validate_loss(config.loss)
     validate_published(config.published)
-    sharding, algorithm = sharding_type(config.sharding), config.optimizer.name
-    if algorithm in NEEDS_WHOLE_ROWS and sharding == "column_wise":
-        raise UserError(
-            f"sharding.types=column_wise: {algorithm.value} would look at each shard's columns alone, which is another "
-            "algorithm; use table_wise or row_wise, or optimizer=adagrad"
-        )
+    validate_sharding(config.sharding, config.optimizer.name)

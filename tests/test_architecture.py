@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 TORCH = {"torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics"}
 ENTRY_POINTS = {"train", "evaluate", "recommend", "plan", "bench", "verify", "doctor", "report"}
 # Modules that compose on behalf of several entry points; none imports an entry point.
-COMPOSERS = {"session", "resume", "run", "summary"}
+COMPOSERS = {"session", "planning", "resume", "run", "summary"}
 # What any leaf of app may import of app.
 SHARED = {"config", "batch"}
 

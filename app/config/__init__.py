@@ -12,12 +12,11 @@ from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.published import PublishedConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
-from app.config.sharding import SHARDING_TYPES, ShardingConfig, sharding_type
+from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.train import CheckpointConfig, EvalConfig, RunConfig, TrainConfig
 
 __all__ = [
     "CONFIG_DIR",
-    "SHARDING_TYPES",
     "AppConfig",
     "CheckpointConfig",
     "DataConfig",
@@ -32,17 +31,18 @@ __all__ = [
     "Platform",
     "Precision",
     "PublishedConfig",
+    "QCommConfig",
     "RunConfig",
     "RuntimeConfig",
     "ScheduleConfig",
     "ScheduleName",
     "ShardingConfig",
     "SyntheticConfig",
+    "TableShardingConfig",
     "TrainConfig",
     "VerifyConfig",
     "VerifyData",
     "from_plain",
-    "sharding_type",
     "to_plain",
 ]
 

@@ -1,11 +1,14 @@
 """`sharding`: tables over processes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from app.config.checks import require_at_least
-from app.config.optimizer import OptimizerName
+from app.config.optimizer import NEEDS_WHOLE_ROWS, OptimizerName
 from common.errors import UserError
 
 # TorchRec's ShardingType, in words: whole on every process; whole on one; blocks of rows over all; blocks of columns
@@ -20,8 +23,6 @@ _SHORT = {"grid": "grid_shard"}
 # with the table in device memory; in host memory; in host memory behind a cache in device memory.
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
-# Their replicated form in torch makes the same update as FBGEMM's, so the planner may choose either.
-SAME_WHEN_REPLICATED = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
 
 
 class CommPrecision(Enum):
@@ -62,7 +63,7 @@ class ShardingConfig:
     kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
     min_partition: int | None = None  # least columns a shard of the column types; null: an equal part for each process
     cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
-    tables: dict[str, TableShardingConfig] = field(default_factory=dict)  # by name of the table or of its feature
+    tables: dict[str, Any] = field(default_factory=dict)  # table's or feature's name: keys of TableShardingConfig
     qcomm: QCommConfig = field(default_factory=QCommConfig)
     plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, instead of all the above
 
@@ -77,14 +78,11 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     if not isinstance(asked, list) or not asked:
         raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
     asked = [_SHORT.get(kind, kind) for kind in asked]
-    rowwise = optimizer is OptimizerName.rowwise_adagrad
     if asked == [AUTO]:
-        same = optimizer in SAME_WHEN_REPLICATED
-        return [
-            kind
-            for kind in SHARDING_TYPES
-            if not (rowwise and kind in COLUMN_TYPES) and (same or kind != "data_parallel")
-        ]
+        # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
+        unfit = {"data_parallel"} if optimizer is OptimizerName.adam else set()
+        unfit |= set(COLUMN_TYPES) if optimizer in NEEDS_WHOLE_ROWS else set()
+        return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:
         if kind not in SHARDING_TYPES:
             raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
@@ -95,9 +93,9 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
 
 def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
     """Raises UserError if the columns of a row may not be separated under this optimizer."""
-    if optimizer is OptimizerName.rowwise_adagrad and kind in COLUMN_TYPES:
+    if optimizer in NEEDS_WHOLE_ROWS and kind in COLUMN_TYPES:
         raise UserError(
-            f"{key}={kind}: row-wise Adagrad would average over each shard's columns, which is another algorithm; "
+            f"{key}={kind}: {optimizer.value} would look at each shard's columns alone, which is another algorithm; "
             "use table_wise, row_wise or table_row_wise, or optimizer=adagrad"
         )
 
@@ -128,21 +126,39 @@ def kernels_of(kind: str, kernels: list[str]) -> list[str]:
 
 
 def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
-    """The configuration of one table, given by its own name or one of its features', and the key it stands at."""
-    own = [(f"sharding.tables.{key}", config.tables[key]) for key in (name, *features) if key in config.tables]
+    """The configuration of one table, given by its own name or one of its features', and the key it stands at.
+
+    Raises:
+        UserError: the table is given twice.
+    """
+    own = [(f"sharding.tables.{key}", own_part(config, key)) for key in (name, *features) if key in config.tables]
     if len(own) > 1:
         raise UserError(f"{own[0][0]} and {own[1][0]}: are one table; give one of them")
     key, table = own[0] if own else ("sharding", TableShardingConfig())
-    common = TableShardingConfig(config.types, config.kernels, config.min_partition, config.cache_load_factor)
-    chosen = {part: getattr(table, part) if getattr(table, part) is not None else getattr(common, part)
-              for part in ("types", "kernels", "min_partition", "cache_load_factor")}  # fmt: skip
-    return key, TableShardingConfig(**chosen)
+    values = {part.name: getattr(table, part.name) for part in fields(TableShardingConfig)}
+    return key, TableShardingConfig(
+        **{part: getattr(config, part) if value is None else value for part, value in values.items()}
+    )
+
+
+def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
+    """What stands under `sharding.tables.<name>`.
+
+    Raises:
+        UserError: an unknown key or a value of the wrong type.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TableShardingConfig), config.tables[name])
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        keys = ", ".join(part.name for part in fields(TableShardingConfig))
+        raise UserError(f"sharding.tables.{name}={config.tables[name]}: must be keys of {keys}") from error
 
 
 def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
-    parts |= {f"sharding.tables.{name}": table for name, table in config.tables.items()}
+    parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
     for key, own in parts.items():
         part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
         types = types_allowed(part.types, optimizer, f"{key}.types")

@@ -1,16 +1,19 @@
 """Tables over processes: the plan, how it is made and executed, and access to the shards in place."""
 
+from app.sharding.choices import Choice, choices
 from app.sharding.execute import distribute, plan_summary
 from app.sharding.placement import place
 from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan, table_types
 from app.sharding.tables import TableShard, fill_tables, local_shards, table_weights, whole_table
 
 __all__ = [
+    "Choice",
     "Plan",
     "Shard",
     "Table",
     "TablePlan",
     "TableShard",
+    "choices",
     "distribute",
     "fill_tables",
     "local_shards",

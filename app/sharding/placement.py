@@ -12,9 +12,7 @@ class _Loads:
 
     def __init__(self, world_size: int, local_world_size: int) -> None:
         self.of_rank = [0] * world_size
-        self.machines = [
-            range(first, first + local_world_size) for first in range(0, world_size, local_world_size)
-        ]
+        self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
 
     def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
         """The `count` processes among these that hold least, in order of rank."""
@@ -76,8 +74,10 @@ def _shards(kind: str, table: Table, loads: _Loads, min_partition: int | None) -
 
 
 def shard_columns(embedding_dim: int, most_shards: int, min_partition: int | None) -> int:
-    """Columns of each shard: as few as give at most so many equal shards in multiples of 4 (FBGEMM), and not fewer
-    than `min_partition`."""
+    """Columns of each shard: the least that makes at most so many equal shards.
+
+    They are multiples of 4 (FBGEMM), and not fewer than `min_partition`.
+    """
     least = max(min_partition or 4, 4)
     for shards in range(most_shards, 1, -1):
         width, rest = divmod(embedding_dim, shards)

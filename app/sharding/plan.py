@@ -132,9 +132,7 @@ def blocks(kind: str, table: Table, world_size: int, local_world_size: int, colu
     sizes, offsets = calculate_shard_sizes_and_offsets(
         shape, world_size, local_world_size, kind, col_wise_shard_dim=columns if kind in COLUMN_TYPES else None
     )
-    return [
-        Shard(0, row, column, rows, width) for (rows, width), (row, column) in zip(sizes, offsets, strict=True)
-    ]
+    return [Shard(0, row, column, rows, width) for (rows, width), (row, column) in zip(sizes, offsets, strict=True)]
 
 
 def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_size: int) -> Plan:
@@ -148,7 +146,9 @@ def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_
     except OSError as error:
         raise UserError(f"sharding.plan={path}: not readable ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"sharding.plan={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
+        raise UserError(
+            f"sharding.plan={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})"
+        ) from error
     for what, planned, here in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),

@@ -18,6 +18,8 @@ class TableShard(NamedTuple):
     row: int
     column: int
     values: Tensor
+
+
 def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int], NDArray[np.float32]]) -> None:
     """Overwrite each table in place; `rows(table, start, stop)` gives values [stop - start, D]."""
     with torch.no_grad():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app import loop, optimizer, resume, session, sharding
+from app import loop, optimizer, planning, resume, session, sharding
 from app.config import (
     AppConfig,
     ModelConfig,
@@ -150,7 +150,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
     with caplog.at_level("INFO", "clickwork"):
         session.build(config, here, dataset, load_manifest(dataset))
     assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
-    monkeypatch.setattr(session, "MOST_REPLICATED", 361 * 8 - 1)
+    monkeypatch.setattr(planning, "MOST_REPLICATED", 361 * 8 - 1)
     with pytest.raises(
         UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
     ):

@@ -1,0 +1,85 @@
+"""Several processes of a job as forks of one that has imported torch: many cases for the price of one start."""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from app import optimizer, runtime, session
+from app.config import CONFIG_DIR, AppConfig
+from app.validation import validate
+from common.cli import compose_config
+from data_prep.format import load_manifest
+
+TIMEOUT_SECONDS = 240
+
+
+def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int = 0) -> list[Any]:
+    """Train each case (a list of overrides) on `world_size` processes, `local_world_size` of them on a machine.
+
+    Returns for each case its losses, the plan, and the sums over each parameter's values, as rank 0 saw them.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify"])
+    local = local_world_size or world_size
+    processes = []
+    for rank in range(world_size):
+        environment = {
+            "RANK": rank,
+            "LOCAL_RANK": rank % local,
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": local,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": store.port,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
+        variables = {key: str(value) for key, value in environment.items()}
+        process = context.Process(target=_member, args=(variables, [list(case) for case in cases], str(out)))
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join(TIMEOUT_SECONDS)
+    assert [process.exitcode for process in processes] == [0] * world_size, out.with_suffix(".log").read_text()
+    return json.loads(out.read_text())
+
+
+def _member(variables: dict[str, str], cases: list[list[str]], out: str) -> None:
+    os.environ.update(variables)
+    os.dup2(os.open(Path(out).with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    config = compose_config(AppConfig, CONFIG_DIR, cases[0])
+    here = runtime.start(config.runtime, seed=0, deterministic=True)
+    results = [_trained(case, here) for case in cases]
+    if here.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    dist.barrier()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _trained(overrides: list[str], here: runtime.Runtime) -> dict[str, Any]:
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    validate(config)
+    root = Path(config.data.path)
+    this = session.build(config, here, root, load_manifest(root))
+    losses, epoch = [], 0
+    while len(losses) < config.train.max_steps:
+        for batch in this.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
+            optimizer.set_learning_rate(this.optimizer, config.optimizer.lr)
+            this.optimizer.zero_grad()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
+            loss.backward()
+            this.optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == config.train.max_steps:
+                break
+        epoch += 1
+    means = session.mean_over_ranks(here, torch.tensor(losses).numpy())
+    sums = {name: float(values.astype("float64").sum()) for name, values in this.parameters()}
+    return {"losses": means.tolist(), "plan": this.plan.to_json(), "sums": sums}

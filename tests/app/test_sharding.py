@@ -1,0 +1,49 @@
+"""However the tables are spread, the losses are those of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES
+from tests.app.conftest import SMALL
+from tests.app.group import run_group
+
+STEPS = 50
+CASES = [
+    (algorithm, kind)
+    for algorithm in ("sgd", "adagrad", "rowwise_adagrad")
+    for kind in SHARDING_TYPES
+    if not (algorithm == "rowwise_adagrad" and kind in COLUMN_TYPES)
+]
+
+
+def case(dataset: Path, algorithm: str, *overrides: str) -> list[str]:
+    return [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={algorithm}", f"train.max_steps={STEPS}",
+            *overrides]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Each optimizer's run of one process."""
+    algorithms = ["sgd", "adagrad", "rowwise_adagrad"]
+    out = tmp_path_factory.mktemp("alone") / "results.json"
+    return dict(zip(algorithms, run_group([case(dataset, name) for name in algorithms], 1, out), strict=True))
+
+
+@pytest.mark.parametrize(("world_size", "local_world_size"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_every_type_trains_as_one_process(
+    world_size: int, local_world_size: int, alone: dict[str, Any], dataset: Path, tmp_path: Path
+) -> None:
+    """Four processes are two machines of two. fp32 sums in another order differ by 1e-5 at the most."""
+    cases = [case(dataset, algorithm, f"sharding.types={kind}") for algorithm, kind in CASES]
+    results = run_group(cases, world_size, tmp_path / "results.json", local_world_size)
+    for (algorithm, kind), result in zip(CASES, results, strict=True):
+        assert {table["type"] for table in result["plan"]["tables"].values()} == {kind}
+        assert len(result["losses"]) == STEPS
+        np.testing.assert_allclose(
+            result["losses"], alone[algorithm]["losses"], rtol=1e-5, err_msg=f"{algorithm} {kind}"
+        )
+        for name, total in alone[algorithm]["sums"].items():
+            assert result["sums"][name] == pytest.approx(total, abs=1e-3), (algorithm, kind, name)
