@@ -1,7 +1,8 @@
 """Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.dense import DenseRange, transform_dense
+from data_prep.fields import parse_fields
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
 from data_prep.parse import MISSING_INTEGER, Block, parse_bytes
@@ -216,6 +218,23 @@ class Encoder:
         header, _, body = data.partition(b"\n")
         table = self._table.with_header(header.decode("utf-8-sig", "replace").rstrip("\r"), name, labelled)
         return parse_table(body, table, name, 2, labelled)
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """Names of all columns of a raw file, in its order."""
+        return self.schema.columns if self._table is None else self._table.names
+
+    def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
+        """Parse unlabelled rows given as columns of text; see `data_prep.fields.parse_fields`."""
+        return parse_fields(columns, self.schema, self._table, name, first_row)
+
+    def unknown(self, block: Block) -> NDArray[np.bool_]:
+        """Which values have no id of their own, [rows, F] of `features`; with `hash` every value has one."""
+        ids = np.zeros((len(self.features), len(block.labels)), np.int32)
+        columns = np.ascontiguousarray(block.sparse.T[self._columns])
+        for table, values, found in zip(self._tables, columns, ids, strict=False):
+            replace(table, unknown_id=-1).look_up(values, found)
+        return np.ascontiguousarray(ids.T < 0)
 
     def encode(self, block: Block) -> EncodedBlock:
         """Encode parsed rows."""

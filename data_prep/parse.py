@@ -191,13 +191,16 @@ def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> 
     return num_bytes // shortest + 1
 
 
-def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool = True) -> Block:
+def parse_bytes(
+    data: bytes, name: str, schema: Schema = CRITEO, labelled: bool = True, first_row: int = 1
+) -> Block:
     """Parse rows held in memory, e.g. candidates to be scored.
 
     Args:
         data: whole rows; the last may lack its newline.
         name: what to call the source in an error.
         labelled: False for rows without the label column; their labels are 0.
+        first_row: the number of the first row, for an error.
 
     Raises:
         UserError: no rows, or a row that does not fit the schema (file, row, column, remedy).
@@ -215,5 +218,5 @@ def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool 
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end
-        raise UserError(diagnose_row(line, name, rows + 1, schema, labelled, is_last))
+        raise UserError(diagnose_row(line, name, first_row + rows, schema, labelled, is_last))
     return Block(block.labels[:rows], block.dense[:rows], block.sparse[:rows])

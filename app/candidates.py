@@ -1,0 +1,169 @@
+"""Candidates for scoring, from the files people have: every form becomes columns of text, as in a raw file."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import UserError
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
+
+
+class Candidates(NamedTuple):
+    """Rows by column: `columns` maps a name to its text in every row; `first_row` is the first one's in the file."""
+
+    columns: dict[str, list[str]]
+    rows: int
+    first_row: int
+
+
+def read_candidates(path: Path, raw_columns: Sequence[str], label: str) -> Candidates:
+    """Read a file by the ending of its name.
+
+    .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
+    or without it; .jsonl has one object a line; .json has a list of objects, or an object
+    {"user": {...}, "candidates": [{...}, ...]} whose user's columns each candidate has too.
+
+    Args:
+        raw_columns: names of the columns of a raw file, in its order; label: which of them is the label.
+
+    Raises:
+        UserError: not readable, of no known form, or without rows (file, row, remedy).
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path}: of no known kind; give a file whose name ends in {', '.join(SUFFIXES)}")
+    try:
+        if suffix in DELIMITERS:
+            found = _read_text(path, DELIMITERS[suffix], raw_columns, label)
+        elif suffix == ".parquet":
+            found = _read_parquet(path)
+        else:
+            found = _from_objects(path, _read_json(path) if suffix == ".json" else _read_json_lines(path))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text; convert it") from error
+    if not found.rows:
+        raise UserError(f"{path}: no rows; give at least one candidate")
+    return found
+
+
+def with_user(candidates: Candidates, user: Candidates, path: Path) -> Candidates:
+    """The candidates with the columns of one user's row that they lack.
+
+    Raises:
+        UserError: not one row.
+    """
+    if user.rows != 1:
+        raise UserError(f"{path}: {user.rows} rows; the user is one row")
+    shared = {name: text * candidates.rows for name, text in user.columns.items()}
+    return candidates._replace(columns=shared | candidates.columns)
+
+
+def ignored_columns(candidates: Candidates, path: Path, wanted: Sequence[str], spare: Sequence[str]) -> list[str]:
+    """The columns that nobody reads, when all that are wanted are there.
+
+    Raises:
+        UserError: names the first wanted column that is not there.
+    """
+    for name in wanted:
+        if name not in candidates.columns:
+            raise UserError(f"{path}: no column {name}; the model reads {', '.join(wanted)}")
+    return [name for name in candidates.columns if name not in wanted and name not in spare]
+
+
+def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: str) -> Candidates:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file, delimiter=delimiter))
+    named = bool(rows) and any(field in raw_columns for field in rows[0])
+    if named:
+        names: Sequence[str] = rows[0]
+        if len(set(names)) < len(names):
+            raise UserError(f"{path}: row 1: a column is named twice; rename one")
+    else:
+        names = raw_columns
+        if rows and len(rows[0]) == len(raw_columns) - 1:
+            names = [name for name in raw_columns if name != label]
+    body = rows[1:] if named else rows
+    first_row = 2 if named else 1
+    for row, fields in enumerate(body, start=first_row):
+        if len(fields) != len(names):
+            raise UserError(f"{path}: row {row}: {len(fields)} columns, but a row has {len(names)}; correct the row")
+    columns = {name: [fields[i] for fields in body] for i, name in enumerate(names)}
+    return Candidates(columns, len(body), first_row)
+
+
+def _read_parquet(path: Path) -> Candidates:
+    try:
+        import pyarrow.parquet  # not at the top: of the many that score, few score Parquet
+    except ImportError as error:
+        raise UserError(f"{path}: Parquet needs pyarrow; install it, or give CSV") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise UserError(f"{path}: not readable as Parquet ({error})") from error
+    columns = {
+        name: [_to_text(value, path, row, name) for row, value in enumerate(table.column(name).to_pylist(), start=1)]
+        for name in table.column_names
+    }
+    return Candidates(columns, table.num_rows, 1)
+
+
+def _read_json(path: Path) -> list[Any]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
+    if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
+        user, candidates = document["user"], document["candidates"]
+        if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
+            return [user | candidate for candidate in candidates]
+    if not isinstance(document, list):
+        raise UserError(f'{path}: give a list of objects, or {{"user": {{...}}, "candidates": [{{...}}, ...]}}')
+    return document
+
+
+def _read_json_lines(path: Path) -> list[Any]:
+    objects = []
+    for row, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        try:
+            objects.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{path}: row {row}: not JSON ({error}); give one object a line") from error
+    return objects
+
+
+def _from_objects(path: Path, objects: Sequence[Any]) -> Candidates:
+    for row, item in enumerate(objects, start=1):
+        if not isinstance(item, dict):
+            raise UserError(f"{path}: row {row}: not an object of columns")
+    names = dict.fromkeys(name for item in objects for name in item)
+    columns = {
+        name: [_to_text(item.get(name), path, row, name) for row, item in enumerate(objects, start=1)]
+        for name in names
+    }
+    return Candidates(columns, len(objects), 1)
+
+
+def _to_text(value: Any, path: Path, row: int, column: str) -> str:
+    """As it would stand in a raw file."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # a table with gaps has its integers as 3.0
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    raise UserError(f"{path}: row {row}, column {column}: {type(value).__name__} is neither text nor a number")
+
+
+def row_names(candidates: Candidates, id_column: str) -> list[str]:
+    """What to call the candidates: their ids, or their numbers from 1."""
+    return candidates.columns.get(id_column) or [str(row) for row in range(1, candidates.rows + 1)]
