@@ -12,7 +12,7 @@ torchrun := torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:
 launch := $(python) -m $(if $(NPROC),$(torchrun) --nproc-per-node $(NPROC) -m )
 
 .DEFAULT_GOAL := help
-.PHONY: help environment train test preprocess evaluate verify lint lock clean
+.PHONY: help environment train test preprocess evaluate recommend verify lint lock clean
 
 help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
@@ -33,6 +33,11 @@ preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.pa
 evaluate: environment ## Metrics of a run's checkpoint on a split: RUN=runs/quickstart
 	$(if $(RUN),,$(error evaluate wants a run: make evaluate RUN=runs/quickstart))
 	$(python) -m app.evaluate run=$(RUN) $(ARGS)
+
+recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart CANDIDATES=ads.csv
+	$(if $(RUN),,$(error recommend wants a run: make recommend RUN=runs/quickstart CANDIDATES=ads.csv))
+	$(if $(CANDIDATES),,$(error recommend wants candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
+	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
 verify: environment ## Replay a run and say whether it came out the same: RUN=runs/quickstart
 	$(if $(RUN),,$(error verify wants a run: make verify RUN=runs/quickstart))

@@ -143,8 +143,7 @@ def _from_objects(path: Path, objects: Sequence[Any]) -> Candidates:
             raise UserError(f"{path}: row {row}: not an object of columns")
     names = dict.fromkeys(name for item in objects for name in item)
     columns = {
-        name: [_to_text(item.get(name), path, row, name) for row, item in enumerate(objects, start=1)]
-        for name in names
+        name: [_to_text(item.get(name), path, row, name) for row, item in enumerate(objects, start=1)] for name in names
     }
     return Candidates(columns, len(objects), 1)
 

@@ -1,39 +1,36 @@
 """python -m app.recommend run=runs/NAME candidates=FILE: rank candidates by a run's model, best first.
 
-New rows are encoded as the run's dataset was, by its own vocabulary; which values it did not know is told. A score
-depends on its candidate alone: not on the order, the number or the company of the others, nor on batch_size.
+New rows are encoded as the run's dataset was, by its own vocabulary, and the values that it does not know are told.
+A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
-import csv
-import io
-import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app import checkpoint, progress, resume, runtime, scoring, session
+from app import checkpoint, loop, progress, ranking, resume, runtime, session
+from app.batch import Batch, OneHot, Rows
 from app.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
 from app.config import CONFIG_DIR
 from app.config.recommend import RecommendConfig, validate_recommend
+from app.session import Session
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.encode import Encoder
+from data_prep.encode import EncodedBlock, Encoder
 from data_prep.format import load_manifest, write_atomically
 
 log = logging.getLogger("clickwork")
 
-OUT_SUFFIXES = (".json", ".csv")
+PIECE_ROWS = 256  # always so many, padded: a matrix product of one shape sums each row in one way
 
 
 def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     validate_recommend(config)
-    if config.out is not None and Path(config.out).suffix not in OUT_SUFFIXES:
-        raise UserError(f"out={config.out}: the name must end in {' or '.join(OUT_SUFFIXES)}")
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
@@ -42,22 +39,84 @@ def main(config: RecommendConfig) -> int:
     try:
         root = Path(trained.data.path or "")
         path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
-        manifest = load_manifest(root)
-        if manifest.digest != checkpoint.read(path).state["dataset_digest"]:
+        state, manifest = checkpoint.read(path).state, load_manifest(root)
+        if manifest.digest != state["dataset_digest"]:
             raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
         encoder = Encoder.load(root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
         this = session.build(trained, here, root, manifest)
         resume.load_tensors(path, this, with_optimizer=False)
-        logits = scoring.score(this, encoder.encode(block), config.batch_size)
+        order = _canonical_order(candidates, encoder)
+        logits = _score(this, encoder.encode(block), order)
+        unknown = encoder.unknown(block)
         names = row_names(candidates, config.id_column)
-        ranking = _rank(names, logits, encoder.unknown(block), encoder.features)
+        ranked = ranking.rank(names, logits, order, unknown, encoder.features)
         if here.rank == 0:
-            _tell(config, path, ranking, block_unknown=_counts(encoder.unknown(block), encoder.features))
+            counts = zip(encoder.features, unknown.sum(axis=0).tolist(), strict=True)
+            about = {
+                "run": str(directory),
+                "checkpoint": path.name,
+                "step": state["step"],
+                "candidates": candidates.rows,
+                "out_of_vocabulary": {feature: count for feature, count in counts if count},
+            }
+            _tell(config, ranked[: config.top_k], about)
     finally:
         runtime.stop()
     return EXIT_DONE
+
+
+def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
+    """The candidates with all columns that the model reads."""
+    path, label = Path(config.candidates), encoder.schema.label
+    candidates = read_candidates(path, encoder.raw_columns, label)
+    if config.user is not None:
+        user = Path(config.user)
+        candidates = with_user(candidates, read_candidates(user, encoder.raw_columns, label), user)
+    wanted = (*encoder.schema.dense, *encoder.schema.sparse)
+    ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
+    if ignored:
+        log.info("candidates: the model does not read %s", ", ".join(ignored))
+    return candidates
+
+
+def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int64]:
+    """The candidates sorted by their features' text, [n]: the same whatever order they came in."""
+    columns = [candidates.columns[name] for name in (*encoder.schema.dense, *encoder.schema.sparse)]
+    order = sorted(range(candidates.rows), key=lambda row: [column[row] for column in columns])
+    return np.array(order, np.int64)
+
+
+def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits [n] of the rows as they are numbered, computed in the given order."""
+    rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse)
+    make = OneHot(list(session.manifest.num_embeddings), PIECE_ROWS)
+
+    def pieces() -> Iterator[Batch]:
+        for start in range(0, len(order), PIECE_ROWS):
+            mine = order[start : start + PIECE_ROWS]
+            yield make.batch(Rows(rows.labels[mine], rows.dense[mine], rows.sparse[mine]))
+
+    session.model.eval()
+    found, _ = loop.predict(session.on_device(pieces()), session.forward)
+    logits = np.empty(len(order), np.float32)
+    logits[order] = found.numpy()
+    return logits
+
+
+def _tell(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
+    """Print the table; write the file, if one is wanted."""
+    print(ranking.to_table(ranked), end="")
+    unknown = about["out_of_vocabulary"]
+    assert isinstance(unknown, dict)
+    if unknown:
+        told = ", ".join(f"{feature} {count}" for feature, count in unknown.items())
+        log.info("out of vocabulary, of %d candidates: %s", about["candidates"], told)
+    if config.out is not None:
+        path = Path(config.out)
+        text = ranking.to_json(ranked, about) if path.suffix == ".json" else ranking.to_csv(ranked)
+        write_atomically(path, text.encode())
 
 
 if __name__ == "__main__":

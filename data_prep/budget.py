@@ -6,8 +6,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from data_prep.config import DataConfig, parse_size, usable_cpus
-from data_prep.encode import LookupTable
 from data_prep.lines import LineBlocks
+from data_prep.lookup import LookupTable
 from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
 from data_prep.vocabulary import PART_BYTES

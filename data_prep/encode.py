@@ -1,10 +1,9 @@
 """Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,10 @@ from data_prep.dense import DenseRange, transform_dense
 from data_prep.fields import parse_fields
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
+from data_prep.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.parse import MISSING_INTEGER, Block, parse_bytes
 from data_prep.schema import Schema
 from data_prep.table import Table, parse_table
-
-VOCABULARY_DIRECTORY = "vocab"
-OUT_OF_VOCABULARY = 0
-HASH_MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: Knuth's multiplicative hashing
-EMPTY_SLOT = np.uint64(0)
 
 
 class EncodedBlock(NamedTuple):
@@ -35,73 +30,6 @@ class EncodedBlock(NamedTuple):
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     out_of_vocabulary: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class LookupTable:
-    """value -> id by open addressing: a slot is value << 32 | number + 1, 0 if empty; at most half are taken."""
-
-    slots: NDArray[np.uint64]
-    shift: int
-    first_id: int = 1
-    unknown_id: int = OUT_OF_VOCABULARY
-
-    @classmethod
-    def build(
-        cls,
-        values: NDArray[np.uint32],
-        first_id: int = 1,
-        unknown_id: int = OUT_OF_VOCABULARY,
-        numbers: NDArray[np.uint32] | None = None,
-    ) -> "LookupTable":
-        """Give values[i] the id first_id + numbers[i] (by default i), and all others unknown_id."""
-        if numbers is None:
-            numbers = np.arange(len(values), dtype=np.uint32)
-        bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
-        table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
-        _insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
-        return table
-
-    def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows]; how many have none."""
-        last_before = np.int64(self.first_id - 1)
-        return int(lookup_column(self.slots, np.uint32(self.shift), last_before, self.unknown_id, values, ids))
-
-    @staticmethod
-    def bytes_for(num_values: int) -> int:
-        """Memory of a table of that many values."""
-        return 8 << max(4, math.ceil(math.log2(2 * num_values + 1)))
-
-
-@jit
-def _insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
-    mask = np.uint32(len(slots) - 1)
-    for i in range(len(values)):
-        slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
-        while slots[slot] != EMPTY_SLOT:
-            slot = (slot + np.uint32(1)) & mask
-        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(np.int64(numbers[i]) + 1)
-
-
-@jit
-def lookup_column(slots, shift, offset, unknown_id, values, ids):  # type: ignore[no-untyped-def]
-    """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
-    mask = np.uint32(len(slots) - 1)
-    unknown = 0
-    for i in range(len(values)):
-        value = values[i]
-        slot = np.uint32(value * HASH_MULTIPLIER) >> shift
-        while True:
-            entry = slots[slot]
-            if entry == EMPTY_SLOT:
-                ids[i] = unknown_id
-                unknown += 1
-                break
-            if np.uint32(entry >> np.uint64(32)) == value:
-                ids[i] = offset + np.int64(entry & np.uint64(0xFFFFFFFF))
-                break
-            slot = (slot + np.uint32(1)) & mask
-    return unknown
 
 
 @jit
@@ -126,34 +54,6 @@ def encode_hash(sparse: NDArray[np.uint32], max_ind_range: int) -> NDArray[np.in
     ids = np.empty(sparse.shape, np.int32)
     hash_block(sparse, np.uint32(max_ind_range), ids)
     return ids
-
-
-def encode_columns(columns: NDArray[np.uint32], tables: list[LookupTable]) -> tuple[NDArray[np.int32], Any]:
-    """Ids of the values of a block.
-
-    Args:
-        columns: [F, rows] values.
-        tables: one per feature.
-
-    Returns:
-        [rows, F] int32 ids and [F] int64 counts of values without an id of their own.
-    """
-    ids = np.empty(columns.shape, np.int32)
-    unknown = np.zeros(len(tables), np.int64)
-    for i, table in enumerate(tables):
-        unknown[i] = table.look_up(columns[i], ids[i])
-    return np.ascontiguousarray(ids.T), unknown
-
-
-def vocabulary_path(root: Path, feature: str) -> Path:
-    """Where the vocabulary of a feature lies: uint32 values, values[i] having the id i + 1."""
-    return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
-
-
-def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[LookupTable]:
-    """Lookup tables of the features from `root`/vocab."""
-    vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
-    return [LookupTable.build(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
 
 
 class Encoder:

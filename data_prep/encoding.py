@@ -8,7 +8,7 @@ import numpy as np
 
 from data_prep.columns import raw_blocks
 from data_prep.dense import DenseRange, transform_dense
-from data_prep.encode import LookupTable, encode_columns, load_tables
+from data_prep.lookup import LookupTable, encode_columns, load_tables
 from data_prep.npy import NpyWriter
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters

@@ -13,9 +13,9 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.arrange import SPLITS
-from data_prep.encode import VOCABULARY_DIRECTORY
 from data_prep.format import MANIFEST_NAME, Manifest, digest_file, load_manifest, write_atomically
 from data_prep.layout import PLAN_NAME, finish
+from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.sources import Source
 from data_prep.work import WORK_DIRECTORY
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from data_prep.arrange import unit_positions
 from data_prep.columns import RUN_ENTRY_BYTES, load_run, write_runs
-from data_prep.encode import vocabulary_path
 from data_prep.format import digest_file, write_atomically
+from data_prep.lookup import vocabulary_path
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
 from data_prep.vocabulary import Run, merge_in_parts

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import SPLITS, split_sizes
-from data_prep.encode import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.format import (
     MANIFEST_NAME,
     FileDigest,
@@ -25,6 +24,7 @@ from data_prep.format import (
     sync,
     write_atomically,
 )
+from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.npy import NpyWriter
 from data_prep.shuffle import KINDS, GatheredShard, GatherTask, gathered_path
 from data_prep.work import Job, UnitRecord

@@ -191,9 +191,7 @@ def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> 
     return num_bytes // shortest + 1
 
 
-def parse_bytes(
-    data: bytes, name: str, schema: Schema = CRITEO, labelled: bool = True, first_row: int = 1
-) -> Block:
+def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool = True, first_row: int = 1) -> Block:
     """Parse rows held in memory, e.g. candidates to be scored.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.columns import raw_blocks
-from data_prep.encode import LookupTable, vocabulary_path
+from data_prep.lookup import LookupTable, vocabulary_path
 from data_prep.npy import NpyWriter
 from data_prep.pool import counters
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record

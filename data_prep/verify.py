@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.config import PrepConfig, dataset_path
-from data_prep.encode import vocabulary_path
 from data_prep.format import Manifest, Shard, digest_file, load_manifest, open_shard, shard_path, verify_shard
+from data_prep.lookup import vocabulary_path
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 CHECKED_ROWS = 1 << 18

@@ -6,6 +6,9 @@ from omegaconf import MISSING
 
 from app.config.checks import require_at_least
 from app.config.runtime import RuntimeConfig
+from common.errors import UserError
+
+OUT_SUFFIXES = (".json", ".csv")
 
 
 @dataclass
@@ -18,7 +21,6 @@ class RecommendConfig:
     id_column: str = "id"  # names the candidates, if there is such a column; else they are numbered from 1
     top_k: int | None = 10  # how many to show, best first; null: all
     out: str | None = None  # also write them to this .json or .csv file
-    batch_size: int = 8_192  # candidates on the device at once; changes no score
     checkpoint: str | None = None  # null: the run's newest
     data_path: str | None = None  # null: where the run found its dataset
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
@@ -26,4 +28,6 @@ class RecommendConfig:
 
 def validate_recommend(config: RecommendConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"top_k": (config.top_k, 1), "batch_size": (config.batch_size, 1)})
+    require_at_least({"top_k": (config.top_k, 1)})
+    if config.out is not None and not config.out.endswith(OUT_SUFFIXES):
+        raise UserError(f"out={config.out}: the name must end in {' or '.join(OUT_SUFFIXES)}")

@@ -12,13 +12,15 @@ import pytest
 
 from app import runtime
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, RuntimeConfig, VerifyConfig
+from app.config.recommend import RecommendConfig
 from common.cli import run_command
 from tests.app.datasets import write_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
-SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify")}
+SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
+           "recommend": (RecommendConfig, "recommend")}  # fmt: skip
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -56,7 +58,7 @@ def run_app(tmp_path: Path) -> Command:
 def _forked(name: str, overrides: tuple[str, ...], cwd: Path) -> "subprocess.CompletedProcess[str]":
     """What `python -m app.<name>` does, in a fork of a process that has imported torch already: 3 s less each."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify"])
+    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify", "app.recommend"])
     process = context.Process(target=_entry_point, args=(name, overrides, str(cwd)))
     process.start()
     process.join(240)

@@ -187,7 +187,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
 
 def test_passes_are_planned_within_the_budget():
     from data_prep.budget import plan_encoding
-    from data_prep.encode import LookupTable
+    from data_prep.lookup import LookupTable
     from data_prep.passes import plan_passes
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.choices import VocabularyOrder
-from data_prep.encode import LookupTable
+from data_prep.lookup import LookupTable
 from data_prep.ranking import rank_values
 from data_prep.vocabulary import count_in_order, count_values, merge_in_parts
 from tests.data_prep import oracle

@@ -1,0 +1,129 @@
+"""`python -m app.recommend`: the same scores as evaluation gives, whatever the form, order and number of candidates."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from app.candidates import read_candidates
+from data_prep.pipeline import preprocess
+from data_prep.schema import CRITEO
+from tests.app.conftest import SMALL, Command
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config
+
+ROWS, HELD_OUT = 700, 100
+NAMES = [*CRITEO.dense, *CRITEO.sparse]
+
+
+@pytest.fixture
+def run(tmp_path: Path, run_app: Command) -> Path:
+    """A run on rows of which the last 100 are validation and test."""
+    text = oracle.make_rows(ROWS, seed=4)
+    (tmp_path / "raw.tsv").write_bytes(text)
+    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "runs/r"
+
+
+def ranking(run_app: Command, tmp_path: Path, candidates: str, *overrides: str) -> list[dict[str, Any]]:
+    done = run_app("recommend", "run=runs/r", f"candidates={candidates}", "top_k=null", "out=out.json", *overrides)
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "out.json").read_bytes())["ranking"]
+
+
+def logits(ranked: list[dict[str, Any]]) -> dict[str, float]:
+    return {candidate["candidate"]: candidate["logit"] for candidate in ranked}
+
+
+def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_app: Command, tmp_path: Path) -> None:
+    lines = (tmp_path / "raw.tsv").read_text().splitlines(keepends=True)
+    test = lines[-(HELD_OUT // 2) :]
+    (tmp_path / "test.tsv").write_text("".join(test))
+    ranked = ranking(run_app, tmp_path, "test.tsv")
+    assert [candidate["rank"] for candidate in ranked] == list(range(1, len(test) + 1))
+    found = np.array([candidate["probability"] for candidate in ranked])
+    assert (np.diff(found) <= 0).all()
+    labels = [int(test[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
+    summary = json.loads((run / "summary.json").read_bytes())["eval"]
+    assert summary["samples"] == len(test)
+    assert log_loss(labels, found) == pytest.approx(summary["logloss"], rel=1e-6)
+    assert roc_auc_score(labels, found) == pytest.approx(summary["auc"], abs=1e-9)
+
+    order = np.random.default_rng(0).permutation(ROWS)
+    (tmp_path / "all.tsv").write_text("".join(lines[i] for i in order))
+    scores = logits(ranking(run_app, tmp_path, "all.tsv"))
+    by_row = {int(order[int(name) - 1]): score for name, score in scores.items()}
+    expected = logits(ranked)
+    first = ROWS - len(test)
+    assert {str(row - first + 1): by_row[row] for row in range(first, ROWS)} == expected
+
+
+def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_path: Path) -> None:
+    rows = [line.split("\t") for line in oracle.make_rows(12, seed=5).decode().splitlines()]
+    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    (tmp_path / "bare.tsv").write_text("".join("\t".join(row[1:]) + "\n" for row in rows))
+    objects = [dict(zip(NAMES, row[1:], strict=True)) for row in rows]
+    with open(tmp_path / "c.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(reversed(NAMES)))
+        writer.writeheader()
+        writer.writerows(objects)
+    numbers = [
+        {key: (int(value) if value else None) if key in CRITEO.dense else value or None for key, value in item.items()}
+        for item in objects
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(item) + "\n" for item in numbers))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(numbers), tmp_path / "c.parquet")
+    user = {key: numbers[3][key] for key in CRITEO.dense}
+    ads = [{"id": f"ad {i}", **{key: item[key] for key in CRITEO.sparse}} for i, item in enumerate(numbers)]
+    (tmp_path / "scenario.json").write_text(json.dumps({"user": user, "candidates": ads}))
+    (tmp_path / "user.jsonl").write_text(json.dumps(user))
+    (tmp_path / "ads.json").write_text(json.dumps(ads))
+
+    expected = ranking(run_app, tmp_path, "c.tsv")
+    for name in ("bare.tsv", "c.csv", "c.parquet"):
+        assert ranking(run_app, tmp_path, name) == expected, name
+    raw, label = list(CRITEO.columns), CRITEO.label
+    forms = [read_candidates(tmp_path / name, raw, label).columns for name in ("bare.tsv", "c.csv", "c.jsonl")]
+    assert forms[0] == forms[1] == forms[2]
+    scenario = ranking(run_app, tmp_path, "scenario.json")
+    assert ranking(run_app, tmp_path, "ads.json", "user=user.jsonl") == scenario
+    assert {candidate["candidate"] for candidate in scenario} == {f"ad {i}" for i in range(12)}
+    assert logits(scenario)["ad 3"] == logits(expected)["4"]
+
+
+def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path: Path) -> None:
+    known = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
+    strange = [*known]
+    strange[1 + 13 + 2], strange[1 + 13 + 7] = "deadbee1", "deadbee2"
+    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (known, strange)))
+    done = run_app("recommend", "run=runs/r", "candidates=c.tsv", "top_k=2", "out=out.csv")
+    assert done.returncode == 0, done.stderr
+    assert "cat_2 1, cat_7 1" in done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
+
+
+def test_bad_candidates_are_named(run: Path, run_app: Command, tmp_path: Path) -> None:
+    good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
+    fields = good[1].split("\t")
+    fields[3] = "many"
+    (tmp_path / "bad.tsv").write_text("\n".join([good[0], "\t".join(fields), good[2]]) + "\n")
+    for overrides, words in {
+        ("candidates=bad.tsv",): ("bad.tsv", "row 2", "int_2", "many"),
+        ("candidates=bad.tsv", "out=x.png"): ("out=x.png", ".json or .csv"),
+        ("candidates=bad.tsv", "top_k=0"): ("top_k=0", "at least 1"),
+    }.items():
+        done = run_app("recommend", "run=runs/r", *overrides)
+        assert done.returncode == 2, overrides
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        for word in words:
+            assert word in done.stderr, (overrides, done.stderr)
