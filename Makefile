@@ -11,8 +11,11 @@ python := $(VENV)/bin/python
 torchrun := torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1
 launch := $(python) -m $(if $(NPROC),$(torchrun) --nproc-per-node $(NPROC) -m )
 
+comma := ,
+space := $(subst ,, )
+
 .DEFAULT_GOAL := help
-.PHONY: help environment train test preprocess evaluate recommend verify lint lock clean
+.PHONY: help environment train test preprocess evaluate recommend verify report compare lint lock clean
 
 help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
@@ -42,6 +45,14 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 verify: environment ## Replay a run and say whether it came out the same: RUN=runs/quickstart
 	$(if $(RUN),,$(error verify wants a run: make verify RUN=runs/quickstart))
 	$(launch)app.verify run=$(RUN) $(ARGS)
+
+report: environment ## The HTML report of a run, finished or not: RUN=runs/quickstart
+	$(if $(RUN),,$(error report wants a run: make report RUN=runs/quickstart))
+	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
+
+compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
+	$(if $(RUNS),,$(error compare wants runs: make compare RUNS="runs/a runs/b"))
+	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 
 lint: environment ## Ruff, its formatter and mypy
 	$(python) -m ruff check

@@ -13,6 +13,7 @@ from app import prepare, progress, resume, runtime, session
 from app.config import CONFIG_DIR, AppConfig
 from app.data import verify_splits
 from app.record import Record, read_summary
+from app.report import write_report
 from app.run import Run
 from app.signals import StopRequest
 from app.validation import validate
@@ -48,9 +49,21 @@ def main(config: AppConfig) -> int:
                          record.directory, before["status"])  # fmt: skip
                 return EXIT_DONE
             here.on_rank_0(lambda: resume.forget_later(record.checkpoints, Path(start)))
-        return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
+        try:
+            return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
+        finally:
+            if here.rank == 0:
+                _report(record.directory)
     finally:
         runtime.stop()
+
+
+def _report(directory: Path) -> None:
+    """Write the run's report, of a failed run too; a fault in the report is told and costs nobody the run."""
+    try:
+        log.info("report: %s", write_report(directory))
+    except Exception as error:  # noqa: BLE001  # whatever it is, the run stands
+        log.warning("report: not written (%s: %s); its figures are in %s", type(error).__name__, error, directory)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ __all__ = [
     "Precision",
     "PublishedConfig",
     "QCommConfig",
+    "ReportConfig",
     "RunConfig",
     "RuntimeConfig",
     "ScheduleConfig",
@@ -88,6 +89,16 @@ class VerifyConfig:
     data_path: str | None = None  # null: where the run found its dataset
     tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass
+class ReportConfig:
+    """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
+
+    runs: list[str] = MISSING  # directories; one gives its report, several a comparison
+    out: str | None = None  # the HTML file; null: report.html in the run, compare.html beside the first of several
+    auc_tolerance: float = 0.001  # largest difference in AUC between platforms
+    loss_tolerance: float = 0.01  # largest mean relative difference of the windows' losses between platforms
 
 
 def to_plain(config: object) -> dict[str, Any]:

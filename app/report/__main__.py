@@ -1,0 +1,42 @@
+"""python -m app.report runs=[runs/NAME]: the HTML report of a run; of several, side by side.
+
+One run: <run>/report.html, from whatever its directory holds, finished or not. Several: compare.html beside the
+first, with the differences in configuration and versions, a speed ratio with its interval, Welch's test of the AUCs
+over seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
+"""
+
+import logging
+from pathlib import Path
+
+from app.config import CONFIG_DIR, ReportConfig
+from app.config.checks import require_positive
+from app.report import write_report
+from app.report.page import write_page
+from app.report.read import read_run
+from app.report.side_by_side import COMPARE, Comparison
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+
+
+def main(config: ReportConfig) -> int:
+    """Write what is asked for and print where it is; return the exit status."""
+    require_positive({"auc_tolerance": config.auc_tolerance, "loss_tolerance": config.loss_tolerance})
+    directories = [Path(run) for run in config.runs]
+    if not directories:
+        raise UserError("runs=[]: give at least one run's directory")
+    if len(set(directories)) < len(directories):
+        raise UserError(f"runs={config.runs}: names a run twice")
+    if len(directories) == 1:
+        print(write_report(directories[0], Path(config.out) if config.out else None))
+        return EXIT_DONE
+    comparison = Comparison([read_run(path) for path in directories], config.auc_tolerance, config.loss_tolerance)
+    path = Path(config.out) if config.out else directories[0].parent / COMPARE
+    for _, sentence in comparison.sentences():
+        print(sentence)
+    print(write_page(path, comparison.page(path.parent)))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    raise SystemExit(run_command(main, ReportConfig, CONFIG_DIR, name="report"))

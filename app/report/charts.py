@@ -1,0 +1,222 @@
+"""The charts of one run: what report.js draws, as numbers; a screen reader gets them as text and table."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from app.report.read import RunFiles
+from app.report.thin import MOST_POINTS, least_and_greatest
+from app.report.verdict import baseline
+
+MIB = 2**20
+
+
+@dataclass
+class Series:
+    """One line. kind: line, points, bars or reference (dashed); color: number in the palette of report.css."""
+
+    name: str
+    x: list[float]
+    y: list[float | None]
+    kind: str = "line"
+    color: int = 0
+
+
+@dataclass
+class Chart:
+    """One picture. `steps`: x is the step, and the cursor moves with the other charts of steps.
+
+    `band`: names of the two series between which the chart is filled. `note` says what a reader must know.
+    `from_zero`: the vertical axis begins at 0, so that lengths compare.
+    """
+
+    key: str
+    title: str
+    x: str
+    y: str
+    series: list[Series] = field(default_factory=list)
+    note: str = ""
+    steps: bool = True
+    band: tuple[str, str] | None = None
+    log_x: bool = False
+    from_zero: bool = False
+
+    def measured(self) -> bool:
+        """Whether there is anything but references to draw."""
+        return any(series.x for series in self.series if series.kind != "reference")
+
+    def describe(self) -> str:
+        """The chart in words."""
+        return f"{self.title}. " + " ".join(
+            f"{series.name}: {_course(series)}." for series in self.series if series.x and series.kind != "reference"
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """What report.js reads, rounded to six digits."""
+        content = asdict(self)
+        for series in content["series"]:
+            series["x"] = [float(f"{value:.9g}") for value in series["x"]]
+            series["y"] = [None if value is None else float(f"{value:.6g}") for value in series["y"]]
+        return content
+
+
+def run_charts(run: RunFiles) -> list[Chart]:
+    """Every chart of a run, those without data included: they say that nothing was measured."""
+    return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
+
+
+def quality_charts(run: RunFiles) -> list[Chart]:
+    """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
+    split = str(run.evaluation.get("split") or "test")
+    constant = baseline(run.evaluation.get("base_rate"))
+    bayes = run.manifest["dataset"].get("bayes") or {}
+    published = run.config.get("published") or {}
+    charts = []
+    for key, title, y, train in (
+        ("logloss", "Logloss (BCE): train and test", "nats", "logloss"),
+        ("accuracy", "Accuracy: train and test", "share", "accuracy"),
+        ("auc", "AUC of the evaluations", "AUC", None),
+        ("ne", "Normalised entropy of the evaluations", "NE", None),
+    ):
+        chart = Chart(key, title, "step", y)
+        if train:
+            chart.series.append(_of(run, "train", train, "train", 0))
+            chart.note = "Train: mean over the steps of each window of the log."
+        chart.series.append(_of(run, "eval", key, f"test ({split})", 1, kind="points"))
+        for name, value, color in (("majority class", constant[key], 3), ("planted truth", bayes.get(key), 2),
+                                   ("published", published.get(key), 4)):  # fmt: skip
+            if value is not None and run.steps and not (key == "auc" and name == "majority class"):
+                chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
+        charts.append(chart)
+    return charts
+
+
+def course_charts(run: RunFiles) -> list[Chart]:
+    """Speed and resources over the run."""
+    rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run, "train", "lr", "learning rate", 0)])
+    speed = Chart("throughput", "Throughput", "step", "samples/s (global)",
+                  [_of(run, "train", "samples_per_second", "global samples/s", 0)],
+                  note="Each window of the log, warm-up included; over all processes.", from_zero=True)  # fmt: skip
+    wait = Chart("input_wait", "Waiting for input", "step", "% of the step",
+                 [_of(run, "train", "input_wait_fraction", "input wait", 1, scale=100)],
+                 note="Share of each window that rank 0 spent waiting for its batch.", from_zero=True)  # fmt: skip
+    memory = Chart("memory", "Memory of rank 0", "step", "MiB",
+                   [_of(run, "train", "host_bytes", "host, resident", 0, 1 / MIB),
+                    _of(run, "train", "device_bytes", "device, tensors", 1, 1 / MIB)], from_zero=True)  # fmt: skip
+    memory.series = [series for series in memory.series if series.x]
+    power = Chart("power", "Power", "step", "W", [_of(run, "train", "watts", "power", 1)], from_zero=True)
+    return [rate, speed, _step_times(run), wait, memory, power]
+
+
+def evaluation_charts(run: RunFiles) -> list[Chart]:
+    """Calibration, scores by label, ROC, precision over recall, of the last evaluation."""
+    curves = run.curves or {}
+    used = ""
+    if curves:
+        used = f"Step {curves['step']:,}, split {curves['split']}, {curves['samples']:,} samples"
+        used += "." if curves["samples"] == curves["of"] else f" (every k-th of {curves['of']:,})."
+    return [_reliability(curves, used), _scores(curves, used), _roc(curves, used), _pr(run, curves, used)]
+
+
+def _of(run: RunFiles, event: str, key: str, name: str, color: int, scale: float = 1, kind: str = "line") -> Series:
+    """A figure over the steps, thinned if it is long."""
+    points = [(e["step"], e[key] * scale) for e in run.of_kind(event) if isinstance(e.get(key), (int, float))]
+    x, y = least_and_greatest([step for step, _ in points], [value for _, value in points])
+    return Series(name, x, y, kind, color)
+
+
+def thinned(run: RunFiles) -> str:
+    """The sentence that says what thinning did, empty if nothing was thinned."""
+    longest = max(len(run.of_kind("train")), len(run.of_kind("eval")))
+    if longest <= MOST_POINTS:
+        return ""
+    return (
+        f"Lines of more than {MOST_POINTS:,} points (here up to {longest:,}) are drawn as the least and the greatest "
+        "of equally long stretches: no peak is lost."
+    )
+
+
+def _step_times(run: RunFiles) -> Chart:
+    content = run.step_times or {"edges_ms": [], "counts": []}
+    edges = np.array(content["edges_ms"])
+    chart = Chart("step_times", "Step times", "ms (logarithmic)", "steps", steps=False, log_x=True,
+                  note="Steps that count: without warm-up, evaluation and checkpoints.")  # fmt: skip
+    if content["counts"]:
+        centres = np.sqrt(edges[:-1] * edges[1:]).tolist()
+        chart.series = [Series("steps", centres, list(content["counts"]), "bars", 0)]
+        top = max(content["counts"])
+        for name, key, color in (("p50", "step_ms_p50", 2), ("p95", "step_ms_p95", 1)):
+            value = run.throughput().get(key)
+            if value is not None:
+                chart.series.append(Series(f"{name} {value:.2f} ms", [value, value * 1.000001], [0, top], "reference",
+                                           color))  # fmt: skip
+    return chart
+
+
+def _reliability(curves: dict[str, Any], used: str) -> Chart:
+    chart = Chart("calibration", "Calibration (reliability)", "mean predicted probability", "share of clicks",
+                  steps=False, band=("95% above", "95% below"),
+                  note=f"{used} 20 bins of equally many samples; band: Wilson's 95% interval.")  # fmt: skip
+    bins = curves.get("reliability") or []
+    if bins:
+        x = [entry["preds"] for entry in bins]
+        low, high = zip(*(wilson(entry["labels"], entry["samples"]) for entry in bins), strict=True)
+        end = max(*x, *(entry["labels"] for entry in bins))
+        chart.series = [
+            Series("observed", x, [entry["labels"] for entry in bins], "points", 0),
+            Series("95% above", x, list(high), "edge", 0),
+            Series("95% below", x, list(low), "edge", 0),
+            Series("perfect", [0, end], [0, end], "reference", 3),
+        ]
+    return chart
+
+
+def _scores(curves: dict[str, Any], used: str) -> Chart:
+    chart = Chart("scores", "Predicted probabilities by label", "predicted probability", "density", steps=False,
+                  note=f"{used} Each label's histogram has area 1.")  # fmt: skip
+    content = curves.get("scores")
+    if content:
+        edges = np.array(content["edges"])
+        centres = ((edges[:-1] + edges[1:]) / 2).tolist()
+        for label, name, color in (("negative", "no click", 0), ("positive", "click", 1)):
+            counts = np.array(content[label], np.float64)
+            density = counts / max(counts.sum(), 1) / np.diff(edges)
+            chart.series.append(Series(name, centres, density.tolist(), "area", color))
+    return chart
+
+
+def _roc(curves: dict[str, Any], used: str) -> Chart:
+    chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=used)
+    if curves.get("roc"):
+        chart.series = [Series("model", curves["roc"]["fpr"], curves["roc"]["tpr"], "line", 0),
+                        Series("chance", [0, 1], [0, 1], "reference", 3)]  # fmt: skip
+    return chart
+
+
+def _pr(run: RunFiles, curves: dict[str, Any], used: str) -> Chart:
+    chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=used)
+    if curves.get("pr"):
+        chart.series = [Series("model", curves["pr"]["recall"], curves["pr"]["precision"], "line", 0)]
+        base_rate = run.evaluation.get("base_rate")
+        if base_rate is not None:
+            chart.series.append(Series("base rate", [0, 1], [base_rate, base_rate], "reference", 3))
+    return chart
+
+
+def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95% interval of a share (Wilson 1927)."""
+    centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
+    reach = z / (1 + z * z / samples) * np.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
+    return float(centre - reach), float(centre + reach)
+
+
+def _course(series: Series) -> str:
+    """A line in words: where it begins and ends, its least and greatest."""
+    pairs: Sequence[tuple[float, float]] = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+    if not pairs:
+        return "no values"
+    low, high = min(y for _, y in pairs), max(y for _, y in pairs)
+    (first, start), (last, end) = pairs[0], pairs[-1]
+    return f"from {start:.4g} at {first:.6g} to {end:.4g} at {last:.6g}, least {low:.4g}, greatest {high:.4g}"

@@ -1,0 +1,168 @@
+"""Several runs side by side: speed, AUC over seeds, platforms against each other, scaling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from app.report.groups import MADE_BY, Group, identity
+from app.report.read import RunFiles
+from app.report.statistics import Difference, Ratio, batch_means, speed_ratio, welch
+
+SIGNIFICANT = 0.05
+# What may differ between two runs that compute the same on two platforms.
+PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
+PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
+
+
+@dataclass
+class Speed:
+    """Two groups' speed; `over` says what the interval's units are."""
+
+    first: Group
+    second: Group
+    ratio: Ratio
+    over: str
+
+
+@dataclass
+class Auc:
+    """Two groups' AUC over seeds."""
+
+    first: Group
+    second: Group
+    difference: Difference
+    seeds: tuple[int, int]
+
+
+@dataclass
+class Parity:
+    """Two platforms at one seed and configuration."""
+
+    first: RunFiles
+    second: RunFiles
+    auc: float | None  # difference
+    loss: float | None  # mean relative difference of the windows
+    verdict: str  # identical, agree, differ, or why there is none
+    agrees: bool | None
+
+
+@dataclass
+class Scaling:
+    """One run's speed against that of the smallest number of processes."""
+
+    run: RunFiles
+    base: RunFiles
+    speedup: float
+    efficiency: float
+    kind: str  # strong (one global batch) or weak (one batch a device) scaling, or neither
+
+
+def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Seconds and samples [2, windows] of the log's windows, those of warm-up left out."""
+    excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
+    starts = [part.get("from_step", 0) for part in (*run.manifest.get("earlier", []), run.manifest)]
+    kept = []
+    for event in run.of_kind("train"):
+        rate, steps = event.get("samples_per_second"), event.get("steps")
+        if rate and steps and not any(0 <= event["step"] - steps - start < excluded for start in starts):
+            kept.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
+    return np.array(kept, np.float64).reshape(-1, 2).T
+
+
+def compare_speed(first: Group, second: Group) -> Speed | None:
+    """The ratio over runs where either group has two, else over stretches of one run each; None without figures."""
+    rates = [[run.throughput().get("samples_per_second") for run in group.runs] for group in (first, second)]
+    known = [[rate for rate in group if rate] for group in rates]
+    if min(map(len, known)) >= 2:
+        ratio = speed_ratio([1 / rate for rate in known[0]], [1 / rate for rate in known[1]])
+        return Speed(first, second, ratio, f"{len(known[0])} and {len(known[1])} runs")
+    if not all(known):
+        return None
+    a, b = (batch_means(*window_times(group.runs[0])) for group in (first, second))
+    if min(len(a), len(b)) < 2:
+        return Speed(first, second, Ratio(known[1][0] / known[0][0], None, None), "too few windows for an interval")
+    interval = speed_ratio(a, b)
+    ratio = known[1][0] / known[0][0]  # of the runs' own figures; the windows give the interval's width
+    width = ratio / interval.ratio
+    low, high = (None if end is None else end * width for end in (interval.low, interval.high))
+    return Speed(first, second, Ratio(ratio, low, high),
+                 f"{len(a)} and {len(b)} stretches within one run each; from run to run it may vary more")  # fmt: skip
+
+
+def compare_auc(first: Group, second: Group) -> Auc | None:
+    """Welch's test over the seeds of two groups; None where one has no AUC."""
+    values = [_aucs(group) for group in (first, second)]
+    if not all(values):
+        return None
+    return Auc(first, second, welch(*values), (len(values[0]), len(values[1])))
+
+
+def _aucs(group: Group) -> list[float]:
+    """One AUC a seed: a run repeated at one seed is no new evidence."""
+    by_seed = {run.config["train"]["seed"]: run.evaluation.get("auc") for run in group.runs}
+    return [auc for auc in by_seed.values() if auc is not None]
+
+
+def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_tolerance: float) -> list[Parity]:
+    """A verdict for every two runs of one seed and configuration on different platforms."""
+    return [
+        _parity(first, second, auc_tolerance, loss_tolerance)
+        for first, second in combinations(runs, 2)
+        if first.manifest.get("platform") != second.manifest.get("platform")
+        and first.config["train"]["seed"] == second.config["train"]["seed"]
+        and identity(first, *PER_PLATFORM) == identity(second, *PER_PLATFORM)
+        and _precision(first) == _precision(second)
+    ]
+
+
+def _precision(run: RunFiles) -> str:
+    return str(run.config["runtime"].get("precision") or "fp32")
+
+
+def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
+    a, b = ({e["step"]: e["logloss"] for e in run.of_kind("train")} for run in (first, second))
+    if first.steps != second.steps or not a.keys() & b.keys():
+        return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
+    common = sorted(a.keys() & b.keys())
+    loss = float(np.mean([abs(a[step] - b[step]) / abs(a[step]) for step in common]))
+    aucs = [run.evaluation.get("auc") for run in (first, second)]
+    if aucs[0] is None or aucs[1] is None:
+        return Parity(first, second, None, loss, "no verdict: an AUC is missing", None)
+    auc = aucs[1] - aucs[0]
+    digests = [((run.summary or {}).get("digest") or {}).get("parameters") for run in (first, second)]
+    if digests[0] is not None and digests[0] == digests[1]:
+        return Parity(first, second, auc, loss, "identical", True)
+    agrees = abs(auc) <= auc_tolerance and loss <= loss_tolerance
+    return Parity(first, second, auc, loss, "agree" if agrees else "differ", agrees)
+
+
+def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
+    """Scaling efficiency within each configuration that was run on several numbers of processes.
+
+    Efficiency is the speed-up over the growth in processes; 1 is perfect. Of several runs of one size the fastest
+    counts, as it is least disturbed.
+    """
+    families: dict[str, dict[int, RunFiles]] = {}
+    for run in runs:
+        if rate := run.throughput().get("samples_per_second"):
+            family = families.setdefault(identity(run, *PER_SIZE), {})
+            other = family.get(run.world_size)
+            if other is None or rate > other.throughput()["samples_per_second"]:
+                family[run.world_size] = run
+    return [
+        _scaling(family[min(family)], family[size])
+        for family in families.values()
+        for size in sorted(family)
+        if len(family) > 1
+    ]
+
+
+def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
+    speedup = run.throughput()["samples_per_second"] / base.throughput()["samples_per_second"]
+    growth = run.world_size / base.world_size
+    batches = run.global_batch_size / base.global_batch_size
+    kind = "base" if run is base else "strong" if batches == 1 else "weak" if batches == growth else "batch differs"
+    return Scaling(run, base, speedup, speedup / growth, kind)

@@ -1,0 +1,99 @@
+"""Reports as HTML: one self-contained file each, written whole or not at all."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from app.report import charts, tables, verdict
+from app.report.charts import Chart
+from app.report.read import RunFiles
+from app.report.tables import Table
+from app.report.words import NOT_MEASURED, count, figure, percent
+from data_prep.format import write_atomically
+
+ASSETS = Path(__file__).parent / "assets"
+REPORT = "report.html"
+
+
+def run_page(run: RunFiles) -> str:
+    """The report of one run."""
+    groups = {"quality": charts.quality_charts(run), "course": charts.course_charts(run),
+              "evaluation": charts.evaluation_charts(run)}  # fmt: skip
+    return render(
+        "run.html.j2",
+        run.directory,
+        [chart for group in groups.values() for chart in group],
+        title=run.name,
+        run=run,
+        tiles=_tiles(run),
+        sentences=verdict.sentences(run),
+        against=_against(run),
+        thinned=charts.thinned(run),
+        figures=tables.figures(run),
+        deepspark=Table(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
+        tables=tables.embedding_tables(run),
+        ranks=tables.rank_loads(run),
+        replay=tables.replay(run),
+        caveats=tables.replay_caveats(run),
+        manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
+        config=yaml.safe_dump(run.config, sort_keys=False),
+        **groups,
+    )
+
+
+def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -> str:
+    """A page from its template; the numbers of the charts go along as JSON."""
+    loader = jinja2.FileSystemLoader(ASSETS)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
+                                     trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text())  # our own files
+    return environment.get_template(template).render(
+        directory=str(directory),
+        written=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        charts={chart.key: chart.plain() for chart in drawn},
+        **content,
+    )
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Put a page on the disk; return where."""
+    write_atomically(path, page.encode())
+    return path
+
+
+def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
+    """The first figures a person looks for: what, value, remark."""
+    evaluation, rates = run.evaluation, run.throughput()
+    error = (run.curves or {}).get("auc_standard_error")
+    split = evaluation.get("split") or "no evaluation"
+    rate = rates.get("samples_per_second")
+    per_device = rates.get("samples_per_second_per_device")
+    tiles = [
+        ("AUC", evaluation.get("auc"), f"{split}" + (f", ± {error:.4f}" if error else "")),
+        ("Normalised entropy", evaluation.get("ne"), "below 1 beats the base rate"),
+        ("Logloss", evaluation.get("logloss"), "nats a sample"),
+        ("Accuracy", evaluation.get("accuracy"), f"majority {percent(_majority(evaluation))}"),
+    ]
+    return [
+        *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
+        ("Throughput", "–" if rate is None else count(rate),
+         NOT_MEASURED if rate is None else f"samples/s global; {count(per_device)} a device × {run.world_size}"),
+    ]  # fmt: skip
+
+
+def _majority(evaluation: dict[str, Any]) -> float | None:
+    return verdict.baseline(evaluation.get("base_rate"))["accuracy"]
+
+
+def _against(run: RunFiles) -> Table:
+    rows = [
+        [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in verdict.FIGURES),
+         "–" if row.samples_per_second is None else count(row.samples_per_second), row.remark]
+        for row in verdict.comparisons(run)
+    ]  # fmt: skip
+    return Table(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})

@@ -1,0 +1,111 @@
+"""A run's directory as the report reads it: whatever is there, since a run may have failed or still be running."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app import record
+from common.errors import UserError
+
+UNFINISHED = "unfinished"  # no summary: still running, or killed
+
+
+@dataclass
+class RunFiles:
+    """One run. Attributes hold the content of the files that they are named after; None where there is none."""
+
+    directory: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    summary: dict[str, Any] | None
+    events: list[dict[str, Any]]  # of metrics.jsonl
+    curves: dict[str, Any] | None
+    step_times: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("run", {}).get("name") or self.directory.name)
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"]) if self.summary else UNFINISHED
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The last evaluation; empty if there was none."""
+        if self.summary and self.summary["eval"].get("auc") is not None:
+            return dict(self.summary["eval"])
+        evaluations = self.of_kind("eval")
+        return {**evaluations[-1], "samples": evaluations[-1].get("eval_samples")} if evaluations else {}
+
+    @property
+    def world_size(self) -> int:
+        return int(self.manifest["world_size"])
+
+    @property
+    def global_batch_size(self) -> int:
+        return int(self.config["train"]["global_batch_size"])
+
+    @property
+    def steps(self) -> int:
+        return max((int(event["step"]) for event in self.events), default=0)
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def throughput(self) -> dict[str, Any]:
+        return self.summary["throughput"] if self.summary else {}
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Read a run's files.
+
+    Raises:
+        UserError: it is not a run's directory.
+    """
+    config, manifest = record.read_config(directory), _object(directory / record.MANIFEST)
+    if manifest is None:
+        raise UserError(f"runs={directory}: not a run's directory (no readable {record.MANIFEST})")
+    try:
+        run = RunFiles(
+            directory=directory,
+            config=config,
+            manifest=manifest,
+            summary=record.read_summary(directory),
+            events=_events(directory / record.METRICS),
+            curves=_object(directory / record.CURVES),
+            step_times=_object(directory / record.STEP_TIMES),
+        )
+        if min(run.world_size, run.global_batch_size) < 1:
+            raise ValueError("a run of nothing")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"runs={directory}: its files are of another version ({error!r})") from error
+    return run
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is no whole one."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; the last may be cut off by a kill."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    events = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line)
+            events.append({**event, "step": int(event["step"]), "event": str(event["event"])})
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} is not an event") from error
+    return events

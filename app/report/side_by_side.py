@@ -1,0 +1,214 @@
+"""The page that shows several runs side by side, and its verdict in sentences."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from app.report import charts, compare, groups, tables, verdict
+from app.report.charts import Chart, Series
+from app.report.compare import SIGNIFICANT, Auc, Parity, Scaling, Speed
+from app.report.groups import Group
+from app.report.page import render
+from app.report.read import RunFiles
+from app.report.statistics import Difference, Ratio
+from app.report.tables import Table
+from app.report.words import NOT_MEASURED, count, figure, percent, signed
+
+COMPARE = "compare.html"
+RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
+SHORTEST = 18  # characters of a hash or value shown in a cell
+
+
+class Comparison:
+    """All that is said of several runs."""
+
+    def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
+        self.runs, self.groups = runs, groups.group(runs)
+        base, others = self.groups[0], self.groups[1:]
+        self.base = base
+        self.speeds = [speed for other in others if (speed := compare.compare_speed(base, other))]
+        self.aucs = [auc for other in others if (auc := compare.compare_auc(base, other))]
+        self.parities = compare.compare_platforms(runs, auc_tolerance, loss_tolerance)
+        self.scalings = compare.compare_sizes(runs)
+        self.tolerances = auc_tolerance, loss_tolerance
+
+    def sentences(self) -> list[tuple[str, str]]:
+        """The verdict, each sentence with its kind: good, bad or plain."""
+        said = [("bad", f"{run.name} is {run.status}: its figures are not final.")
+                for run in self.runs if run.status not in ("completed", "target_reached")]  # fmt: skip
+        if len(self.groups) == 1:
+            said.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
+        said += [("plain", _say_speed(speed)) for speed in self.speeds]
+        said += [("plain", _say_auc(auc)) for auc in self.aucs]
+        said += [_say_parity(parity, self.tolerances) for parity in self.parities]
+        platforms = {str(run.manifest.get("platform")) for run in self.runs}
+        if len(platforms) > 1 and not self.parities:
+            said.append(("bad", f"No parity verdict for {' and '.join(sorted(platforms))}: no two runs of them have "
+                                "one seed, configuration, data and number of processes."))  # fmt: skip
+        said += [("plain", _say_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
+        return said
+
+    def page(self, directory: Path) -> str:
+        """The HTML."""
+        differing, same = groups.differences(self.runs)
+        charts_ = _charts(self.runs)
+        labels = {id(run): group.label for group in self.groups for run in group.runs}
+        efficiency = {id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
+                      for scaling in self.scalings}  # fmt: skip
+        names = [f"{labels[id(run)]}: {run.name}" for run in self.runs]
+        return render(
+            "compare.html.j2",
+            directory,
+            charts_,
+            title=f"{len(self.runs)} runs side by side",
+            sentences=self.sentences(),
+            overview=_overview(self.runs, names),
+            base=self.base.name,
+            tests=_tests(self.speeds, self.aucs),
+            parity=_parities(self.parities, self.tolerances),
+            scaling=_scalings(self.scalings),
+            differing=Table(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
+            same=Table(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
+            side=charts_,
+            thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
+            deepspark=Table(
+                ["Run", *tables.DEEPSPARK_COLUMNS],
+                [[name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
+                 for name, run in zip(names, self.runs, strict=True)],
+                set(),
+            ),
+        )  # fmt: skip
+
+
+def _spread(group: Group) -> str:
+    aucs = [run.evaluation["auc"] for run in group.runs if run.evaluation.get("auc") is not None]
+    return f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
+
+
+def _interval(value: Ratio | Difference, digits: int) -> str:
+    return "" if value.low is None or value.high is None else f"{value.low:.{digits}f} to {value.high:.{digits}f}"
+
+
+def _say_speed(speed: Speed) -> str:
+    interval = _interval(speed.ratio, 3)
+    said = f" (95% interval {interval})" if interval else " (no interval)"
+    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{said}, over {speed.over}."
+
+
+def _say_auc(auc: Auc) -> str:
+    difference, (first, second) = auc.difference, auc.seeds
+    said = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
+    if difference.p is None:
+        errors = [(run.curves or {}).get("auc_standard_error") for run in (auc.first.runs[0], auc.second.runs[0])]
+        sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
+        return (f"{said}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
+                f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip
+    verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
+    return (f"{said}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
+            f"{_interval(difference, 5)}).")  # fmt: skip
+
+
+def _say_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
+    pair = f"{parity.first.manifest['platform']} ({parity.first.name}) and {parity.second.manifest['platform']} " \
+           f"({parity.second.name})"  # fmt: skip
+    if parity.agrees is None:
+        return "bad", f"Parity of {pair}: {parity.verdict}."
+    return (
+        "good" if parity.agrees else "bad",
+        f"Parity of {pair}: {parity.verdict}; AUC {signed(parity.auc, 5)} (tolerance {tolerances[0]}), losses "
+        f"{percent(parity.loss, 3)} apart on average (tolerance {percent(tolerances[1], 1)}).",
+    )
+
+
+def _say_scaling(scaling: Scaling) -> str:
+    return (
+        f"Scaling: {scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
+        f"{scaling.base.world_size} ({scaling.base.name}): efficiency {scaling.efficiency:.2f} ({scaling.kind})."
+    )
+
+
+def _overview(runs: list[RunFiles], names: list[str]) -> Table:
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        rates = run.throughput()
+        rows.append([
+            name, run.status, str(run.config["train"]["seed"]),
+            *(figure(run.evaluation.get(key)) for key in verdict.FIGURES),
+            count(rates.get("samples_per_second")), count(rates.get("samples_per_second_per_device")),
+            str(run.world_size), str(run.manifest.get("platform")),
+        ])  # fmt: skip
+    columns = ["Run", "Status", "Seed", "AUC", "NE", "Logloss", "Accuracy", "Samples/s, global", "Per device",
+               "Processes", "Platform"]  # fmt: skip
+    note = "One letter: one configuration, whose runs differ in nothing but their seed."
+    return Table(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
+
+
+def _tests(speeds: list[Speed], aucs: list[Auc]) -> Table:
+    rows = []
+    others = {id(e.second): e.second for e in speeds} | {id(e.second): e.second for e in aucs}
+    for key, other in others.items():
+        speed = next((entry for entry in speeds if id(entry.second) == key), None)
+        auc = next((entry for entry in aucs if id(entry.second) == key), None)
+        p = auc.difference.p if auc else None
+        rows.append([
+            other.name,
+            NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
+            (_interval(speed.ratio, 3) if speed else "") or "–",
+            NOT_MEASURED if auc is None else signed(auc.difference.mean, 5),
+            (_interval(auc.difference, 5) if auc else "") or "–",
+            "–" if p is None else f"{p:.3g}",
+            "–" if auc is None else " and ".join(map(str, auc.seeds)),
+        ])  # fmt: skip
+    columns = ["Configuration", "Speed ratio", "95% interval", "AUC difference", "95% interval", "p (Welch)", "Seeds"]
+    note = (
+        "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
+        "each where there are not two. AUC: Welch's t-test over seeds, two-sided, not corrected for several tests."
+    )
+    return Table(columns, rows, {1, 2, 3, 4, 5, 6}, note)
+
+
+def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> Table:
+    rows = [
+        [f"{p.first.name} ({p.first.manifest['platform']})", f"{p.second.name} ({p.second.manifest['platform']})",
+         signed(p.auc, 5), percent(p.loss, 3), p.verdict]
+        for p in parities
+    ]  # fmt: skip
+    note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows)."
+    return Table(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
+
+
+def _scalings(scalings: list[Scaling]) -> Table:
+    rows = [
+        [s.run.name, str(s.run.world_size), count(s.run.global_batch_size),
+         count(s.run.throughput()["samples_per_second"]), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
+        for s in scalings
+    ]  # fmt: skip
+    columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
+    note = "Efficiency: speed-up over growth in processes. Strong: one global batch; weak: one batch a process."
+    return Table(columns, rows, {1, 2, 3, 4, 5}, note)
+
+
+def _charts(runs: list[RunFiles]) -> list[Chart]:
+    """One line a run in each chart."""
+    every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
+    wanted = {"logloss": ("train", "Train logloss (BCE)"), "auc": (None, None), "ne": (None, None),
+              "throughput": (None, None), "input_wait": (None, None), "memory": ("host, resident", None),
+              "calibration": ("observed", None), "roc": ("model", None), "pr": ("model", None)}  # fmt: skip
+    made = []
+    for key, (name, title) in wanted.items():
+        chart = replace(every[0][key], series=[], band=None, note="")
+        chart.title = title or chart.title
+        for number, (run, its) in enumerate(zip(runs, every, strict=True)):
+            found = [s for s in its[key].series if s.kind != "reference" and name in (None, s.name)]
+            chart.series += [
+                replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)]) for series in found[:1]
+            ]
+        if key == "roc":
+            chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
+        made.append(chart)
+    return made
+
+
+def _short(text: str) -> str:
+    """A long hexadecimal sum cut short; everything else whole."""
+    is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
+    return text[:SHORTEST] + "…" if is_sum else text

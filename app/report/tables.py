@@ -1,0 +1,167 @@
+"""Tables of a report: embedding tables, DeepSpark's columns, where time went, how to run it again."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from app.report.read import RunFiles
+from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, size
+
+
+@dataclass
+class Table:
+    """Rows of text; `numeric` are the columns that are set to the right."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    numeric: set[int]
+    note: str = ""
+
+
+DEEPSPARK_COLUMNS = ["GPUs", "Criteria", "Configuration", "Performance", "Accuracy", "Power", "Scalability", "Memory",
+                     "Stability"]  # fmt: skip
+
+
+def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
+    """One run in the columns of DeepSpark's result table."""
+    config, summary = run.config, run.summary or {}
+    published = config.get("published") or {}
+    goal = config["train"].get("target_auc") or published.get("auc") or published.get("least_auc")
+    rates, memory, power = run.throughput(), summary.get("memory") or {}, summary.get("power") or {}
+    optimizer, runtime = config["optimizer"], config["runtime"]
+    peak = memory.get("device_peak_bytes") or memory.get("host_peak_bytes")
+    where = "device" if memory.get("device_peak_bytes") else "host"
+    watts = power.get("mean_watts")
+    rate = rates.get("samples_per_second")
+    return [
+        devices(run.manifest),
+        NOT_MEASURED if goal is None and not run.evaluation else "none set" if goal is None else f"AUC {goal}",
+        f"global batch {run.global_batch_size:,}, {runtime.get('precision') or 'fp32'}, {optimizer['name']} "
+        f"lr {optimizer['lr']}, {_sharding(run)}",
+        NOT_MEASURED if rate is None else
+        f"{rate:,.0f} samples/s global ({rates['samples_per_second_per_device']:,.0f} per device)",
+        NOT_MEASURED if run.evaluation.get("auc") is None else f"AUC {run.evaluation['auc']:.4f}",
+        NOT_MEASURED if watts is None else f"{watts:,.0f} W",
+        scalability or "one world size; see compare",
+        NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({where} peak)",
+        _stability(run),
+    ]  # fmt: skip
+
+
+def _sharding(run: RunFiles) -> str:
+    kinds = {entry["type"] for entry in run.manifest.get("plan", {}).values()}
+    return ", ".join(sorted(kinds)) or "no tables"
+
+
+def _stability(run: RunFiles) -> str:
+    """How many launches it took, and how the last one ended."""
+    launches = 1 + len(run.manifest.get("earlier") or [])
+    return f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}"
+
+
+def embedding_tables(run: RunFiles) -> Table:
+    """Each table's size, sharding and computed traffic of one step."""
+    plan, rows = run.manifest.get("plan", {}), []
+    tables: dict[str, dict[str, Any]] = run.manifest.get("tables", {})
+    whole = sum(table["bytes"] for table in tables.values())
+    for name, table in sorted(tables.items(), key=lambda item: -item[1]["bytes"]):
+        entry, traffic = plan.get(name, {}), _traffic(run, table)
+        ranks = entry.get("ranks") or []
+        rows.append([
+            name, count(table["num_embeddings"]), count(table["embedding_dim"]), size(table["bytes"]),
+            percent(table["bytes"] / whole), entry.get("type", "?"), entry.get("kernel", "?"),
+            ", ".join(map(str, ranks)) or "all", *map(size, traffic),
+        ])  # fmt: skip
+    columns = ["Table", "Rows", "Dim", "Weights", "Share", "Sharding", "Kernel", "Ranks", "Read a step",
+               "Written a step", "Exchanged a step"]  # fmt: skip
+    note = (
+        f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
+        " looked up forward and, in the backward pass, read again and written, over all processes; exchanged are "
+        "pooled vectors and their gradients between processes. Repeated ids and caches are left out of account."
+    )
+    return Table(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
+
+
+def _traffic(run: RunFiles, table: dict[str, Any]) -> tuple[float, float, float]:
+    """Bytes a step over all processes: weights read, weights written, vectors exchanged."""
+    samples, features = run.global_batch_size, table.get("features", 1)
+    row = table["bytes"] / table["num_embeddings"]
+    looked_up = samples * table.get("ids_per_sample", features) * row
+    elsewhere = (run.world_size - 1) / run.world_size
+    exchanged = 2 * samples * features * table["embedding_dim"] * 4 * elsewhere
+    return 2 * looked_up, looked_up, exchanged
+
+
+def rank_loads(run: RunFiles) -> Table:
+    """Bytes of weights on each rank."""
+    plan, tables = run.manifest.get("plan", {}), run.manifest.get("tables", {})
+    load, held = [0.0] * run.world_size, [0] * run.world_size
+    for name, table in tables.items():
+        kind, ranks = plan.get(name, {}).get("type"), plan.get(name, {}).get("ranks") or range(run.world_size)
+        for rank in ranks:
+            held[rank] += 1
+            load[rank] += table["bytes"] if kind == "data_parallel" else table["bytes"] / len(ranks)
+    mean = sum(load) / len(load) or 1.0
+    rows = [[str(rank), str(held[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
+    return Table(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
+
+
+def figures(run: RunFiles) -> Table:
+    """The rest of summary.json, labelled."""
+    summary, rates = run.summary or {}, run.throughput()
+    evaluation, memory = run.evaluation, (run.summary or {}).get("memory") or {}
+    seconds = summary.get("seconds") or {}
+    parameters = summary.get("parameters") or {}
+    power = summary.get("power") or {}
+    rows = [
+        ["Samples trained on", count(summary.get("samples"))],
+        ["Parameters", f"{count(parameters.get('total'))} ({count(parameters.get('embedding'))} in tables)"],
+        ["Global samples/s", count(rates.get("samples_per_second"))],
+        ["Samples/s per device", count(rates.get("samples_per_second_per_device"))],
+        ["Step, p50 / p95", f"{figure(rates.get('step_ms_p50'), 2)} / {figure(rates.get('step_ms_p95'), 2)} ms"],
+        ["Waiting for input", percent(rates.get("input_wait_fraction"))],
+        ["Warm-up steps left out of rates", count(rates.get("warmup_steps_excluded"))],
+        ["PR AUC (average precision)", figure(evaluation.get("pr_auc"))],
+        ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.get("calibration"))],
+        ["Expected calibration error", figure(evaluation.get("ece"))],
+        ["Base rate", figure(evaluation.get("base_rate"))],
+        ["Train logloss, last window", figure((summary.get("train") or {}).get("logloss"))],
+        ["Peak memory of a process, host", size(memory.get("host_peak_bytes"))],
+        ["Peak memory of a process, device", size(memory.get("device_peak_bytes"))],
+        ["Mean power", NOT_MEASURED if power.get("mean_watts") is None else f"{power['mean_watts']:,.1f} W"],
+        *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
+        *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
+    ]
+    return Table(["Figure", "Value"], rows, {1})
+
+
+def _further(power: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(f"power_{key}", value) for key, value in power.items() if key != "mean_watts"]
+
+
+def replay(run: RunFiles) -> list[str]:
+    """Commands that do the run again."""
+    code = run.manifest.get("code", {})
+    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.get("argv", [])[1:])
+    processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
+    lines = [f"git checkout {code['git_sha']}"] if code.get("git_sha") else []
+    quoted = arguments.replace("$", "$$")
+    lines.append(f"make train {processes}" + (f"ARGS={shlex.quote(quoted)}" if arguments else ""))
+    lines.append(f"make verify {processes}RUN={shlex.quote(str(run.directory))}")
+    return lines
+
+
+def replay_caveats(run: RunFiles) -> list[str]:
+    """What stands between the run and its replay."""
+    manifest, said = run.manifest, []
+    code = manifest.get("code", {})
+    if not code.get("git_sha"):
+        said.append("The code's commit is not recorded: the run was not made in a git checkout.")
+    if code.get("dirty_diff_sha256"):
+        said.append("The checkout had uncommitted changes (their hash is in the manifest); the commit alone is not it.")
+    said.append(
+        f"The dataset must be the one with digest {manifest['dataset']['digest'][:12]}… "
+        f"({manifest['dataset']['path']}); bits are equal on the same kind of CPU with the same number of processes "
+        "and threads, elsewhere results agree within a tolerance."
+    )
+    return said

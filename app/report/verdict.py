@@ -1,0 +1,137 @@
+"""What to say first of a run: how it ended, how good it is, how fast, and against what."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from app.report.read import UNFINISHED, RunFiles
+from app.report.words import NOT_MEASURED, count, figure, plural, signed
+
+SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
+FIGURES = ("auc", "ne", "logloss", "accuracy")
+
+
+@dataclass
+class Row:
+    """One line of the table of comparisons; figures in the order of FIGURES, then global samples/s."""
+
+    name: str
+    figures: dict[str, float | None]
+    samples_per_second: float | None
+    remark: str
+
+
+def baseline(base_rate: float | None) -> dict[str, float | None]:
+    """What predicting the base rate for everybody, the majority class, gives."""
+    if base_rate is None or not 0 < base_rate < 1:
+        return dict.fromkeys(FIGURES)
+    entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
+    return {"auc": 0.5, "ne": 1.0, "logloss": entropy, "accuracy": max(base_rate, 1 - base_rate)}
+
+
+def comparisons(run: RunFiles) -> list[Row]:
+    """This run, the constant predictor, the planted truth and the recipe's source, as far as there are any."""
+    evaluation = run.evaluation
+    mine = {key: evaluation.get(key) for key in FIGURES}
+    error = (run.curves or {}).get("auc_standard_error")
+    of = f"{evaluation.get('split')}, {count(evaluation.get('samples'))} samples" if evaluation else "no evaluation"
+    sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
+    rows = [Row("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
+    constant = baseline(evaluation.get("base_rate"))
+    rows.append(Row("Majority class", constant, None, "the base rate predicted for everybody: what must be beaten"))
+    if bayes := run.manifest["dataset"].get("bayes"):
+        truth = {key: bayes.get(key) for key in FIGURES}
+        remark = f"the true probabilities, over all {count(bayes.get('rows'))} rows: nobody can do better"
+        rows.append(Row("Planted truth", truth, None, remark))
+    published = run.config.get("published") or {}
+    if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
+        rows.append(Row("Published", {key: published.get(key) for key in FIGURES},
+                        published.get("samples_per_second"), _published_remark(published)))  # fmt: skip
+    return rows
+
+
+def _published_remark(published: dict[str, Any]) -> str:
+    said = [published.get("source"), published.get("data"), published.get("hardware")]
+    if published.get("num_devices") and published.get("samples_per_second"):
+        said.append(f"speed of {plural(published['num_devices'], 'device')}")
+    return "; ".join(text for text in said if text)
+
+
+def sentences(run: RunFiles) -> list[tuple[str, str]]:
+    """The verdict, each sentence with its kind: good, bad or plain."""
+    return [_status(run), *_quality(run), *_promises(run)]
+
+
+def _status(run: RunFiles) -> tuple[str, str]:
+    done = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
+    said = {
+        "completed": ("good", f"Completed: {done}."),
+        "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {done}."),
+        "interrupted": ("bad", f"Interrupted after {done}; the same command goes on from there."),
+        "failed": ("bad", f"Failed after {done}: {(run.summary or {}).get('error', 'no reason recorded')}"),
+        UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command goes on from there."),
+    }
+    return said.get(run.status, ("plain", f"{run.status}: {done}."))
+
+
+def _quality(run: RunFiles) -> list[tuple[str, str]]:
+    evaluation = run.evaluation
+    auc, ne = evaluation.get("auc"), evaluation.get("ne")
+    if auc is None or ne is None:
+        return [("bad", "AUC was not measured: there was no evaluation of a split with both labels.")]
+    constant = baseline(evaluation["base_rate"])
+    better = ne < 1
+    gain = signed(evaluation["accuracy"] - (constant["accuracy"] or 0))
+    said = [
+        ("good" if better else "bad",
+         f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
+         f"against 0.5, accuracy {gain}.")
+    ]  # fmt: skip
+    if bayes := run.manifest["dataset"].get("bayes"):
+        gap, ne_gap = bayes["auc"] - auc, ne - bayes["ne"]
+        said.append(("plain", f"Gap to the planted truth: AUC {gap:.4f} below its {bayes['auc']:.4f}, "
+                              f"NE {ne_gap:.4f} above its {bayes['ne']:.4f}."))  # fmt: skip
+    return said
+
+
+def _promises(run: RunFiles) -> list[tuple[str, str]]:
+    published, auc = run.config.get("published") or {}, run.evaluation.get("auc")
+    recipe = published.get("recipe") or "the recipe"
+    said = []
+    least = published.get("least_auc")
+    if least is not None and auc is not None:
+        kept = auc >= least
+        does = "Keeps" if kept else "Misses"
+        said.append(("good" if kept else "bad", f"{does} what {recipe} promises: AUC of at least {least:.4f}."))
+    if reason := _not_comparable(run, published):
+        return [*said, ("plain", reason)]
+    tolerance = published.get("tolerance")
+    for key in ("auc", "accuracy", "logloss"):
+        theirs, ours = published.get(key), run.evaluation.get(key)
+        if theirs is None or ours is None:
+            continue
+        difference = f"{key} {figure(ours)}, published {figure(theirs)} ({signed(ours - theirs)})"
+        if tolerance is None:
+            said.append(("plain", f"{difference}; no tolerance is given for {recipe}."))
+        elif abs(ours - theirs) <= tolerance:
+            said.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
+        else:
+            better = (ours < theirs) if key == "logloss" else (ours > theirs)
+            verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
+            said.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
+    return said
+
+
+def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
+    """Why published figures, if there are any, say nothing about this run."""
+    rows = published.get("train_rows")
+    if rows is None or all(published.get(key) is None for key in FIGURES):
+        return None
+    mine = run.manifest["dataset"].get("rows", {}).get("train")
+    if mine is not None and abs(mine - rows) <= SAME_ROWS * rows:
+        return None
+    here = NOT_MEASURED if mine is None else count(mine)
+    return (
+        f"The published figures are for other data ({published.get('data') or 'another dataset'}, {count(rows)} "
+        f"training rows; here {here}), so this run is not held to them."
+    )

@@ -1,0 +1,59 @@
+"""Figures as text."""
+
+from typing import Any
+
+NOT_MEASURED = "not measured"
+
+
+def figure(value: float | int | None, digits: int = 4) -> str:
+    """A number with so many digits after the point."""
+    return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """A difference, with its sign."""
+    return NOT_MEASURED if value is None else f"{value:+.{digits}f}".replace("-", "−")
+
+
+def count(value: float | int | None) -> str:
+    """A whole number with separators."""
+    return NOT_MEASURED if value is None else f"{round(value):,}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share of one."""
+    return NOT_MEASURED if value is None else f"{value:.{digits}%}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Bytes in the unit that suits them."""
+    if num_bytes is None:
+        return NOT_MEASURED
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:,.0f} B" if unit == "B" else f"{num_bytes:,.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them."""
+    if seconds is None:
+        return NOT_MEASURED
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def plural(number: int, noun: str) -> str:
+    """A count and its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def devices(manifest: dict[str, Any]) -> str:
+    """What the run computed on."""
+    hardware = manifest.get("hardware", {})
+    names = sorted({device["name"] for device in hardware.get("devices", [])}) or [hardware.get("cpu") or "CPU"]
+    return f"{manifest['world_size']} × {manifest.get('platform', 'cpu')} ({', '.join(names)})"
