@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app import checkpoint, loop, progress, ranking, resume, runtime, session
-from app.batch import Batch, OneHot, Rows
+from app.batch import Batch, OneHotBatches, Rows
 from app.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
 from app.config import CONFIG_DIR
 from app.config.recommend import RecommendConfig, validate_recommend
@@ -91,7 +91,7 @@ def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int
 def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
     rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse)
-    make = OneHot(list(session.manifest.num_embeddings), PIECE_ROWS)
+    make = OneHotBatches(list(session.manifest.num_embeddings), PIECE_ROWS)
 
     def pieces() -> Iterator[Batch]:
         for start in range(0, len(order), PIECE_ROWS):

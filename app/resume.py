@@ -190,6 +190,8 @@ def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
+    bags = plain["data"]["multi_hot"]
+    keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
     keys["runtime.precision"] = plain["runtime"]["precision"]
     keys["data.path (digest of its manifest)"] = manifest.digest
     return keys

@@ -14,7 +14,7 @@ from common.errors import UserError
 from data_prep.choices import Encoding
 from data_prep.config import ExchangeConfig
 from data_prep.format import Manifest, open_shard
-from data_prep.multi_hot import MLPERF_SIZES, MultiHotTables
+from data_prep.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables
 from data_prep.npy import NpyWriter
 
 BLOCK_ROWS = 1 << 16
@@ -24,11 +24,13 @@ EXACT_FLOAT32 = 2**24
 
 def split_blocks(root: Path, manifest: Manifest, split: str) -> Iterator[dict[str, NDArray[Any]]]:
     """The rows of a split, block by block: labels [rows, 1], dense, sparse."""
+    if manifest.ragged:
+        raise UserError(f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold")
     num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
     for shard in manifest.splits[split].shards:
-        arrays = open_shard(root, split, shard, num_dense, num_sparse)._asdict()
+        arrays = open_shard(root, split, shard, num_dense, num_sparse)
         for start in range(0, shard.rows, BLOCK_ROWS):
-            yield {kind: np.array(array[start : start + BLOCK_ROWS]) for kind, array in arrays.items()}
+            yield {kind: np.array(getattr(arrays, kind)[start : start + BLOCK_ROWS]) for kind in KINDS}
 
 
 def day_rows(manifest: Manifest) -> list[int]:
@@ -82,12 +84,12 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
 def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
     """Write MLPerf v2's day_N_sparse_multi_hot.npz, arrays "0", "1", … of one feature each, and dense and labels."""
     features = manifest.schema["sparse"]
-    sizes = exchange.multi_hot_sizes or MLPERF_SIZES
+    bags = MultiHot(tuple(exchange.multi_hot_sizes or MLPERF_SIZES), exchange.distribution, exchange.seed)
     rows = [manifest.num_embeddings[feature] for feature in features]
     files = export_npy(root, manifest, target, kinds=("labels", "dense"))
     with tempfile.TemporaryDirectory(dir=target) as scratch:
         directory = Path(scratch)
-        tables = MultiHotTables.build(directory, rows, sizes, exchange.distribution, exchange.seed)
+        tables = MultiHotTables.open(directory, rows, bags)
         ids = export_npy(root, manifest, directory, kinds=("sparse",))
         for day, path in enumerate(ids):
             sparse = np.load(path, mmap_mode="r")

@@ -2,6 +2,7 @@
 
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
+    <root>/<split>/<shard>.{values,offsets}.npy         only where features are multi-hot: see data_prep/ragged.py
     <root>/vocab/
 
 The manifest is written last and atomically: a directory without one is not a dataset.
@@ -18,34 +19,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.files import FileDigest as FileDigest
+from data_prep.files import digest_file as digest_file
+from data_prep.files import sync as sync
+from data_prep.files import write_atomically as write_atomically
+from data_prep.ragged import Bags, pack, unpack
 
 FORMAT_NAME = "clickwork-dataset"
-FORMAT_VERSION = 1
+ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
 MANIFEST_NAME = "manifest.json"
 MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
 REMEDY = "preprocess again with data.overwrite=true"
-ARRAY_DTYPES = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
+ARRAY_DTYPES = {
+    "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64
+}  # fmt: skip
 
 
 class ShardArrays(NamedTuple):
-    """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32."""
+    """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32.
+
+    Where features are multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
+    """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
-
-
-@dataclass
-class FileDigest:
-    """Size in bytes and SHA-256 (hex) of one file."""
-
-    bytes: int
-    sha256: str
+    bags: tuple[Bags, ...] = ()
 
 
 @dataclass
 class Shard:
-    """Consecutive rows of one split; `files` has the keys labels, dense, sparse."""
+    """Consecutive rows of one split; `files` has the keys labels, dense, sparse, and maybe values, offsets."""
 
     name: str
     rows: int
@@ -66,7 +70,8 @@ class Manifest:
     """All that a reader must know of a dataset.
 
     Attributes:
-        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order.
+        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order, and, where features are
+            multi-hot, "ragged": their names, in the order of `sparse`.
         encoding: its name and every parameter that decides the shards' bytes.
         num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
         splits: train, val, test.
@@ -87,6 +92,11 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def ragged(self) -> list[str]:
+        """The multi-hot features."""
+        return list(self.schema.get("ragged", []))
+
+    @property
     def digest(self) -> str:
         """SHA-256 of what decides the data: everything but `extra` and `tool_version`."""
         content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
@@ -95,7 +105,8 @@ class Manifest:
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
-    document = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION, **asdict(manifest)}
+    version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
+    document = {"format": FORMAT_NAME, "format_version": version, **asdict(manifest)}
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
@@ -117,9 +128,9 @@ def load_manifest(root: Path) -> Manifest:
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
-    if version != FORMAT_VERSION:
+    if version not in (ONE_HOT_VERSION, FORMAT_VERSION):
         raise UserError(
-            f"{path}: format_version {version}, but this version reads {FORMAT_VERSION}; "
+            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} and {FORMAT_VERSION}; "
             "use the version that wrote it, or preprocess again"
         )
     try:
@@ -133,9 +144,12 @@ def load_manifest(root: Path) -> Manifest:
 
 
 def write_shard(root: Path, split: str, name: str, arrays: ShardArrays) -> Shard:
-    """Write one shard's three files and return its entry for the manifest."""
+    """Write one shard's files and return its entry for the manifest."""
     files = {}
-    for kind, array in arrays._asdict().items():
+    kinds: dict[str, NDArray[Any]] = {"labels": arrays.labels, "dense": arrays.dense, "sparse": arrays.sparse}
+    if arrays.bags:
+        kinds["values"], kinds["offsets"] = pack(arrays.bags)
+    for kind, array in kinds.items():
         path = shard_path(root, split, name, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
@@ -146,30 +160,45 @@ def write_shard(root: Path, split: str, name: str, arrays: ShardArrays) -> Shard
     return Shard(name=name, rows=len(arrays.labels), files=files)
 
 
-def open_shard(root: Path, split: str, shard: Shard, num_dense: int, num_sparse: int) -> ShardArrays:
+def open_shard(
+    root: Path, split: str, shard: Shard, num_dense: int, num_sparse: int, num_ragged: int = 0
+) -> ShardArrays:
     """Memory-map one shard and check its files' sizes, shapes and dtypes (not their sums: `verify_shard`).
+
+    Args:
+        num_sparse: F, multi-hot features included; num_ragged: how many are multi-hot.
 
     Raises:
         UserError: a file is missing or is not what the manifest says.
     """
-    widths = {"labels": 1, "dense": num_dense, "sparse": num_sparse}
-    arrays = {}
-    for kind, width in widths.items():
-        path = shard_path(root, split, shard.name, kind)
-        try:
-            size = path.stat().st_size
-            if size != shard.files[kind].bytes:
-                raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
-        if array.shape != (shard.rows, width) or array.dtype != ARRAY_DTYPES[kind]:
-            raise UserError(
-                f"{path}: {array.dtype} {array.shape}, but the manifest says "
-                f"{np.dtype(ARRAY_DTYPES[kind])} {(shard.rows, width)}; {REMEDY}"
-            )
-        arrays[kind] = array
-    return ShardArrays(**arrays)
+    widths = {"labels": 1, "dense": num_dense, "sparse": num_sparse - num_ragged}
+    labels, dense, sparse = (
+        _open_array(root, split, shard, kind, (shard.rows, width)) for kind, width in widths.items()
+    )
+    if not num_ragged:
+        return ShardArrays(labels, dense, sparse)
+    offsets = _open_array(root, split, shard, "offsets", (num_ragged * shard.rows + 1,))
+    values = _open_array(root, split, shard, "values", (int(offsets[-1]),))
+    return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged))
+
+
+def _open_array(root: Path, split: str, shard: Shard, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    path = shard_path(root, split, shard.name, kind)
+    try:
+        size = path.stat().st_size
+        if size != shard.files[kind].bytes:
+            raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except KeyError as error:
+        raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
+    if array.shape != shape or array.dtype != ARRAY_DTYPES[kind]:
+        raise UserError(
+            f"{path}: {array.dtype} {array.shape}, but the manifest says "
+            f"{np.dtype(ARRAY_DTYPES[kind])} {shape}; {REMEDY}"
+        )
+    return array
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
@@ -192,38 +221,8 @@ def verify_shard(root: Path, split: str, shard: Shard) -> None:
 
 
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
-    """Where the array `kind` (labels, dense or sparse) of a shard lies."""
+    """Where the array `kind` (labels, dense, sparse, values or offsets) of a shard lies."""
     return root / split / f"{name}.{kind}.npy"
-
-
-def digest_file(path: Path) -> FileDigest:
-    """Size and SHA-256 of a file, read in a stream."""
-    sha256 = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(1 << 20):
-            sha256.update(block)
-        return FileDigest(bytes=file.tell(), sha256=sha256.hexdigest())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole or not at all, even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fault(manifest: Manifest) -> str | None:
@@ -233,6 +232,8 @@ def _fault(manifest: Manifest) -> str | None:
             return f"num_embeddings of {feature!r} is {rows!r}"
     if list(manifest.num_embeddings) != manifest.schema["sparse"]:
         return "num_embeddings and schema name different sparse features"
+    if manifest.ragged != [name for name in manifest.schema["sparse"] if name in manifest.ragged]:
+        return "schema's ragged features are not all sparse features, in their order"
     for name, split in manifest.splits.items():
         if sum(shard.rows for shard in split.shards) != split.rows:
             return f"split {name!r} has {split.rows} rows, but its shards have others"

@@ -1,22 +1,30 @@
 """One id per feature to a bag of ids, as MLPerf v2's synthetic multi-hot data has them.
 
-Each id has a fixed bag: itself, then ids drawn once and for all. The draws are those of the MLPerf reference, from
-one stream of NumPy's legacy generator over all tables in turn, so the bags are the same, whether rows are expanded
-while they are read or beforehand on disk.
+Each id has a fixed bag: itself, then ids drawn once and for all. The draws are those of the reference
+(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py), from one stream of NumPy's legacy generator over all tables in
+turn, so the bags are the same whether rows are expanded while they are read or beforehand on disk.
 """
 
+import fcntl
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.files import sync, temporary_path, write_atomically
 
+MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PARETO_SHAPE = 0.25
 BLOCK_VALUES = 1 << 22
+RECORD_NAME, LOCK_NAME = "tables.json", "lock"
 
 
 class Distribution(Enum):
@@ -26,59 +34,127 @@ class Distribution(Enum):
     pareto = "pareto"
 
 
+@dataclass(frozen=True)
+class MultiHot:
+    """What decides the bags besides the sizes of the tables: `sizes` are ids per bag of every feature."""
+
+    sizes: tuple[int, ...]
+    distribution: Distribution = Distribution.uniform
+    seed: int = 0
+
+    @classmethod
+    def of(cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None) -> "MultiHot | None":
+        """As configured under `key`; None where no sizes are given.
+
+        Args:
+            sizes: ids per bag of every feature, or the name mlperf_v2.
+
+        Raises:
+            UserError: sizes that cannot be, or other choices without sizes.
+        """
+        if sizes is None:
+            for name, value in (("distribution", distribution), ("seed", seed)):
+                if value is not None:
+                    raise UserError(f"{key}.{name}: has no effect without {key}.sizes; give both or neither")
+            return None
+        sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
+        if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise UserError(f"{key}.sizes={sizes}: give ids per bag of every feature, each at least 1, or {MLPERF_V2}")
+        if seed is not None and not 0 <= seed < 2**32:
+            raise UserError(f"{key}.seed={seed}: must be at least 0 and below 2^32")
+        return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
+
+    def check(self, num_features: int) -> None:
+        """Raises UserError if there is not one size per feature."""
+        if len(self.sizes) != num_features:
+            raise UserError(
+                f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """As the manifest's `encoding` holds it."""
+        return {"sizes": list(self.sizes), "distribution": self.distribution.value, "seed": self.seed}
+
+
 class MultiHotTables:
     """Bags of all ids of all features.
 
-    `tables[f]` is [num_embeddings of f, size of f - 1] int32, memory-mapped: the ids that follow the id itself.
+    `tables[f]` is [num_embeddings of f, size of f] int32, memory-mapped: each id's bag, the id itself first; None for
+    a feature of size 1.
     """
 
-    def __init__(self, tables: list[NDArray[np.int32]]) -> None:
+    def __init__(self, tables: list[NDArray[np.int32] | None]) -> None:
         self.tables = tables
 
     @property
     def sizes(self) -> list[int]:
         """Ids per bag of every feature."""
-        return [1 + table.shape[1] for table in self.tables]
+        return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod
-    def build(
-        cls,
-        directory: Path,
-        num_embeddings: Sequence[int],
-        sizes: Sequence[int] = MLPERF_SIZES,
-        distribution: Distribution = Distribution.uniform,
-        seed: int = 0,
-    ) -> "MultiHotTables":
-        """Draw the bags and keep them in `directory`, one .npy file per feature; memory does not grow with them.
+    def open(cls, parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> "MultiHotTables":
+        """The tables kept in a directory of `parent`, drawn first if they are not there.
+
+        Memory does not grow with them. Of several processes one draws while the others wait.
 
         Raises:
-            UserError: not one size of at least 1 per feature.
+            UserError: not one size per feature, or the directory cannot be written to.
         """
-        if len(sizes) != len(num_embeddings) or min(sizes, default=1) < 1:
-            raise UserError(
-                f"multi-hot sizes: {len(sizes)} given for {len(num_embeddings)} features; give one per feature, "
-                "each at least 1"
-            )
-        directory.mkdir(parents=True, exist_ok=True)
-        rng = np.random.RandomState(seed)  # the reference's generator
-        tables = []
-        for feature, (rows, size) in enumerate(zip(num_embeddings, sizes, strict=True)):
-            if size == 1:
-                tables.append(np.zeros((rows, 0), np.int32))
-                continue
-            path = directory / f"{feature}.npy"
-            table = np.lib.format.open_memmap(path, "w+", np.int32, (rows, size - 1))
-            step = max(1, BLOCK_VALUES // (size - 1))
-            for start in range(0, rows, step):
-                shape = (min(step, rows - start), size - 1)
-                table[start : start + step] = _draw(rng, distribution, rows, shape)
-            table.flush()
-            tables.append(np.load(path, mmap_mode="r"))
-        return cls(tables)
+        bags.check(len(num_embeddings))
+        record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
+        content = (json.dumps(record) + "\n").encode()
+        directory = parent / hashlib.sha256(content).hexdigest()[:12]  # other bags do not disturb those in use
+        path = directory / RECORD_NAME
+        if not _is_there(path, content):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                with open(directory / LOCK_NAME, "w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if not _is_there(path, content):
+                        path.unlink(missing_ok=True)
+                        _draw_tables(directory, num_embeddings, bags)
+                        write_atomically(path, content)
+            except OSError as error:
+                raise UserError(
+                    f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); make room, or give "
+                    "data.multi_hot.directory"
+                ) from error
+        files = [None if size == 1 else table_path(directory, f) for f, size in enumerate(bags.sizes)]
+        return cls([None if file is None else np.load(file, mmap_mode="r") for file in files])
 
     def expand(self, feature: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Bags of one feature: [rows] ids to [rows, size] int32, the id itself first."""
-        return np.concatenate((ids[:, None], self.tables[feature][ids]), axis=1, dtype=np.int32)
+        table = self.tables[feature]
+        return ids[:, None] if table is None else np.take(table, ids, axis=0)
+
+
+def table_path(directory: Path, feature: int) -> Path:
+    """Where the table of the feature of that number lies."""
+    return directory / f"{feature}.npy"
+
+
+def _is_there(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot) -> None:
+    """Draw the bags of all ids, table after table, block after block."""
+    rng = np.random.RandomState(bags.seed)  # the reference's generator
+    for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
+        if size == 1:
+            continue
+        path = table_path(directory, feature)
+        temporary = temporary_path(path)
+        table = np.lib.format.open_memmap(temporary, "w+", np.int32, (rows, size))
+        step = max(1, BLOCK_VALUES // (size - 1))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            table[start:stop, 0] = np.arange(start, stop)
+            table[start:stop, 1:] = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
+        table.flush()
+        del table
+        sync(temporary)
+        temporary.replace(path)
 
 
 def _draw(
@@ -88,5 +164,5 @@ def _draw(
     if distribution is Distribution.uniform:
         return rng.randint(0, rows, size=shape)
     drawn = rng.pareto(a=PARETO_SHAPE, size=shape)
-    with np.errstate(invalid="ignore"):  # beyond int32 the reference overflows too
-        return drawn.astype(np.int32) % rows
+    # the reference converts to int32 as x86 does, where all that is beyond it becomes the smallest number
+    return np.where(drawn < 2**31, drawn, -(2.0**31)).astype(np.int64) % rows

@@ -15,6 +15,7 @@ from common.errors import UserError
 from data_prep.config import PrepConfig, dataset_path
 from data_prep.format import Manifest, Shard, digest_file, load_manifest, open_shard, shard_path, verify_shard
 from data_prep.lookup import vocabulary_path
+from data_prep.ragged import Bags
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 CHECKED_ROWS = 1 << 18
@@ -28,10 +29,9 @@ def verify_dataset(root: Path) -> Manifest:
         UserError: naming the first bad file, row and column.
     """
     manifest = load_manifest(root)
-    limits = np.array([manifest.num_embeddings[name] for name in manifest.schema["sparse"]])
     rows = positives = 0
     for name, split in manifest.splits.items():
-        found = [_verify_shard(root, name, shard, manifest, limits) for shard in split.shards]
+        found = [_verify_shard(root, name, shard, manifest) for shard in split.shards]
         split_rows, split_positives = sum(shard.rows for shard in split.shards), sum(found)
         _check_rate(root, f"split {name}", split.rows, split.label_rate, split_rows, split_positives)
         rows += split_rows
@@ -44,11 +44,15 @@ def verify_dataset(root: Path) -> Manifest:
     return manifest
 
 
-def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest, limits: NDArray[Any]) -> int:
+def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
     """Check one shard; the number of its positive labels."""
     verify_shard(root, split, shard)
-    features = manifest.schema["sparse"]
-    arrays = open_shard(root, split, shard, len(manifest.schema["dense"]), len(features))
+    features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
+    widths = len(manifest.schema["dense"]), len(manifest.schema["sparse"]), len(manifest.ragged)
+    arrays = open_shard(root, split, shard, *widths)
+    for feature, bags in zip(manifest.ragged, arrays.bags, strict=True):
+        _verify_bags(root, split, shard, feature, bags, manifest.num_embeddings[feature])
+    limits = np.array([manifest.num_embeddings[name] for name in features])
     positives = 0
     for start in range(0, shard.rows, CHECKED_ROWS):
         labels = arrays.labels[start : start + CHECKED_ROWS, 0]
@@ -60,6 +64,17 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest, limi
         _refuse(root, split, shard, "sparse", start, (sparse < 0) | (sparse >= limits), features)
         positives += int(labels.sum(dtype=np.int64))
     return positives
+
+
+def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags, limit: int) -> None:
+    """Check the bags of one multi-hot feature: offsets that rise within the values, ids of its table."""
+    for start in range(0, shard.rows, CHECKED_ROWS):
+        part = bags.part(start, min(start + CHECKED_ROWS, shard.rows))
+        bad = (part.lengths < 0) | (part.offsets[:-1] < 0) | (part.offsets[1:] > len(part.values))
+        _refuse(root, split, shard, "offsets", start, bad[:, None], [feature])
+        wrong = np.flatnonzero((part.ids < 0) | (part.ids >= limit))
+        bad = np.isin(np.arange(1, len(part.offsets)), np.searchsorted(part.offsets, wrong + part.offsets[0], "right"))
+        _refuse(root, split, shard, "values", start, bad[:, None], [feature])
 
 
 def _refuse(

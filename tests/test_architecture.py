@@ -21,6 +21,9 @@ TORCH = {"torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics"}
 ENTRY_POINTS = {"train", "evaluate", "recommend", "plan", "bench", "verify", "doctor", "report"}
 # Modules that compose on behalf of several entry points; none imports an entry point.
 COMPOSERS = {"session", "planning", "resume", "run", "summary"}
+# What any module of app may know of data_prep: what lies on disk, and the one definition of an id's bag, which is
+# the same on disk and while reading.
+CONTRACT = {"format", "ragged", "multi_hot"}
 # What any leaf of app may import of app.
 SHARED = {"config", "batch"}
 
@@ -65,7 +68,7 @@ def why_forbidden(importer: tuple[str, ...], imported: str) -> str | None:
         return "app does not need its tests"
     part, target_part = importer[1], "".join(target[1:2])
     if target[0] == "data_prep":
-        known = {"format", "encode"} if part in ENTRY_POINTS | COMPOSERS else {"format"}
+        known = CONTRACT | {"encode"} if part in ENTRY_POINTS | COMPOSERS else CONTRACT
         if target_part not in known:
             return f"of data_prep, app.{part} may know {' and '.join(sorted(known))}"
     if target[0] == "app" and part in COMPOSERS and target_part in ENTRY_POINTS:

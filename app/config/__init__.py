@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
-from app.config.data import DataConfig, SyntheticConfig, VerifyData
+from app.config.data import DataConfig, MultiHotConfig, SyntheticConfig, VerifyData
 from app.config.loss import LossConfig, LossName
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
@@ -26,6 +26,7 @@ __all__ = [
     "LossConfig",
     "LossName",
     "ModelConfig",
+    "MultiHotConfig",
     "OptimizerConfig",
     "OptimizerName",
     "Platform",

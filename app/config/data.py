@@ -5,6 +5,8 @@ from enum import Enum
 from typing import Any
 
 from app.config.checks import require_at_least
+from common.errors import UserError
+from data_prep.multi_hot import Distribution, MultiHot
 
 
 class VerifyData(Enum):
@@ -24,6 +26,16 @@ class SyntheticConfig:
 
 
 @dataclass
+class MultiHotConfig:
+    """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
+
+    sizes: Any = None  # ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag
+    distribution: Distribution | None = None  # of a bag's further ids; null: uniform
+    seed: int | None = None  # of their draws; null: 0
+    directory: str | None = None  # where the bags of all ids are kept; null: <data.path>/multi_hot
+
+
+@dataclass
 class DataConfig:
     """Where the dataset is, or what to make it from, and how it is read."""
 
@@ -35,14 +47,23 @@ class DataConfig:
     max_ind_range: int | None = None
     workers: int | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     verify: VerifyData = VerifyData.auto
     shuffle: bool = True  # reorder the training split in every epoch
     shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
     shuffle_window_blocks: int = 4  # … and rows are permuted within so many blocks (all are in memory twice)
 
 
+def multi_hot_bags(data: DataConfig) -> MultiHot | None:
+    """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
+    chosen = data.multi_hot
+    return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
+
+
 def validate_data(data: DataConfig) -> None:
     """Raises UserError for values that cannot work."""
+    if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
+        raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     require_at_least(
         {
             "data.shuffle_block_rows": (data.shuffle_block_rows, 1),

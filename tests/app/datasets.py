@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.format import Manifest, ShardArrays, Split, save_manifest, write_shard
+from data_prep.ragged import Bags
 
 NUM_EMBEDDINGS = {"cat_0": 50, "cat_1": 7, "cat_2": 300, "cat_3": 4}
 NUM_DENSE = 5
@@ -42,5 +43,45 @@ def write_dataset(root: Path, rows: dict[str, int] | None = None, shard_rows: in
         label_rate=0.5,
         tool_version="test",
     )
+    save_manifest(root, manifest)
+    return manifest
+
+
+RAGGED_EMBEDDINGS = {"user": 40, "tags": 30, "item": 60, "genres": 9}
+RAGGED = ["tags", "genres"]  # genres: always two ids a row
+
+
+def ragged_rows(split: str, rows: int, seed: int = 0) -> list[dict[str, list[int]]]:
+    """The bags of each row of a split: tags none to many, genres two, user and item one."""
+    rng = np.random.default_rng([seed, len(split)])
+    sizes = {"user": 1, "item": 1, "genres": 2}
+    return [
+        {name: rng.integers(0, limit, sizes.get(name, int(rng.integers(0, 6)))).tolist()
+         for name, limit in RAGGED_EMBEDDINGS.items()}
+        for _ in range(rows)
+    ]  # fmt: skip
+
+
+def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70, seed: int = 0) -> Manifest:
+    """Splits of `ragged_rows`; label and dense_1 depend on the bags, row r of a split has dense_0 = r / rows."""
+    splits = {}
+    for name, count in rows.items():
+        drawn = ragged_rows(name, count, seed)
+        labels = np.array([(sum(row["genres"]) + len(row["tags"]) + row["user"][0] % 5) % 3 == 0 for row in drawn])
+        shards = []
+        for number, first in enumerate(range(0, count, shard_rows)):
+            part = drawn[first : first + shard_rows]
+            dense = np.array([[(first + i) / count, len(row["tags"])] for i, row in enumerate(part)], np.float32)
+            sparse = np.array([row["user"] + row["item"] for row in part], np.int32)
+            bags = tuple(
+                Bags(np.array([value for row in part for value in row[feature]], np.int32),
+                     np.cumsum([0] + [len(row[feature]) for row in part]))
+                for feature in RAGGED
+            )  # fmt: skip
+            arrays = ShardArrays(labels[first : first + shard_rows, None].astype(np.int32), dense, sparse, bags)
+            shards.append(write_shard(root, name, f"{number:05d}", arrays))
+        splits[name] = Split(count, float(labels.mean()) if count else None, shards)
+    schema = {"label": "label", "dense": ["int_0", "int_1"], "sparse": list(RAGGED_EMBEDDINGS), "ragged": RAGGED}
+    manifest = Manifest(schema, {"name": "test"}, RAGGED_EMBEDDINGS, splits, [], sum(rows.values()), 0.5, "test")
     save_manifest(root, manifest)
     return manifest

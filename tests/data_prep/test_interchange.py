@@ -11,7 +11,7 @@ from data_prep.encode import Encoder
 from data_prep.exporting import export_bin, export_npy
 from data_prep.format import load_manifest
 from data_prep.importing import import_bin, import_npy
-from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHotTables
+from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -115,7 +115,7 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
     manifest = load_manifest(root)
     rows = list(manifest.num_embeddings.values())
     reference = reference_tables(rows, MLPERF_SIZES, distribution)
-    tables = MultiHotTables.build(tmp_path / "tables", rows, distribution=distribution)
+    tables = MultiHotTables.open(tmp_path / "tables", rows, MultiHot(MLPERF_SIZES, distribution))
     assert tables.sizes == list(MLPERF_SIZES)
     sparse = load_split(root, "train")[2]
     sparse = [sparse[:150], sparse[150:], np.concatenate([load_split(root, s)[2] for s in ("val", "test")])]
@@ -135,14 +135,14 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
 def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
     from data_prep import multi_hot
 
-    rows, sizes = [50, 7, 400], [3, 1, 5]
-    whole = MultiHotTables.build(tmp_path / "a", rows, sizes)
+    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
+    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
     monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
-    parts = MultiHotTables.build(tmp_path / "b", rows, sizes)
+    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
     for one, other in zip(whole.tables, parts.tables, strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(UserError, match="2 given for 3 features"):
-        MultiHotTables.build(tmp_path / "c", rows, [1, 2])
+        MultiHotTables.open(tmp_path / "c", rows, MultiHot((1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.format import digest_file
+from data_prep.format import MANIFEST_NAME, digest_file, save_manifest, shard_path
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
+from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
 
@@ -95,3 +96,31 @@ def test_a_row_count_that_does_not_add_up(dataset):
     change(dataset, lambda document: document.update(rows=101))
     with pytest.raises(UserError, match="the dataset 101 rows"):
         verify_dataset(dataset)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "message"),
+    [
+        ("values", 11, 30, r"00001\.values\.npy: row \d+, column tags: value out of range"),
+        ("values", -1, -1, r"00001\.values\.npy: row 70, column genres: value out of range"),
+        ("offsets", 5, 10_000, r"00001\.offsets\.npy: row 5, column tags: value out of range"),
+    ],
+)
+def test_bags_are_checked_too(tmp_path, kind, place, value, message):
+    manifest = write_ragged_dataset(tmp_path, {"train": 140})
+    manifest.label_rate = manifest.splits["train"].label_rate
+    (tmp_path / MANIFEST_NAME).unlink()
+    save_manifest(tmp_path, manifest)
+    verify_dataset(tmp_path)
+    path = shard_path(tmp_path, "train", "00001", kind)
+    array = np.load(path, mmap_mode="r+")
+    array[place] = value
+    array.flush()
+    with pytest.raises(UserError, match=r"sha256"):
+        verify_dataset(tmp_path)
+    (shard,) = [shard for shard in manifest.splits["train"].shards if shard.name == "00001"]
+    shard.files[kind] = digest_file(path)
+    (tmp_path / MANIFEST_NAME).unlink()
+    save_manifest(tmp_path, manifest)
+    with pytest.raises(UserError, match=message):
+        verify_dataset(tmp_path)

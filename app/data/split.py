@@ -5,7 +5,6 @@ windows of a few blocks, which are held in memory. Global batch k is rows [k * G
 whatever the number of processes, and process r takes the r-th equal part of it.
 """
 
-import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.batch import Batch, OneHot, Rows
-from app.config import DataConfig, VerifyData
+from app.batch import Batch, MultiHotBatches, OneHotBatches, Rows, join_rows
+from app.config import DataConfig
+from app.config.data import multi_hot_bags
+from app.data.shards import SplitShards
 from common.errors import UserError
-from data_prep.format import Manifest, ShardArrays, open_shard, verify_shard
-from data_prep.format import Split as SplitEntry
-
-log = logging.getLogger("clickwork")
-
-VERIFY_AUTO_BYTES = 4 << 30
+from data_prep.format import Manifest
+from data_prep.multi_hot import MultiHotTables
 
 
 @dataclass
@@ -65,17 +62,12 @@ class Split:
         Raises:
             UserError: there is no such split, or a file is not what the manifest says.
         """
-        split = find_split(root, manifest, name)
-        self.root, self.name, self.rows = root, name, split.rows
+        self._shards = SplitShards(root, manifest, name)
+        self.rows = self._shards.rows
         self.features = list(manifest.num_embeddings)
         self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size = config, rank, world_size
-        self._limits = np.array(list(manifest.num_embeddings.values()), dtype=np.int64)
-        self._shards = [
-            open_shard(root, name, shard, len(self.dense_names), len(self.features)) for shard in split.shards
-        ]
-        self._names = [shard.name for shard in split.shards]
-        self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
+        self._ragged, self._tables = manifest.ragged, _open_tables(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
         """Whole global batches in an epoch; the rows left over are dropped (others in each epoch)."""
@@ -103,9 +95,11 @@ class Split:
         self, order: Order, global_batch_size: int, first: int, last: int, counts: list[int]
     ) -> Iterator[Batch]:
         """Cut the stream of this process's rows into batches of `counts` rows, padded to equal size."""
-        one_hot = OneHot(self.features, global_batch_size // self._world_size)
-        window = Rows(np.empty(0, np.float32), np.empty((0, len(self.dense_names)), np.float32),
-                      np.empty((0, len(self.features)), np.int32))  # fmt: skip
+        local = global_batch_size // self._world_size
+        batches: OneHotBatches | MultiHotBatches = OneHotBatches(self.features, local)
+        if self._ragged or self._tables:
+            batches = MultiHotBatches(self.features, self._ragged, self._tables, local)
+        window = self._shards.read([], np.empty(0, np.int64))
         stream, used = self._windows(order, global_batch_size, first, last), 0
         for count in counts:
             parts = [window.part(used, used + count)]
@@ -114,7 +108,7 @@ class Split:
                 window = next(stream)
                 used = min(missing, len(window.labels))
                 parts.append(window.part(0, used))
-            yield one_hot.batch(parts[0] if len(parts) == 1 else _joined(parts))
+            yield batches.batch(join_rows(parts))
 
     def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[Rows]:
         """This process's rows, window by window and in order; the next window is read while one is in use."""
@@ -125,7 +119,7 @@ class Split:
             permutation = order.permutation(number, sum(high - low for low, high in ranges))
             places = np.arange(start, start + len(permutation))
             mine = (places % global_batch_size // local == self._rank) & (places >= begin) & (places < end)
-            return self._read(ranges, permutation[mine])
+            return self._shards.read(ranges, permutation[mine])
 
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
             position, pending = 0, None
@@ -139,72 +133,17 @@ class Split:
             if pending is not None:
                 yield pending.result()
 
-    def _read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> Rows:
-        """Read ranges of rows, then pick those numbered `order`; ids are checked against their tables.
 
-        Raises:
-            UserError: a value is not one that data_prep writes.
-        """
-        pieces = [piece for start, stop in ranges for piece in self._pieces(start, stop)]
-        labels, dense, sparse = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        # All processes check all rows, so that all meet the same error.
-        self._check(labels.view(np.uint32) <= 1, ["label"], "is not 0 or 1", ranges)
-        self._check(np.isfinite(dense), self.dense_names, "is not a finite number", ranges)
-        if (sparse.view(np.uint32).max(axis=0, initial=0) >= self._limits).any():  # a negative id is a huge one
-            sizes = [f"{name}, a table of {rows} rows" for name, rows in zip(self.features, self._limits, strict=True)]
-            self._check(sparse.view(np.uint32) < self._limits, sizes, "the id is not in it", ranges)
-        labels, dense, sparse = (np.take(array, order, axis=0) for array in (labels, dense, sparse))
-        return Rows(labels[:, 0].astype(np.float32), dense, sparse)
-
-    def _check(self, good: NDArray[np.bool_], names: list[str], fault: str, ranges: list[tuple[int, int]]) -> None:
-        """Name the first row and column where `good` [rows, columns] is false."""
-        if good.all():
-            return
-        place, column = divmod(int(good.argmin()), good.shape[1])
-        row = np.concatenate([np.arange(*rows) for rows in ranges])[place]
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        raise UserError(
-            f"{self.root / self.name}: shard {self._names[shard]}, row {row - self._starts[shard]}, {names[column]}: "
-            f"{fault}; preprocess again"
-        )
-
-    def _pieces(self, start: int, stop: int) -> Iterator[ShardArrays]:
-        """Rows [start, stop) of the split, as views of the shards that hold them."""
-        index = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            end = min(stop, int(self._starts[index + 1]))
-            rows = slice(start - int(self._starts[index]), end - int(self._starts[index]))
-            shard = self._shards[index]
-            yield ShardArrays(shard.labels[rows], shard.dense[rows], shard.sparse[rows])
-            start, index = end, index + 1
-
-
-def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """The manifest's entry of a split.
+def _open_tables(root: Path, manifest: Manifest, config: DataConfig) -> MultiHotTables | None:
+    """What expands ids while they are read, if the configuration asks for that.
 
     Raises:
-        UserError: there is none.
+        UserError: it cannot.
     """
-    if name not in manifest.splits:
-        raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
-    return manifest.splits[name]
-
-
-def verify_splits(root: Path, manifest: Manifest, names: list[str], when: VerifyData) -> None:
-    """Compare the files of some splits with the manifest's sums.
-
-    Raises:
-        UserError: names the first file that differs.
-    """
-    shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
-    size = sum(file.bytes for _, shard in shards for file in shard.files.values())
-    if when is VerifyData.never or (when is VerifyData.auto and size > VERIFY_AUTO_BYTES):
-        log.info("data: %s not compared with its sums (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
-        return
-    for name, shard in shards:
-        verify_shard(root, name, shard)
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    labels, dense, sparse = zip(*parts, strict=True)
-    return Rows(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse))
+    bags = multi_hot_bags(config)
+    if bags is None:
+        return None
+    if manifest.ragged:
+        raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
+    directory = Path(config.multi_hot.directory or root / "multi_hot")
+    return MultiHotTables.open(directory, list(manifest.num_embeddings.values()), bags)
