@@ -15,7 +15,8 @@ comma := ,
 space := $(subst ,, )
 
 .DEFAULT_GOAL := help
-.PHONY: help environment train test preprocess evaluate recommend verify report compare lint lock clean
+# Every target is a command: none makes a file of its name.
+.PHONY: help $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(lastword $(MAKEFILE_LIST)))
 
 help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
@@ -53,6 +54,9 @@ report: environment ## The HTML report of a run, finished or not: RUN=runs/quick
 compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare wants runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
+
+doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to mend it
+	$(python) -m app.doctor $(ARGS)
 
 lint: environment ## Ruff, its formatter and mypy
 	$(python) -m ruff check

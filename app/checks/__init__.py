@@ -1,0 +1,1 @@
+"""What `app.doctor` looks at; none of it imports torch, which may be what is broken."""

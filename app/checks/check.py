@@ -1,0 +1,36 @@
+"""One thing that was looked at."""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Verdict(Enum):
+    """ok; warn: works, but slower or with something missing; fail: does not work."""
+
+    ok = "ok"
+    warn = "warn"
+    fail = "fail"
+
+
+class Check(NamedTuple):
+    """What was looked at, how it is, what was found, and, unless it is ok, what to do."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+
+def ok(name: str, found: str) -> Check:
+    """Nothing to do."""
+    return Check(name, Verdict.ok, found)
+
+
+def warn(name: str, found: str, remedy: str) -> Check:
+    """It works, but."""
+    return Check(name, Verdict.warn, found, remedy)
+
+
+def fail(name: str, found: str, remedy: str) -> Check:
+    """It does not work."""
+    return Check(name, Verdict.fail, found, remedy)

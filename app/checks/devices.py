@@ -1,0 +1,101 @@
+"""GPUs: what the system has, what torch sees of it, and whether the kernels were built for it."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.checks.check import Check, fail, ok, warn
+
+NVIDIA_DEVICE, AMD_DEVICE = Path("/dev/nvidiactl"), Path("/dev/kfd")
+RENDER_NODES = Path("/dev/dri")
+DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+
+
+def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
+    """What the probe of the stack saw of the GPUs."""
+    built_for = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else None
+    devices: Sequence[Mapping[str, Any]] = probe["devices"]
+    if not devices:
+        yield _without_devices(built_for)
+        return
+    for index, device in enumerate(devices):
+        name = f"gpu {index}"
+        found = f"{device['name']}, {device['architecture']}, {device['memory'] / 2**30:.0f} GiB, {built_for}"
+        if not has_kernels_for(device["architecture"], probe["kernels"]):
+            kernels = " ".join(probe["kernels"])
+            yield fail(name, f"{found}; torch has kernels for {kernels}", "install a torch built for this GPU")
+        elif device["fault"]:
+            remedy = "install an fbgemm_gpu built for this GPU and this torch"
+            yield fail(name, f"{found}; FBGEMM's lookup fails: {device['fault']}", remedy)
+        else:
+            yield ok(name, found)
+    library = "RCCL" if probe["hip"] else "NCCL"
+    if probe["nccl"]:
+        yield ok(library.lower(), probe["nccl"])
+    elif len(devices) > 1:
+        yield fail(library.lower(), "torch was built without it", "several GPUs need it: install another torch")
+    yield _check_driver()
+
+
+def _without_devices(built_for: str | None) -> Check:
+    present = "NVIDIA" if NVIDIA_DEVICE.exists() else "AMD" if AMD_DEVICE.exists() else None
+    if present and built_for is None:
+        remedy = f"install torch, fbgemm_gpu and torchrec for {present} GPUs, or start its container"
+        return warn("gpu", f"an {present} GPU is there, but torch is the CPU build", remedy)
+    if present:
+        remedy = "check the driver, CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, and the groups below"
+        return fail("gpu", f"torch is built for {built_for}, an {present} GPU is there, but torch sees none", remedy)
+    if built_for:
+        remedy = "give the container its devices (docker compose --profile cuda or rocm), or use runtime.platform=cpu"
+        return warn("gpu", f"torch is built for {built_for}, but this machine shows no GPU", remedy)
+    return ok("gpu", "none, and torch is the CPU build")
+
+
+def has_kernels_for(architecture: str, kernels: Sequence[str]) -> bool:
+    """Whether kernels built for these architectures run on a GPU.
+
+    AMD: the name without its features, such as gfx942. NVIDIA: sm_XY runs on the same major version with a minor
+    version no smaller; compute_XY is compiled for anything newer.
+    """
+    if architecture.startswith("gfx"):
+        return architecture.split(":")[0] in kernels
+    major, minor = _capability(architecture)
+    for kernel in kernels:
+        kind, _, _ = kernel.partition("_")
+        built = _capability(kernel)
+        if kind == "sm" and built[0] == major and built[1] <= minor:
+            return True
+        if kind == "compute" and built <= (major, minor):
+            return True
+    return False
+
+
+def _capability(name: str) -> tuple[int, int]:
+    digits = "".join(character for character in name.partition("_")[2] if character.isdigit())
+    return int(digits[:-1] or 0), int(digits[-1:] or 0)
+
+
+def _check_driver() -> Check:
+    for path in DRIVERS:
+        try:
+            return ok("driver", Path(path).read_text().splitlines()[0].strip())
+        except (OSError, IndexError):
+            continue
+    return warn("driver", "its version cannot be read", "not needed to run; the run's manifest will lack it")
+
+
+def check_groups(kfd: Path = AMD_DEVICE, nodes: Path = RENDER_NODES) -> Iterator[Check]:
+    """Whether this user may open AMD's devices."""
+    if not kfd.exists():
+        return
+    paths = [kfd, *sorted(nodes.glob("renderD*"))]
+    if len(paths) == 1:
+        yield fail("render nodes", f"no {nodes}/renderD*", "give the container --device /dev/dri")
+    for path in paths:
+        if os.access(path, os.R_OK | os.W_OK):
+            yield ok(str(path), "may be opened")
+        else:
+            group = path.stat().st_gid
+            remedy = f"add the user to its group (sudo usermod -aG {group} $USER; docker: --group-add {group})"
+            yield fail(str(path), f"no permission; it belongs to group {group}", remedy)

@@ -1,0 +1,86 @@
+"""Datasets and runs on disk: whole, or what is missing of them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.checks.check import Check, fail, ok, warn
+from common.errors import UserError
+from data_prep.format import MANIFEST_NAME, load_manifest, shard_path
+
+RUN_MANIFEST, RUN_SUMMARY, CHECKPOINTS, LATEST, STATE = (
+    "manifest.json", "summary.json", "checkpoints", "latest", "state.json"
+)  # fmt: skip
+
+
+def check_dataset(root: Path) -> Check:
+    """Whether all files that a dataset's manifest names are there, of the size that it says."""
+    name = f"dataset {root}"
+    if not (root / MANIFEST_NAME).exists():
+        return warn(name, f"no {MANIFEST_NAME}: not a finished dataset", "python -m data_prep makes or finishes it")
+    try:
+        manifest = load_manifest(root)
+    except UserError as error:
+        return fail(name, str(error), "preprocess again with data.overwrite=true")
+    size = 0
+    for split, entry in manifest.splits.items():
+        for shard in entry.shards:
+            for kind, digest in shard.files.items():
+                path = shard_path(root, split, shard.name, kind)
+                found = path.stat().st_size if path.exists() else None
+                if found != digest.bytes:
+                    state = "missing" if found is None else f"{found} bytes, not {digest.bytes}"
+                    return fail(name, f"{path}: {state}", "preprocess again with data.overwrite=true")
+                size += digest.bytes
+    splits = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
+    return ok(name, f"{splits} rows, {size / 2**20:,.1f} MiB (sums: python -m data_prep.verify data.path={root})")
+
+
+def check_runs(directory: Path) -> Iterator[Check]:
+    """Each run under a directory: how it ended, and whether it can be gone on with."""
+    if not directory.is_dir():
+        yield ok(f"runs in {directory}", "none yet")
+        return
+    runs = [path for path in sorted(directory.iterdir()) if path.is_dir()]
+    if not runs:
+        yield ok(f"runs in {directory}", "none yet")
+    for run in runs:
+        yield check_run(run)
+
+
+def check_run(run: Path) -> Check:
+    """One run."""
+    name = f"run {run}"
+    if not (run / RUN_MANIFEST).is_file():
+        return warn(name, f"no {RUN_MANIFEST}: it never began", "remove the directory, or train again")
+    status, step = _status(run / RUN_SUMMARY)
+    checkpoints = run / CHECKPOINTS
+    leftovers = sorted(checkpoints.glob("*.part")) if checkpoints.is_dir() else []
+    latest = _latest(checkpoints)
+    if latest is not None and not (latest / STATE).is_file():
+        remedy = "resuming takes the newest whole one; remove this one"
+        return fail(name, f"{status}; {latest}, its latest checkpoint, is not whole", remedy)
+    found = f"{status}, step {step}" if step is not None else status
+    if status == "failed":
+        return warn(name, found, f"read {run}/log.txt; the same command goes on from the last checkpoint")
+    if status in ("running or killed", "interrupted"):
+        remedy = "the same command goes on" if latest else "no checkpoint yet: the same command starts over"
+        return warn(name, f"{found}; latest checkpoint {latest.name if latest else 'none'}", remedy)
+    if leftovers:
+        return warn(name, f"{found}; {len(leftovers)} unfinished checkpoint(s)", f"remove {leftovers[0]}")
+    return ok(name, found)
+
+
+def _status(path: Path) -> tuple[str, int | None]:
+    try:
+        summary = json.loads(path.read_bytes())
+        return str(summary["status"]), int(summary["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "running or killed", None
+
+
+def _latest(checkpoints: Path) -> Path | None:
+    try:
+        return checkpoints / (checkpoints / LATEST).read_text().strip()
+    except OSError:
+        return None

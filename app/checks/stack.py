@@ -1,0 +1,148 @@
+"""Python and the packages: which are there, whether they belong together, whether they run."""
+
+import importlib.metadata
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.checks.check import Check, fail, ok, warn
+
+PYTHONS = ((3, 10), (3, 12))
+FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
+NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm")
+USED = {
+    "isal": ".gz files are inflated several times slower",
+    "pyarrow": "Parquet files cannot be read",
+    "tensorboard": "runs write no TensorBoard scalars",
+    "distributed": "data.scheduler cannot be used",
+}
+TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
+REMAKE = "make environment (make clean first, if it was made by make)"
+PROBE_SECONDS = 180
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
+    """Whether this Python is one of those supported."""
+    found = ".".join(map(str, version))
+    if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
+        return ok("python", found)
+    return fail("python", found, "use Python 3.10, 3.11 or 3.12: make PYTHON=python3.11 environment")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that matter, by normalised name; what is not installed is left out."""
+    versions = {}
+    for name in (*NEEDED, *FBGEMM_NAMES, *USED):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Whether all packages are there, and torch, FBGEMM and TorchRec of releases that belong together."""
+    for name in NEEDED:
+        if name not in versions:
+            yield fail(name, "not installed", REMAKE)
+    for name, consequence in USED.items():
+        if name not in versions:
+            yield warn(name, f"not installed: {consequence}", f"pip install {name}, or {REMAKE}")
+    builds = [name for name in FBGEMM_NAMES if name in versions]
+    if not builds:
+        yield fail("fbgemm", "not installed", REMAKE)
+    elif len(builds) > 1:
+        remedy = f"both write the module fbgemm_gpu: uninstall them all, then {REMAKE}"
+        yield fail("fbgemm", f"{' and '.join(builds)} are both installed", remedy)
+    elif {"torch", "torchrec"} <= versions.keys():
+        yield _check_pairing(versions["torch"], builds[0], versions[builds[0]], versions["torchrec"])
+
+
+def _check_pairing(torch: str, build: str, fbgemm: str, torchrec: str) -> Check:
+    found = f"torch {torch}, {build} {fbgemm}, torchrec {torchrec}"
+    minors = [_minor(version) for version in (torch, fbgemm, torchrec)]
+    if any(minor is None for minor in minors):
+        return warn("pairing", found, "not releases, so it is not known whether they belong together; see import below")
+    torch_minor, fbgemm_minor, torchrec_minor = (int(minor or 0) for minor in minors)
+    if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
+        remedy = f"fbgemm 1.X is built against torch 2.(X+5): install fbgemm 1.{torch_minor - TORCH_MINOR_OVER_FBGEMM}"
+        return fail("pairing", found, remedy)
+    if not fbgemm_minor - 1 <= torchrec_minor <= fbgemm_minor:
+        return warn("pairing", found, f"install torchrec 1.{fbgemm_minor} (pip install --no-deps)")
+    return ok("pairing", found)
+
+
+def _minor(version: str) -> int | None:
+    release = re.match(r"(\d+)\.(\d+)(?!.*dev)", version)
+    return int(release[2]) if release else None
+
+
+# Run apart: what is broken may take the process with it.
+PROBE = """
+import json, sys
+import torch, fbgemm_gpu, torchrec
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen as Tables
+import torch.distributed as dist
+
+def lookup(device):
+    on_gpu = device.type == "cuda"
+    place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    tables = Tables([(8, 4, *place)], device=device)
+    with torch.no_grad():
+        for weight in tables.split_embedding_weights():
+            weight.fill_(0.5)
+    ids, offsets = torch.tensor([1, 2, 3], device=device), torch.tensor([0, 1, 3], device=device)
+    pooled = tables(ids, offsets)
+    assert pooled.tolist() == [[0.5] * 4, [1.0] * 4], pooled
+    torch.nn.Linear(4, 4, device=device)(pooled).sum().backward()
+
+def attempt(device):
+    try:
+        lookup(torch.device(device))
+        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+devices = []
+for index in range(torch.cuda.device_count()):
+    properties = torch.cuda.get_device_properties(index)
+    devices.append({
+        "name": properties.name, "memory": properties.total_memory,
+        "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
+        "fault": attempt(f"cuda:{index}"),
+    })
+json.dump({
+    "cuda": torch.version.cuda, "hip": torch.version.hip, "kernels": torch.cuda.get_arch_list(),
+    "cpu_fault": attempt("cpu"), "devices": devices,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() and devices else None,
+    "gloo": dist.is_gloo_available(),
+}, sys.stdout)
+"""
+
+
+def probe_stack() -> tuple[Check, dict[str, Any] | None]:
+    """Import the stack and look up a few rows, in a process of its own; what it found, None if it broke."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
+    if done.returncode:
+        return fail("import", _last_words(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if found["cpu_fault"]:
+        return fail("import", f"a lookup on the CPU fails: {found['cpu_fault']}", REMAKE), found
+    return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU gives what it should"), found
+
+
+def _last_words(done: "subprocess.CompletedProcess[str]") -> str:
+    if done.returncode < 0:
+        return f"ended by {signal.Signals(-done.returncode).name}"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"

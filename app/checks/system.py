@@ -1,0 +1,108 @@
+"""The machine: processors, memory, shared memory, limits, names, disks."""
+
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.checks.check import Check, fail, ok, warn
+
+GIB = 1 << 30
+SHARED_MEMORY_BYTES = GIB
+MEMORY_BYTES = 4 * GIB
+OPEN_FILES = 4_096
+DISK_WARN_BYTES, DISK_FAIL_BYTES = 10 * GIB, GIB
+CGROUP_MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check_processors() -> Check:
+    """Processors that this process may use, and threads that the environment asks for."""
+    usable = len(os.sched_getaffinity(0))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    found = f"{usable} of {os.cpu_count()} usable"
+    if asked.isdigit() and int(asked) > usable:
+        return warn("processors", f"{found}, OMP_NUM_THREADS={asked}", "unset it, or set runtime.num_threads")
+    return ok("processors", found)
+
+
+def check_memory(least: int = MEMORY_BYTES) -> Check:
+    """Memory of the machine, or of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _container_limit()
+    usable = min(total, limit or total)
+    found = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
+    if usable < least:
+        remedy = "use a smaller data.memory_budget and data.max_ind_range, or a larger container"
+        return warn("memory", found, remedy)
+    return ok("memory", found)
+
+
+def _container_limit() -> int | None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in CGROUP_MEMORY:
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        return limit if limit < total else None
+    return None
+
+
+def check_shared_memory(path: Path = Path("/dev/shm"), least: int = SHARED_MEMORY_BYTES) -> Check:
+    """Shared memory, which processes of one machine exchange tensors through."""
+    try:
+        total, _, free = shutil.disk_usage(path)
+    except OSError as error:
+        return warn("shared memory", f"{path}: {error.strerror}", "mount a tmpfs there: several processes need it")
+    found = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    if free < least:
+        remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
+        return warn("shared memory", found, remedy)
+    return ok("shared memory", found)
+
+
+def check_limits(has_gpu: bool, least_files: int = OPEN_FILES) -> Iterator[Check]:
+    """Limits of this process that training on many devices meets."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < least_files:
+        yield warn("open files", f"at most {files}", f"ulimit -n {least_files} (docker: --ulimit nofile={least_files})")
+    else:
+        yield ok("open files", "no limit" if files == resource.RLIM_INFINITY else f"at most {files}")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if locked == resource.RLIM_INFINITY:
+        yield ok("locked memory", "no limit")
+    elif has_gpu:
+        yield warn("locked memory", f"at most {locked / GIB:.2f} GiB",
+                   "ulimit -l unlimited (docker: --ulimit memlock=-1): RDMA and pinned memory need it")  # fmt: skip
+    else:
+        yield ok("locked memory", f"at most {locked / GIB:.2f} GiB; of no matter without a GPU")
+
+
+def check_host_name() -> Check:
+    """Whether the host's own name resolves, as launchers assume."""
+    name = socket.gethostname()
+    try:
+        return ok("host name", f"{name} is {socket.gethostbyname(name)}")
+    except OSError:
+        remedy = "add it to /etc/hosts; until then give torchrun --local-addr 127.0.0.1, as make does"
+        return warn("host name", f"{name} does not resolve", remedy)
+
+
+def check_disk(name: str, path: Path) -> Check:
+    """Room at `path`, or at what there is of it, and whether one may write there."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK | os.X_OK):
+        return fail(name, f"{there}: no permission to write", f"make it yours: sudo chown $USER {there}")
+    if not there.is_dir():
+        return fail(name, f"{there}: not a directory", "move it away, or give another path")
+    free = shutil.disk_usage(there).free
+    found = f"{there}: {free / GIB:.1f} GiB free"
+    if free < DISK_FAIL_BYTES:
+        return fail(name, found, "free some, or give another path")
+    if free < DISK_WARN_BYTES:
+        return warn(name, found, "enough for small datasets only")
+    return ok(name, found)

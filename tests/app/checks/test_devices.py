@@ -1,0 +1,81 @@
+"""GPUs as probes of other machines saw them, and files that stand for devices."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.checks import devices
+from app.checks.check import Verdict
+
+H200 = {"name": "NVIDIA H200", "architecture": "sm_90", "memory": 150 << 30, "fault": None}
+MI300X = {"name": "AMD Instinct MI300X", "architecture": "gfx942:sramecc+:xnack-", "memory": 192 << 30, "fault": None}
+CUDA = {"cuda": "13.0", "hip": None, "kernels": ["sm_80", "sm_90", "compute_120"], "nccl": "2.27.5"}
+ROCM = {"cuda": None, "hip": "7.1", "kernels": ["gfx90a", "gfx942"], "nccl": "2.26.6"}
+
+
+def verdicts(probe: dict[str, Any]) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in devices.check_devices(probe)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernels", "runs"),
+    [
+        ("sm_90", ["sm_80", "sm_90"], True),
+        ("sm_89", ["sm_80"], True),  # a later minor version of the same major one
+        ("sm_80", ["sm_86"], False),
+        ("sm_100", ["sm_90"], False),
+        ("sm_100", ["sm_90", "compute_90"], True),  # compiled when it is loaded
+        ("sm_90", ["sm_90a"], True),
+        ("sm_75", ["sm_80", "compute_90"], False),
+        ("gfx942:sramecc+:xnack-", ["gfx90a", "gfx942"], True),
+        ("gfx950", ["gfx942"], False),
+    ],
+)
+def test_which_kernels_run_where(architecture: str, kernels: list[str], runs: bool) -> None:
+    assert devices.has_kernels_for(architecture, kernels) is runs
+
+
+def test_gpus_that_work_and_gpus_that_do_not() -> None:
+    good = verdicts({**CUDA, "devices": [H200, H200]})
+    assert [good[name] for name in ("gpu 0", "gpu 1", "nccl")] == [Verdict.ok] * 3
+    assert verdicts({**ROCM, "devices": [MI300X]})["gpu 0"] is Verdict.ok
+    assert verdicts({**ROCM, "devices": [{**MI300X, "architecture": "gfx1100"}]})["gpu 0"] is Verdict.fail
+    broken = {**H200, "fault": "RuntimeError: no kernel image is available"}
+    assert verdicts({**CUDA, "devices": [H200, broken]})["gpu 1"] is Verdict.fail
+    assert verdicts({**CUDA, "nccl": None, "devices": [H200, H200]})["nccl"] is Verdict.fail
+
+
+def test_devices_of_amd_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kfd, nodes = tmp_path / "kfd", tmp_path / "dri"
+    nodes.mkdir()
+    assert list(devices.check_groups(kfd, nodes)) == []
+    kfd.touch()
+    found = {check.name: check.verdict for check in devices.check_groups(kfd, nodes)}
+    assert found == {"render nodes": Verdict.fail, str(kfd): Verdict.ok}
+    (nodes / "renderD128").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path == kfd)  # root may open everything
+    (first, second) = devices.check_groups(kfd, nodes)
+    assert (first.verdict, second.verdict) == (Verdict.ok, Verdict.fail)
+    assert str(nodes.stat().st_gid) in (second.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("present", "probe", "verdict", "words"),
+    [
+        (None, {"cuda": None, "hip": None}, Verdict.ok, "CPU build"),
+        ("NVIDIA_DEVICE", {"cuda": None, "hip": None}, Verdict.warn, "CPU build"),
+        ("AMD_DEVICE", {"cuda": None, "hip": "7.1"}, Verdict.fail, "torch sees none"),
+        (None, {"cuda": "13.0", "hip": None}, Verdict.warn, "no GPU"),
+    ],
+)
+def test_machines_whose_gpus_torch_does_not_see(
+    present: str | None, probe: dict[str, Any], verdict: Verdict, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in ("NVIDIA_DEVICE", "AMD_DEVICE"):
+        monkeypatch.setattr(devices, name, tmp_path if name == present else tmp_path / "absent")
+    (check,) = devices.check_devices({**CUDA, **probe, "devices": []})
+    assert check.verdict is verdict
+    assert words in check.found

@@ -1,0 +1,60 @@
+"""Datasets and runs as kills and accidents leave them."""
+
+import json
+from pathlib import Path
+
+from app.checks import files
+from app.checks.check import Verdict
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import write_dataset
+
+
+def test_datasets(tmp_path: Path) -> None:
+    assert files.check_dataset(tmp_path).verdict is Verdict.warn
+    write_dataset(tmp_path, rows={"train": 40, "val": 5, "test": 5})
+    check = files.check_dataset(tmp_path)
+    assert check.verdict is Verdict.ok
+    assert "train 40, val 5, test 5" in check.found
+    shard = tmp_path / "train" / "00000.sparse.npy"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    check = files.check_dataset(tmp_path)
+    assert check.verdict is Verdict.fail
+    assert str(shard) in check.found
+    shard.unlink()
+    assert "missing" in files.check_dataset(tmp_path).found
+    (tmp_path / "manifest.json").write_text("{}")
+    assert files.check_dataset(tmp_path).verdict is Verdict.fail
+
+
+def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    (check,) = files.check_runs(tmp_path / "runs")
+    assert check.verdict is Verdict.ok
+    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=3")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "a"
+    assert files.check_run(run).verdict is Verdict.ok
+    summary = json.loads((run / "summary.json").read_bytes())
+    for status, verdict in (("interrupted", Verdict.warn), ("failed", Verdict.warn), ("completed", Verdict.ok)):
+        (run / "summary.json").write_text(json.dumps({**summary, "status": status}))
+        assert files.check_run(run).verdict is verdict, status
+    (run / "summary.json").unlink()
+    check = files.check_run(run)
+    assert (check.verdict, check.remedy) == (Verdict.warn, "the same command goes on")
+    (run / "checkpoints" / "step_00000003" / "state.json").unlink()
+    assert files.check_run(run).verdict is Verdict.fail
+    (run / "manifest.json").unlink()
+    assert files.check_run(run).verdict is Verdict.warn
+
+
+def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
+    write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
+    (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
+    done = run_app("doctor", "data_path=data", "json=true", "out=doctor.json")
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "doctor.json").read_bytes())
+    assert document["fail"] == 1
+    (bad,) = [check for check in document["checks"] if check["verdict"] == "fail"]
+    assert "00000.dense.npy: 0 bytes" in bad["found"]
+    assert bad["remedy"]
+    assert {"name", "verdict", "found", "remedy"} == set(bad)

@@ -1,0 +1,72 @@
+"""Packages that do not belong together, or do not run, are told; those that do, pass."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.checks import stack
+from app.checks.check import Verdict
+
+HERE = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0", **dict.fromkeys(stack.USED, "1"),
+        **dict.fromkeys(("numpy", "hydra-core", "omegaconf", "numba", "tqdm"), "1")}  # fmt: skip
+
+
+def verdicts(versions: dict[str, str]) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in stack.check_packages(versions)}
+
+
+def test_what_is_installed_here_passes() -> None:
+    assert verdicts(stack.installed_versions()) == {"pairing": Verdict.ok}
+    assert stack.check_python().verdict is Verdict.ok
+
+
+@pytest.mark.parametrize(
+    ("torch", "fbgemm", "torchrec", "verdict"),
+    [
+        ("2.13.0+cpu", "1.8.0", "1.8.0", Verdict.ok),
+        ("2.10.0", "1.5.0", "1.4.0", Verdict.ok),  # rocm/primus v26.1
+        ("2.11.0+cu130", "1.6.0", "1.6.1", Verdict.ok),
+        ("2.13.0", "1.7.0", "1.7.0", Verdict.fail),
+        ("2.12.0", "1.8.0", "1.8.0", Verdict.fail),
+        ("2.13.0", "1.8.0", "1.5.0", Verdict.warn),
+        ("2.10.0a0+git123.dev4", "1.5.0", "1.4.0", Verdict.warn),
+    ],
+)
+def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, verdict: Verdict) -> None:
+    versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
+    assert verdicts(versions) == {"pairing": verdict}
+
+
+def test_missing_and_doubled_packages() -> None:
+    without = {name: version for name, version in HERE.items() if name not in ("torchrec", "isal")}
+    assert verdicts(without) == {"torchrec": Verdict.fail, "isal": Verdict.warn}
+    assert verdicts({**HERE, "fbgemm-gpu": "1.8.0"}) == {"fbgemm": Verdict.fail}
+
+
+@pytest.mark.parametrize(("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 13, 0), "fail")])
+def test_pythons(version: tuple[int, ...], verdict: str) -> None:
+    assert stack.check_python(version).verdict.value == verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('undefined symbol: _ZN3c10')", "ImportError: undefined symbol: _ZN3c10"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    ],
+)
+def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    root = Path(stack.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "app.doctor", "runs=none"],
+        cwd=root, env={"PATH": "", "PYTHONPATH": f"{tmp_path}"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == ""
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert line.startswith("fail  import: ")
+    assert words in line

@@ -1,0 +1,77 @@
+"""What is too small or not allowed is told; bounds are set above or below what this machine has."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.checks import system
+from app.checks.check import Verdict
+
+
+def test_memory_and_shared_memory() -> None:
+    assert system.check_memory(least=1).verdict is Verdict.ok
+    assert system.check_memory(least=1 << 60).verdict is Verdict.warn
+    assert system.check_shared_memory(Path("/dev/shm"), least=1).verdict is Verdict.ok
+    assert "--shm-size" in (system.check_shared_memory(Path("/dev/shm"), least=1 << 60).remedy or "")
+    assert system.check_shared_memory(Path("/absent")).verdict is Verdict.warn
+
+
+def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text(f"{1 << 30}\n")
+    monkeypatch.setattr(system, "CGROUP_MEMORY", (tmp_path / "memory.max",))
+    check = system.check_memory()
+    assert check.verdict is Verdict.warn
+    assert check.found.startswith("1.0 GiB (container's limit")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert "container" not in system.check_memory().found
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_files")
+def test_few_open_files() -> None:
+    found = {check.name: check for check in system.check_limits(has_gpu=False)}
+    assert found["open files"].verdict is Verdict.warn
+    assert found["locked memory"].verdict is Verdict.ok
+
+
+def test_threads_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    assert system.check_processors().verdict is Verdict.warn
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert system.check_host_name().verdict is Verdict.warn
+
+
+def test_disks(tmp_path: Path) -> None:
+    assert system.check_disk("disk", tmp_path / "not" / "yet").verdict in (Verdict.ok, Verdict.warn)
+    (tmp_path / "file").touch()
+    assert system.check_disk("disk", tmp_path / "file" / "below").verdict is Verdict.fail
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user who may not write")
+def test_a_directory_that_is_somebody_else_s(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from app.checks import system
+os.setuid(65534)
+print(system.check_disk("disk", Path({str(tmp_path)!r})).verdict.value)
+"""
+    tmp_path.chmod(0o755)
+    tmp_path.parent.chmod(0o755)
+    tmp_path.parent.parent.chmod(0o755)
+    root = Path(system.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "fail\n"
