@@ -1,49 +1,115 @@
 """Composition: the sharding plan of a run, from where the configuration says."""
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torchrec import EmbeddingBagCollection
 
-from app import optimizer, sharding
-from app.config import AppConfig, OptimizerName, ShardingConfig
+from app import optimizer, sharding, topology
+from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
+from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns
 from app.runtime import Runtime
 from common.errors import UserError
+from data_prep.format import Manifest
 
 log = logging.getLogger("clickwork")
 
 MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(config: AppConfig, runtime: Runtime, tables: Sequence[sharding.Table]) -> sharding.Plan:
-    """The plan that all processes use; a collective call.
+def plan_for(
+    config: AppConfig, runtime: Runtime, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
+) -> sharding.Plan:
+    """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
-        UserError: the configuration does not fit the tables or processes.
+        UserError: the configuration does not fit the tables, the processes or the device.
     """
-    world, name = (runtime.world_size, runtime.local_world_size), config.optimizer.name
+
+    def decided() -> str:
+        own = config.topology
+        here = {"nodes": runtime.world_size // runtime.local_world_size, "devices_per_node": runtime.local_world_size}
+        for key, number in here.items():
+            if getattr(own, key) not in (None, number):
+                raise UserError(f"topology.{key}={getattr(own, key)}: there are {number}; leave it out")
+        counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
+        return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
+
+    plan = sharding.Plan.from_json(json.loads(runtime.on_rank_0(decided)))
+    log.info("sharding: %s", plan.summary())
+    if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
+        log.warning("sharding.qcomm: has no effect with one process: nothing travels")
+    return plan
+
+
+def decide(
+    config: AppConfig, device: torch.device, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
+) -> sharding.Plan:
+    """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
+
+    Raises:
+        UserError: as `plan_for` does.
+    """
+    own, name = config.topology, config.optimizer.name
+    local_world_size = own.devices_per_node or 1
+    world_size = (own.nodes or 1) * local_world_size
+    parts = sharding.table_types(tables)
     if config.sharding.plan is not None:
-        plan = sharding.read_plan(Path(config.sharding.plan), tables, *world)
+        plan = sharding.read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
         for table in plan.tables.values():
             refuse_columns("sharding.plan", table.type, name)
-            if table.type != "data_parallel" and not optimizer.has_fused(name, runtime.device):
+            if table.type != "data_parallel" and not optimizer.has_fused(name, device):
                 raise UserError(
                     f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
-                    f"{runtime.device.type}; use sharding.types=data_parallel"
+                    f"{device.type}; use sharding.types=data_parallel"
                 )
         return plan
-    asked = _with_an_update_for_tables(config.sharding, name, tables, runtime.device)
-    chosen = sharding.choices(asked, name, tables, runtime.device.type)
-    for table_name, choice in chosen.items():
-        if not choice.is_forced:
-            raise UserError(f"{choice.key}.types: {table_name} may be {', '.join(choice.types)}; choose one")
-    return sharding.place(tables, chosen, *world)
+    asked = with_an_update_for_tables(config.sharding, name, parts, device)
+    chosen = sharding.choices(asked, name, parts, device.type)
+    if all(choice.is_forced for choice in chosen.values()):
+        return sharding.place(parts, chosen, world_size, local_world_size)
+    resolved = topology.resolve(own, topology.probe(device.type), local_world_size)
+    return sharding.search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
 
-def _with_an_update_for_tables(
+def workload(
+    config: AppConfig, resolved: TopologyConfig, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
+) -> sharding.Workload:
+    """What the planner must know; `resolved`: a topology with all figures and numbers of devices."""
+    local_world_size = resolved.devices_per_node or 1
+    world_size = (resolved.nodes or 1) * local_world_size
+    return sharding.Workload(
+        topology=topology.to_torchrec(resolved, world_size, local_world_size),
+        reserve=resolved.reserve,
+        local_batch_size=max(1, config.train.global_batch_size // world_size),
+        pooling_factors={
+            table.name: [bag_sizes.get(feature, 1.0) for feature in table.features]
+            for table in sharding.table_types(tables)
+        },
+        optimizer=config.optimizer.name,
+        qcomm=config.sharding.qcomm,
+    )
+
+
+def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any]) -> dict[str, float]:
+    """Ids a bag of each feature: those that reading expands to, or that are in the shards; 1 where nothing says."""
+    bags = multi_hot_bags(config.data)
+    sizes = list(bags.sizes) if bags is not None else encoding.get("multi_hot", {}).get("sizes", [1] * len(features))
+    return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}
+
+
+def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
+    """The same for a dataset."""
+    return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding)
+
+
+def with_an_update_for_tables(
     config: ShardingConfig, name: OptimizerName, tables: Sequence[sharding.Table], device: torch.device
 ) -> ShardingConfig:
     """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.

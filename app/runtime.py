@@ -90,7 +90,8 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     if config.precision is Precision.tf32 and platform is Platform.cpu:
         raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
     launched = _launched()
-    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec looks for it, too
+    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
     device, backend = torch.device("cpu"), "gloo"
     if platform is not Platform.cpu:
         if local_world_size > torch.cuda.device_count():
@@ -175,6 +176,8 @@ def _quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    # FBGEMM's, of data-parallel tables on CPU; that their gradients are right is tested against plain torch.
+    warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # we say it in one line

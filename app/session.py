@@ -138,7 +138,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     dim = config.model.embedding_dim
     tables = embeddings.declare_tables(manifest.num_embeddings, dim)
-    plan = planning.plan_for(config, runtime, sharding.table_types(tables))
+    plan = planning.plan_for(config, runtime, tables, planning.bag_sizes_of(config, manifest))
     model = sharding.distribute(
         DLRM(config.model, len(manifest.schema["dense"]), tables),
         plan,

@@ -8,6 +8,7 @@ from app.config.optimizer import validate_optimizer, validate_schedule
 from app.config.published import validate_published
 from app.config.runtime import validate_runtime
 from app.config.sharding import validate_sharding
+from app.config.topology import validate_topology
 from app.config.train import validate_checkpoint, validate_eval, validate_names, validate_train
 
 
@@ -29,3 +30,4 @@ def validate(config: AppConfig) -> None:
     validate_loss(config.loss)
     validate_published(config.published)
     validate_sharding(config.sharding, config.optimizer.name)
+    validate_topology(config.topology)

@@ -13,6 +13,7 @@ from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig,
 from app.config.published import PublishedConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
+from app.config.topology import TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, RunConfig, TrainConfig
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "ShardingConfig",
     "SyntheticConfig",
     "TableShardingConfig",
+    "TopologyConfig",
     "TrainConfig",
     "VerifyConfig",
     "VerifyData",
@@ -62,6 +64,7 @@ class AppConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -59,7 +59,7 @@ class ShardingConfig:
     makes it for the `topology`.
     """
 
-    types: Any = "table_wise"  # one of SHARDING_TYPES, a list of them to choose from, or auto: all that fit
+    types: Any = "table_wise"  # one of SHARDING_TYPES, a list to choose from, or auto: all that fit but grid_shard
     kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
     min_partition: int | None = None  # least columns a shard of the column types; null: an equal part for each process
     cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
@@ -80,7 +80,8 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     asked = [_SHORT.get(kind, kind) for kind in asked]
     if asked == [AUTO]:
         # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
-        unfit = {"data_parallel"} if optimizer is OptimizerName.adam else set()
+        # A grid is only for who asks for it, as in TorchRec's own planner.
+        unfit = {"grid_shard", "data_parallel"} if optimizer is OptimizerName.adam else {"grid_shard"}
         unfit |= set(COLUMN_TYPES) if optimizer in NEEDS_WHOLE_ROWS else set()
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:

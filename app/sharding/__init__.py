@@ -4,22 +4,28 @@ from app.sharding.choices import Choice, choices
 from app.sharding.execute import distribute, plan_summary
 from app.sharding.placement import place
 from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan, table_types
+from app.sharding.planner import Estimate, Workload, estimates, options, search
 from app.sharding.tables import TableShard, fill_tables, local_shards, table_weights, whole_table
 
 __all__ = [
     "Choice",
+    "Estimate",
     "Plan",
     "Shard",
     "Table",
     "TablePlan",
     "TableShard",
+    "Workload",
     "choices",
     "distribute",
+    "estimates",
     "fill_tables",
     "local_shards",
+    "options",
     "place",
     "plan_summary",
     "read_plan",
+    "search",
     "table_types",
     "table_weights",
     "whole_table",

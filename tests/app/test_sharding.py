@@ -38,7 +38,13 @@ def test_every_type_trains_as_one_process(
 ) -> None:
     """Four processes are two machines of two. fp32 sums in another order differ by 1e-5 at the most."""
     cases = [case(dataset, algorithm, f"sharding.types={kind}") for algorithm, kind in CASES]
-    results = run_group(cases, world_size, tmp_path / "results.json", local_world_size)
+    mixed = case(dataset, "adagrad", "sharding.types=auto", "+sharding.tables.cat_2.types=[column_wise,row_wise]",
+                 "+sharding.tables.t_cat_1.types=table_row_wise")  # fmt: skip
+    *results, chosen = run_group([*cases, mixed], world_size, tmp_path / "results.json", local_world_size)
+    np.testing.assert_allclose(chosen["losses"], alone["adagrad"]["losses"], rtol=1e-5)
+    types = {name: table["type"] for name, table in chosen["plan"]["tables"].items()}
+    assert types["t_cat_1"] == "table_row_wise"
+    assert types["t_cat_2"] in ("column_wise", "row_wise")
     for (algorithm, kind), result in zip(CASES, results, strict=True):
         assert {table["type"] for table in result["plan"]["tables"].values()} == {kind}
         assert len(result["losses"]) == STEPS

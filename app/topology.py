@@ -1,0 +1,159 @@
+"""The hardware that the planner plans for: what is known of it, what is here, and TorchRec's form of it."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torchrec.distributed.planner.types import Topology
+
+from app.config import CONFIG_DIR, TopologyConfig
+from app.config.topology import AUTO, HARDWARE
+from common.errors import UserError
+
+log = logging.getLogger("clickwork")
+
+GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes a millisecond, TorchRec's unit
+SAME_MEMORY = 0.06  # drivers show up to so much less or more than data sheets
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as it was probed."""
+
+    name: str
+    architecture: str
+    memory_gib: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.architecture}, {self.memory_gib:.1f} GiB)"
+
+
+def probe(device_type: str) -> Device:
+    """The device of this process, `cuda` (ROCm's too) or `cpu`; memory is all that there is, used or not."""
+    if device_type == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Device("CPU", "cpu", memory / GIB)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    hip = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
+    architecture = hip.split(":")[0] or f"sm_{properties.major}{properties.minor}"
+    return Device(properties.name, architecture, properties.total_memory / GIB)
+
+
+def known() -> dict[str, TopologyConfig]:
+    """The topologies of conf/topology, by name."""
+    files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
+    return {path.stem: _read(path) for path in files if path.stem != AUTO}
+
+
+def named(name: str) -> TopologyConfig:
+    """A topology of conf/topology, or of a YAML file if the name ends like one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _read(Path(name))
+    there = known()
+    if name not in there:
+        raise UserError(f"topology={name}: not known; there are {', '.join(there)}, or give a YAML file")
+    return there[name]
+
+
+def resolve(config: TopologyConfig, device: Device, devices_per_node: int) -> TopologyConfig:
+    """The configuration with every figure filled in: from its file, or what is known of the device, or as given.
+
+    Raises:
+        UserError: the device is not known, or a figure is missing.
+    """
+    if config.file is not None:
+        config = _over(_read(Path(config.file)), config)
+    elif config.name == AUTO and any(getattr(config, key) is None for key in HARDWARE):
+        found = identify(device, known())
+        config = replace(_over(found, config), name=found.name)
+    if config.architecture == "cpu":
+        memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
+        config = replace(config, memory_gib=memory, host_memory_gib=config.host_memory_gib or memory)
+    for key in HARDWARE:
+        if getattr(config, key) is None:
+            raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(device)}")
+    return config
+
+
+def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyConfig:
+    """What is known of a device, by architecture and measured memory.
+
+    Raises:
+        UserError: nothing is; the message shows how to describe it.
+    """
+    fit = [
+        entry
+        for entry in among.values()
+        if entry.architecture == device.architecture
+        and (entry.memory_gib is None or abs(device.memory_gib / entry.memory_gib - 1) <= SAME_MEMORY)
+    ]
+    if not fit:
+        raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
+    spelled = device.name.lower().replace(" ", "")
+    found = next((entry for entry in fit if entry.name in spelled), fit[0])
+    log.info("topology: %s is taken for %s", device, found.name)
+    if "pcie" in spelled:
+        log.warning("topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
+                    "the PCIe card", found.name)  # fmt: skip
+    return found
+
+
+def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:
+    """TorchRec's form of a resolved topology.
+
+    Its own factory came later than the oldest TorchRec that we run on, and passes over bandwidths unless told
+    otherwise; the constructor takes the same figures. ROCm's devices are "cuda" there, too.
+    """
+    cpu = topology.architecture == "cpu"
+    figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
+    links = GB_PER_S * topology.link_efficiency
+    host_part = 1 - topology.reserve if cpu else 1.0  # the planner's own reservation is of device memory only
+    return Topology(
+        world_size=world_size,
+        local_world_size=local_world_size,
+        compute_device="cpu" if cpu else "cuda",
+        hbm_cap=0 if cpu else int(figures["memory_gib"] * GIB),
+        ddr_cap=int(figures["host_memory_gib"] * GIB * host_part),
+        hbm_mem_bw=figures["memory_gb_per_s"] * GB_PER_S,
+        ddr_mem_bw=figures["host_memory_gb_per_s"] * GB_PER_S,
+        hbm_to_ddr_mem_bw=figures["host_link_gb_per_s"] * GB_PER_S,
+        intra_host_bw=figures["intra_host_gb_per_s"] * links,
+        inter_host_bw=figures["inter_host_gb_per_s"] * links,
+    )
+
+
+def _read(path: Path) -> TopologyConfig:
+    try:
+        content = yaml.safe_load(path.read_text())
+        merged = OmegaConf.merge(OmegaConf.structured(TopologyConfig), content)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OSError as error:
+        raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"topology.file={path}: not a topology ({reason})") from error
+
+
+def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
+    """`base` with what `config` says of its own."""
+    plain = TopologyConfig()
+    own = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
+    return replace(base, **own)
+
+
+def _example(device: Device) -> str:
+    """How to describe this device, on one line."""
+    given = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
+    text = ", ".join(f"{key}: {value}" for key, value in {**given, **dict.fromkeys(HARDWARE[2:], "...")}.items())
+    return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"
