@@ -7,9 +7,7 @@ UV ?= uv
 ARGS ?=
 
 python := $(VENV)/bin/python
-# Port 0 on the loopback: torchrun takes a port that is free, and needs no host name that resolves.
-torchrun := torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1
-launch := $(python) -m $(if $(NPROC),$(torchrun) --nproc-per-node $(NPROC) -m )
+launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 
 comma := ,
 space := $(subst ,, )

@@ -1,0 +1,66 @@
+"""`python -m app.launch`: torchrun whose exit status and last words are those of the processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import SMALL, app_environment
+
+LAUNCH = [sys.executable, "-m", "app.launch", "--nproc-per-node", "2", "-m", "app.train"]
+
+
+def launch(cwd: Path, *overrides: str) -> "subprocess.Popen[str]":
+    environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [*LAUNCH, *SMALL, *overrides], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        metrics = run / "metrics.jsonl"
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{run} did not come to step {step}")
+
+
+def test_bad_input_is_one_line_and_status_2(dataset: Path, tmp_path: Path) -> None:
+    process = launch(tmp_path, f"data.path={dataset}", "run.name=a", "train.global_batch_size=65")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err == "error: train.global_batch_size=65: not divisible by the 2 processes; every process takes an " \
+                  "equal part\n"  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_stopped_job_ends_with_75_and_a_killed_process_is_told(dataset: Path, tmp_path: Path) -> None:
+    overrides = [f"data.path={dataset}", "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
+    process = launch(tmp_path, *overrides)
+    wait_for_step(tmp_path / "runs/a", 60)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+    summary = json.loads((tmp_path / "runs/a/summary.json").read_bytes())
+    assert summary["status"] == "interrupted"
+    assert summary["steps"] > 50
+
+    process = launch(tmp_path, *overrides)
+    wait_for_step(tmp_path / "runs/a", summary["steps"] + 20)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(pid) for pid in children if b"app.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGKILL, err
+    assert "error: process 1 was ended by SIGKILL" in err
+    assert "Traceback" not in err.split("error: process 1")[1]
