@@ -2,6 +2,7 @@
 
 from app.sharding.choices import Choice, choices
 from app.sharding.execute import distribute, plan_summary
+from app.sharding.forecast import forecast
 from app.sharding.placement import place
 from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan, table_types
 from app.sharding.planner import Estimate, Workload, estimates, options, search
@@ -20,6 +21,7 @@ __all__ = [
     "distribute",
     "estimates",
     "fill_tables",
+    "forecast",
     "local_shards",
     "options",
     "place",
