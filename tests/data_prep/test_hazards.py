@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import UserError
 from data_prep.config import SyntheticConfig
+from data_prep.days import generate_days
 from data_prep.pool import Counters
 from data_prep.sources import resolve_sources
-from data_prep.days import generate_days
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
 
