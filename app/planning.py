@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchrec import EmbeddingBagCollection
 
 from app import optimizer, sharding, topology
 from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns
+from app.embeddings import SparseArch
 from app.runtime import Runtime
 from common.errors import UserError
 from data_prep.format import Manifest
@@ -23,9 +23,7 @@ log = logging.getLogger("clickwork")
 MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(
-    config: AppConfig, runtime: Runtime, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
-) -> sharding.Plan:
+def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> sharding.Plan:
     """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
@@ -49,7 +47,7 @@ def plan_for(
 
 
 def decide(
-    config: AppConfig, device: torch.device, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
+    config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]
 ) -> sharding.Plan:
     """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
@@ -74,12 +72,12 @@ def decide(
     chosen = sharding.choices(asked, name, parts, device.type)
     if all(choice.is_forced for choice in chosen.values()):
         return sharding.place(parts, chosen, world_size, local_world_size)
-    resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
+    resolved = topology.resolve(own, topology.probe(device.type), local_world_size)
     return sharding.search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
 
 def workload(
-    config: AppConfig, resolved: TopologyConfig, tables: EmbeddingBagCollection, bag_sizes: Mapping[str, float]
+    config: AppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
 ) -> sharding.Workload:
     """What the planner must know; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
@@ -89,7 +87,7 @@ def workload(
         reserve=resolved.reserve,
         local_batch_size=max(1, config.train.global_batch_size // world_size),
         pooling_factors={
-            table.name: [bag_sizes.get(feature, 1.0) for feature in table.features]
+            table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.features]
             for table in sharding.table_types(tables)
         },
         optimizer=config.optimizer.name,

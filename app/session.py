@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -108,8 +108,8 @@ class Session:
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""
-        embedding = sum(self.manifest.num_embeddings.values()) * self.config.model.embedding_dim
-        dense = sum(p.numel() for key, p in self.model.named_parameters() if not key.startswith("sparse_arch"))
+        embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
+        dense = sum(parameter.numel() for _, parameter in self._dense_parameters())
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -118,9 +118,13 @@ class Session:
             table = sharding.whole_table(weight)
             if table is not None:
                 yield name, table.numpy()
-        for name, parameter in sorted(self.model.named_parameters()):
-            if not name.startswith("sparse_arch") and self.runtime.rank == 0:
+        for name, parameter in self._dense_parameters():
+            if self.runtime.rank == 0:
                 yield name, parameter.detach().cpu().numpy()
+
+    def _dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All but tables, by name."""
+        return sorted((key, value) for key, value in self.model.named_parameters() if not sharding.table_of(key))
 
     def parameters_digest(self) -> str:
         """SHA-256 over the bytes of all parameters; a collective call, valid on rank 0."""
@@ -136,20 +140,19 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     if not manifest.num_embeddings or not manifest.schema["dense"]:
         raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    dim = config.model.embedding_dim
-    tables = embeddings.declare_tables(manifest.num_embeddings, dim)
-    plan = planning.plan_for(config, runtime, tables, planning.bag_sizes_of(config, manifest))
+    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device)
+    plan = planning.plan_for(config, runtime, sparse_arch, planning.bag_sizes_of(config, manifest))
     model = sharding.distribute(
-        DLRM(config.model, len(manifest.schema["dense"]), tables),
+        DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch),
         plan,
         optimizer.fused_params(config.optimizer),
         config.sharding.qcomm,
         runtime.device,
     )
-    rows_of = {f"t_{feature}": rows for feature, rows in manifest.num_embeddings.items()}
+    tables = {table.name: table for table in sparse_arch.tables}
 
     def initial_rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
-        return embeddings.initial_rows(config.train.seed, table, rows_of[table], dim, start, stop)
+        return embeddings.initial_rows(config.train.seed, tables[table], start, stop)
 
     sharding.fill_tables(model, initial_rows)
     return Session(config, runtime, root, manifest, plan, model, optimizer.make_optimizer(model, config.optimizer))

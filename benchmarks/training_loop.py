@@ -37,7 +37,7 @@ from torch import nn
 from app import loop, optimizer, provenance, runtime, session
 from app.batch import Batch
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.embeddings import declare_tables
+from app.embeddings import make_sparse_arch
 from app.meter import Meter
 from app.model import DLRM
 from common.cli import compose_config
@@ -108,9 +108,14 @@ def time_plain(step: Step, batches: list[Batch], steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
+def tables_of(this: session.Session) -> nn.Module:
+    """The tables' place in a model; they have no memory."""
+    return make_sparse_arch(this.config.model, this.manifest.num_embeddings, this.runtime.device)
+
+
 def bare_step(this: session.Session) -> Step:
     """One table-batched lookup, our dense modules, SGD."""
-    model = DLRM(this.config.model, 13, declare_tables(this.manifest.num_embeddings, 16))
+    model = DLRM(this.config.model, 13, 26, tables_of(this))
     tables = SplitTableBatchedEmbeddingBagsCodegen(
         [(count, 16, EmbeddingLocation.HOST, ComputeDevice.CPU) for count in KAGGLE_TABLES],
         optimizer=EmbOptimType.EXACT_SGD,
@@ -134,7 +139,7 @@ def bare_step(this: session.Session) -> Step:
 
 def mlps_step(this: session.Session) -> Step:
     """dense_arch and over_arch; what the interaction would give is constant."""
-    model = DLRM(this.config.model, 13, declare_tables(this.manifest.num_embeddings, 16))
+    model = DLRM(this.config.model, 13, 26, tables_of(this))
     dense = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
     sgd = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
 

@@ -5,6 +5,8 @@ Shapes: B samples, F features, D embedding_dim. Ids are [B, F], one a bag, or ba
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,16 +54,61 @@ def project(dense: Tensor, sparse: list[Tensor], branch1: Layers, branch2: Layer
     return torch.cat([dense, torch.einsum("bid,bdj->bij", left, right).flatten(1)], dim=1)
 
 
+def rows_of(ids: Tensor, tables: list[Tensor], kind: str) -> Tensor:
+    """[L, d]: one row a category, or arXiv:1909.02107's quotient-remainder trick with m = rows of the second table.
+
+    Section 3: e_i = W1[i \\ m] composed with W2[i mod m] by product, sum or concatenation.
+    """
+    if kind == "plain":
+        return tables[0][ids]
+    remainders = len(tables[1])
+    first = tables[0][torch.tensor([int(i) // remainders for i in ids], dtype=torch.long)]
+    second = tables[1][torch.tensor([int(i) % remainders for i in ids], dtype=torch.long)]
+    return {"mult": lambda: first * second, "add": lambda: first + second,
+            "concat": lambda: torch.cat([first, second], dim=1)}[kind]()  # fmt: skip
+
+
+def pool(bags: list[Tensor], tables: list[Tensor], kind: str, pooling: str, weights: Tensor | None = None) -> Tensor:
+    """[B, d]; `weights`, one a category, are of weighted pooling. pooled_mult: facebookresearch's pooled product."""
+    if kind == "pooled_mult":
+        remainders = len(tables[1])
+        first = pool([ids // remainders for ids in bags], tables[:1], "plain", pooling)
+        return first * pool([ids % remainders for ids in bags], tables[1:], "plain", pooling)
+    pooled = []
+    for ids in bags:
+        rows = rows_of(ids, tables, kind)
+        if weights is not None:
+            rows = rows * weights[ids].reshape(-1, 1)
+        total = rows.sum(dim=0)
+        pooled.append(total / len(ids) if pooling == "mean" and len(ids) else total)
+    return torch.stack(pooled)
+
+
+def mixed_dimension(num_embeddings: list[int], base: int, alpha: float, power_of_2: bool) -> list[int]:
+    """arXiv:1909.11810, algorithm 1, with popularity 1 / rows: lambda = base * p_max^-alpha, d = lambda * p^alpha."""
+    most_popular = max(1 / rows for rows in num_embeddings)
+    scale = base * most_popular**-alpha
+    dims = []
+    for rows in num_embeddings:
+        dim = round(max(1.0, scale * (1 / rows) ** alpha))
+        dims.append(min(base, 2 ** round(math.log2(dim)) if power_of_2 else dim))
+    return dims
+
+
 def dlrm_logits(
     dense: Tensor, bags: list[list[Tensor]], tables: list[Tensor], dense_arch: Layers, over_arch: Layers,
     kind: str = "dot", itself: bool = False,
 ) -> Tensor:  # fmt: skip
     """Logits [B]; bags[f][b] holds the ids of sample b for feature f, summed over."""
+    pooled = [pool(of_feature, [table], "plain", "sum") for table, of_feature in zip(tables, bags, strict=True)]
+    return logits_of(dense, pooled, dense_arch, over_arch, kind, itself)
+
+
+def logits_of(
+    dense: Tensor, pooled: list[Tensor], dense_arch: Layers, over_arch: Layers, kind: str = "dot", itself: bool = False
+) -> Tensor:
+    """Logits [B] from the F features' vectors [B, D]."""
     hidden = perceptron(dense, dense_arch, last_relu=True)
-    pooled = [
-        torch.stack([table[ids].sum(dim=0) for ids in bags_of_feature])
-        for table, bags_of_feature in zip(tables, bags, strict=True)
-    ]
     return perceptron(interact(hidden, pooled, kind, itself), over_arch, last_relu=False).squeeze(1)
 
 

@@ -1,11 +1,12 @@
 """`model`: the architecture."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
 
 from app.config.checks import require_at_least
+from app.config.tables import TablesConfig, validate_tables
 from common.errors import UserError
 
 MOST_WIDTH = 1_000_000
@@ -24,19 +25,32 @@ class Interaction(Enum):
     projection = "projection"
 
 
+class DenseInit(Enum):
+    """Initial values of linear layers.
+
+    torch: weights and biases uniform in ±1/sqrt(inputs), torch's own and TorchRec's; facebookresearch: weights normal
+    with variance 2 / (inputs + outputs), biases with 1 / outputs.
+    """
+
+    torch = "torch"
+    facebookresearch = "facebookresearch"
+
+
 @dataclass
 class ModelConfig:
-    """Naumov et al. 2019. The last width of dense_arch is the tables' dimension."""
+    """Naumov et al. 2019. The last width of dense_arch is that of all features' vectors."""
 
     interaction: Interaction = Interaction.dot
     interaction_itself: bool = False  # dot: a vector's product with itself too
-    embedding_dim: int = MISSING  # D, of every table; a multiple of 4 (FBGEMM)
+    embedding_dim: int = MISSING  # D, of every feature's vector; a multiple of 4 (FBGEMM)
     dense_arch: list[int] = MISSING  # widths of its layers, the last being D
     over_arch: list[int] = MISSING  # widths of its layers, the last being 1
     dcn_num_layers: int | None = None  # dcn: cross layers; null: 3
     dcn_low_rank_dim: int | None = None  # dcn: rank of their matrices; null: a quarter of their width (F + 1) * D
     projection_branch1: list[int] | None = None  # projection: widths of a branch's layers, the last a multiple of D …
     projection_branch2: list[int] | None = None  # … null: one layer of 16 * D
+    dense_init: DenseInit = DenseInit.torch  # of linear layers
+    tables: TablesConfig = field(default_factory=TablesConfig)
 
 
 def validate_model(model: ModelConfig) -> None:
@@ -52,6 +66,7 @@ def validate_model(model: ModelConfig) -> None:
     if model.over_arch[-1] != 1:
         raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
     _validate_interaction(model)
+    validate_tables(model.tables, model.embedding_dim)
 
 
 def _validate_interaction(model: ModelConfig) -> None:

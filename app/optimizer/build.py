@@ -9,7 +9,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from app.config import OptimizerConfig
 from app.optimizer.plain import plain_optimizer
-from app.optimizer.tables import TABLES, ReplicatedTables
+from app.optimizer.tables import ReplicatedTables, table_of
 
 TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
 
@@ -22,7 +22,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     their common norm, which is the same on all processes.
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
-    tables = {key: weight for key, weight in unfused.items() if TABLES in key}
+    tables = {key: weight for key, weight in unfused.items() if table_of(key)}
     others = {key: parameter for key, parameter in unfused.items() if key not in tables}
     parts: list[tuple[str, KeyedOptimizer]] = [(TABLE_PART, model.fused_optimizer)]
     if tables:

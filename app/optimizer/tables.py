@@ -1,5 +1,6 @@
 """The update of tables: fused into FBGEMM's backward, or torch's where a table is data-parallel."""
 
+import re
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from app.config import OptimizerConfig, OptimizerName
 from app.optimizer.adams import RowAdam
 from app.optimizer.plain import betas_of, plain_optimizer
 
-TABLES = ".embedding_bags."  # in the names of tables' parameters
+_WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
 _FUSED = {
     OptimizerName.sgd: EmbOptimType.EXACT_SGD,
     OptimizerName.adagrad: EmbOptimType.EXACT_ADAGRAD,
@@ -31,12 +32,22 @@ _FUSED_STATE = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_a
 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
     """What TorchRec hands to FBGEMM's table-batched embedding for the tables' optimizer."""
-    params: dict[str, Any] = {"optimizer": _FUSED[config.name], "learning_rate": config.table_lr}
+    params: dict[str, Any] = {
+        "optimizer": _FUSED[config.name],
+        "learning_rate": config.table_lr,
+        "stochastic_rounding": False,
+    }  # of fp16 tables: it could not be replayed
     for key in ("eps", "beta1", "beta2"):
         value = getattr(config, key)
         if value is not None:
             params[key] = value
     return params
+
+
+def table_of(key: str) -> str | None:
+    """The table whose weight a parameter's name means; None if it means none."""
+    found = _WEIGHT.search(key)
+    return found["table"] if found else None
 
 
 def has_fused(name: OptimizerName, device: torch.device) -> bool:
@@ -70,7 +81,7 @@ class ReplicatedTables(KeyedOptimizerWrapper):
         super().__init__(tables, lambda params: _table_optimizer(params, config))
         self.state = {
             weight: {
-                f"{key.split(TABLES)[1].removesuffix('.weight')}.{_FUSED_STATE[name]}": _as_fused(value)
+                f"{table_of(key)}.{_FUSED_STATE[name]}": _as_fused(value)
                 for name, value in self._optimizer.state[weight].items()
                 if name in _FUSED_STATE
             }

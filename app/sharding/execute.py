@@ -5,19 +5,22 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import (
     CommOp,
     EmbeddingModuleShardingPlan,
+    ModuleSharder,
     QuantizedCommCodecs,
     ShardingEnv,
     ShardingPlan,
 )
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
-from app.sharding.plan import Plan
+from app.sharding.collections import collections
+from app.sharding.plan import BY_ID_TYPES, Plan
 
 
 class EverySharder(EmbeddingBagCollectionSharder):
@@ -30,15 +33,39 @@ class EverySharder(EmbeddingBagCollectionSharder):
         return kernels_of(sharding_type, list(KERNELS))
 
 
+class EveryByIdSharder(EmbeddingCollectionSharder):
+    """The same for tables that are looked up id by id."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(BY_ID_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return kernels_of(sharding_type, list(KERNELS))
+
+
+def make_sharders(
+    fused_params: dict[str, Any], registry: dict[str, QuantizedCommCodecs] | None
+) -> list[ModuleSharder[nn.Module]]:
+    """One for each kind of collection of tables."""
+    return [
+        kind(fused_params=fused_params, qcomm_codecs_registry=registry) for kind in (EverySharder, EveryByIdSharder)
+    ]
+
+
 def distribute(
     model: nn.Module, plan: Plan, fused_params: dict[str, Any], qcomm: QCommConfig, device: torch.device
 ) -> DistributedModelParallel:
-    """Shard `model.sparse_arch` over the process group as planned and replicate the rest; a collective call."""
+    """Shard the model's tables over the process group as planned and replicate the rest; a collective call."""
+    tables = plan.to_torchrec(device.type)
+    parts = {
+        path: EmbeddingModuleShardingPlan({table.name: tables[table.name] for table in part})
+        for path, part in collections(model).items()
+    }
     return DistributedModelParallel(
         model,
         device=device,
-        plan=ShardingPlan(plan={"sparse_arch": plan.to_torchrec(device.type)}),
-        sharders=[EverySharder(fused_params=fused_params, qcomm_codecs_registry=codecs(qcomm))],
+        plan=ShardingPlan(plan=parts),
+        sharders=make_sharders(fused_params, codecs(qcomm)),
         data_parallel_wrapper=_ReplicateAmongMany(),
     )
 
@@ -51,20 +78,19 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
     if (qcomm.forward, qcomm.backward) == (CommPrecision.fp32, CommPrecision.fp32):
         return None
     config = QCommsConfig(CommType(qcomm.forward.value), CommType(qcomm.backward.value))
-    operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    return {operation.name: get_qcomm_codecs(config) for operation in operations}
+    return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 
 def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
     """What lies where: sharding type, kernel and ranks of each table."""
-    tables: EmbeddingModuleShardingPlan = model.plan.plan["sparse_arch"]
     return {
         name: {
             "type": sharding.sharding_type,
             "kernel": sharding.compute_kernel,
             "ranks": list(sharding.ranks or []),
         }
-        for name, sharding in tables.items()
+        for part in model.plan.plan.values()
+        for name, sharding in part.items()
     }
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
-from torchrec import EmbeddingBagCollection
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 
@@ -17,6 +16,8 @@ from app.config.sharding import COLUMN_TYPES
 from common.errors import UserError
 
 FORMAT = 1
+# TorchRec's for an EmbeddingCollection, but for data_parallel: with several tables FBGEMM reads wrong rows on CPU.
+BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
 
 
 class Table(NamedTuple):
@@ -26,6 +27,8 @@ class Table(NamedTuple):
     features: tuple[str, ...]
     num_embeddings: int
     embedding_dim: int
+    by_id: bool = False  # looked up id by id, not pooled
+    is_fp32: bool = True
 
 
 class Shard(NamedTuple):
@@ -118,12 +121,25 @@ class Plan:
         return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
 
 
-def table_types(collection: EmbeddingBagCollection) -> list[Table]:
-    """A collection's tables, in the order of their declaration."""
-    return [
-        Table(config.name, tuple(config.feature_names), config.num_embeddings, config.embedding_dim)
-        for config in collection.embedding_bag_configs()
-    ]
+def shardable(key: str, kinds: Sequence[str], table: Table) -> list[str]:
+    """Those of the sharding types that the table can have.
+
+    Raises:
+        UserError: none.
+    """
+    left, reason = list(kinds), ""
+    if table.by_id:
+        left = [kind for kind in left if kind in BY_ID_TYPES]
+        reason = (
+            f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted), which can be "
+            f"{', '.join(BY_ID_TYPES)}"
+        )
+    if not table.is_fp32 and "data_parallel" in left:
+        left.remove("data_parallel")
+        reason = "is not stored as fp32 (model.tables.storage), and torch would compute its update in that precision"
+    if not left:
+        raise UserError(f"{key}={', '.join(kinds)}: {table.name} {reason}")
+    return left
 
 
 def blocks(kind: str, table: Table, world_size: int, local_world_size: int, columns: int) -> list[Shard]:
@@ -168,6 +184,7 @@ def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_
 def _require_same(path: Path, table: Table, plan: Plan) -> None:
     """A table's shards must be those that TorchRec cuts from a table of this size for so many processes."""
     planned = plan.tables[table.name]
+    shardable(f"sharding.plan={path}", [planned.type], table)
     width = min((shard.columns for shard in planned.shards), default=0)
     try:
         expected = blocks(planned.type, table, plan.world_size, plan.local_world_size, width)

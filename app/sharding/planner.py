@@ -6,18 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torchrec import EmbeddingBagCollection, optim
+from torch import nn
+from torchrec import optim
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardingOption, Topology
-from torchrec.distributed.types import CacheParams
+from torchrec.distributed.types import CacheParams, ModuleSharder
 
 from app.config import OptimizerName, QCommConfig
 from app.config.optimizer import ADAGRADS
 from app.sharding.choices import Choice
-from app.sharding.execute import EverySharder, codecs
-from app.sharding.plan import Plan, Shard, TablePlan, table_types
+from app.sharding.collections import table_types
+from app.sharding.execute import codecs, make_sharders
+from app.sharding.plan import Plan, Shard, TablePlan
 from common.errors import UserError
 
 # By how many values an element of a table is kept: TorchRec's estimates ask the class of the optimizer for that.
@@ -47,9 +49,9 @@ class Workload:
     optimizer: OptimizerName
     qcomm: QCommConfig
 
-    def sharder(self) -> EverySharder:
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's, whose estimates depend on what travels how."""
-        return EverySharder(qcomm_codecs_registry=codecs(self.qcomm))
+        return make_sharders({}, codecs(self.qcomm))
 
 
 class Estimate(NamedTuple):
@@ -62,7 +64,7 @@ class Estimate(NamedTuple):
     communication_ms: float
 
 
-def search(tables: EmbeddingBagCollection, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
+def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
     """The best plan that TorchRec's planner finds within the choices; needs no process group.
 
     Raises:
@@ -79,29 +81,27 @@ def search(tables: EmbeddingBagCollection, chosen: Mapping[str, Choice], workloa
         constraints=constraints,
     )
     try:
-        with _described(tables, workload.optimizer):
-            planner.plan(tables, [workload.sharder()])
+        with _described(model, workload.optimizer):
+            planner.plan(model, workload.sharders())
     except PlannerError as error:
-        raise UserError(_no_plan(tables, workload)) from error
+        raise UserError(_no_plan(model, workload)) from error
     planned = {option.name: _table_plan(option) for option in best.options}
     topology = workload.topology
-    order = {table.name: planned[table.name] for table in table_types(tables)}
+    order = {table.name: planned[table.name] for table in table_types(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
 
 
-def options(
-    tables: EmbeddingBagCollection, chosen: Mapping[str, Choice], workload: Workload
-) -> dict[str, list[ShardingOption]]:
+def options(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -> dict[str, list[ShardingOption]]:
     """What each table could be within its choice, with TorchRec's estimates."""
     enumerator = _Enumerator(workload.topology, workload.local_batch_size, _constraints(chosen, workload))
     found: dict[str, list[ShardingOption]] = {name: [] for name in chosen}
-    with _described(tables, workload.optimizer):
-        for option in enumerator.enumerate(tables, [workload.sharder()]):
+    with _described(model, workload.optimizer):
+        for option in enumerator.enumerate(model, workload.sharders()):
             found[option.name].append(option)
     return found
 
 
-def estimates(tables: EmbeddingBagCollection, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
+def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
     """TorchRec's estimates for each table's parts as planned, whoever planned them."""
     as_planned = {
         name: Choice(
@@ -113,20 +113,19 @@ def estimates(tables: EmbeddingBagCollection, plan: Plan, workload: Workload) ->
         for name, table in plan.tables.items()
     }
     result = {}
-    for name, (option,) in options(tables, as_planned, workload).items():
+    for name, (option,) in options(model, as_planned, workload).items():
         result[name] = [
-            estimate_shard(shard, planned.rank, plan.world_size)
+            estimate_shard(shard, planned.rank)
             for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
         ]
     return result
 
 
-def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
-    """From TorchRec's form; it counts what one process alone sends to itself, too, and nothing travels there."""
+def estimate_shard(shard: Any, rank: int) -> Estimate:
+    """From TorchRec's form."""
     perf, storage = shard.perf, shard.storage
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
-    communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
-    return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
+    return Estimate(rank, storage.hbm, storage.ddr, lookup, perf.fwd_comms + perf.bwd_comms)
 
 
 def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
@@ -145,10 +144,11 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
 
 
 @contextmanager
-def _described(tables: EmbeddingBagCollection, name: OptimizerName) -> Iterator[None]:
+def _described(model: nn.Module, name: OptimizerName) -> Iterator[None]:
     """Weights that say whose optimizer's state is to be counted with them, and a planner that does not chatter."""
     root, silence = logging.getLogger(), _Silence()
-    for weight in tables.parameters():
+    weights: list[Any] = list(model.parameters())
+    for weight in weights:
         weight._optimizer_classes = [_KEEPS.get(name, optim.Adagrad)]
     root.addHandler(silence)  # logging would add one of its own to the root otherwise
     root.addFilter(silence.filter)
@@ -157,7 +157,7 @@ def _described(tables: EmbeddingBagCollection, name: OptimizerName) -> Iterator[
     finally:
         root.removeHandler(silence)
         root.removeFilter(silence.filter)
-        for weight in tables.parameters():
+        for weight in weights:
             del weight._optimizer_classes
 
 
@@ -176,8 +176,8 @@ def _table_plan(option: ShardingOption) -> TablePlan:
     return TablePlan(option.sharding_type, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 
-def _no_plan(tables: EmbeddingBagCollection, workload: Workload) -> str:
-    parts = table_types(tables)
+def _no_plan(model: nn.Module, workload: Workload) -> str:
+    parts = table_types(model)
     gib = sum(table.num_embeddings * table.embedding_dim for table in parts) * 4 / 2**30
     devices = workload.topology.devices
     device = devices[0].storage

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
 
+from app.sharding.collections import table_of
+
 
 class TableShard(NamedTuple):
     """The part of a table that lies on this process: its first row and column, and its values in place."""
@@ -21,7 +23,7 @@ class TableShard(NamedTuple):
 
 
 def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int], NDArray[np.float32]]) -> None:
-    """Overwrite each table in place; `rows(table, start, stop)` gives values [stop - start, D]."""
+    """Overwrite each table in place; `rows(table, start, stop)` gives values [stop - start, d]."""
     with torch.no_grad():
         for table, weight in table_weights(model):
             for shard in local_shards(weight):
@@ -32,12 +34,9 @@ def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int],
 
 def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor]]:
     """Each table's name and its (sharded) weight, in the order of the tables' declaration on every process."""
-    weights = {}
-    for key, value in model.state_dict().items():
-        if ".embedding_bags." in key:
-            weights[key.split(".embedding_bags.")[1].removesuffix(".weight")] = value
-    for feature in model.module.feature_names:
-        yield f"t_{feature}", weights[f"t_{feature}"]
+    weights = {table_of(key): value for key, value in model.state_dict().items()}
+    for table in model.module.sparse_arch.tables:
+        yield table.name, weights[table.name]
 
 
 def local_shards(weight: Tensor) -> list[TableShard]:
@@ -51,12 +50,17 @@ def local_shards(weight: Tensor) -> list[TableShard]:
 
 
 def whole_table(weight: Tensor) -> Tensor | None:
-    """A table on rank 0's CPU, [num_embeddings, D] float32; None on other ranks. A collective call."""
+    """A table on rank 0's CPU, [num_embeddings, d], as float32 whatever it is stored as; None on other ranks.
+
+    A collective call.
+    """
     if not isinstance(weight, ShardedTensor):
-        return weight.detach().cpu() if dist.get_rank() == 0 else None
-    whole = torch.empty(weight.size(), device=_device_of(weight)) if dist.get_rank() == 0 else None
-    weight.gather(dst=0, out=whole)
-    return None if whole is None else whole.cpu()
+        return weight.detach().cpu().float() if dist.get_rank() == 0 else None
+    whole = None
+    if dist.get_rank() == 0:
+        whole = torch.empty(weight.size(), dtype=weight.dtype, device=_device_of(weight))
+    weight.gather(dst=0, out=whole, dtype=weight.dtype)
+    return None if whole is None else whole.cpu().float()
 
 
 def _device_of(weight: ShardedTensor) -> torch.device:

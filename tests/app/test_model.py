@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models import dlrm
 
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
-from app.embeddings import declare_tables
+from app.embeddings import make_sparse_arch
 from app.model import DLRM, CatInteraction, DCNInteraction, DotInteraction, ProjectionInteraction
 from common.cli import compose_config
 from tests import reference
@@ -138,8 +138,9 @@ def test_parameters_of_whole_models_are_counted_without_memory(
     group: str, rows: list[int], embedding: int, dense: int
 ) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, [f"model={group}"]).model
+    num_embeddings = {f"cat_{i}": n for i, n in enumerate(rows)}
     with torch.device("meta"):
-        model = DLRM(config, 13, declare_tables({f"cat_{i}": n for i, n in enumerate(rows)}, config.embedding_dim))
+        model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings, torch.device("cpu")))
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     assert counts.pop("sparse_arch") == embedding
     assert sum(counts.values()) == dense
@@ -170,7 +171,11 @@ def _tables() -> EmbeddingBagCollection:
 def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
     torch.manual_seed(1)
     config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1], **settings)
-    return DLRM(config, NUM_DENSE, _tables())
+    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    tables = model.sparse_arch.bags.to_empty(device="cpu")
+    for table in tables.parameters():
+        torch.nn.init.normal_(table)
+    return model
 
 
 def _ids() -> KeyedJaggedTensor:

@@ -1,0 +1,155 @@
+"""`model.tables`: how tables are made, all of them or single ones. Formulas and sources: docs/models.md."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from enum import Enum
+
+from app.config.checks import require_at_least, require_positive
+from common.errors import UserError
+
+
+class TableKind(Enum):
+    """One row a category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
+
+    plain = "plain"
+    qr = "qr"
+    mixed_dimension = "mixed_dimension"
+
+
+class QROperation(Enum):
+    """What is made of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
+
+    mult = "mult"
+    add = "add"
+    concat = "concat"
+    pooled_mult = "pooled_mult"
+
+
+class Pooling(Enum):
+    """What is made of a bag's rows."""
+
+    sum = "sum"
+    mean = "mean"
+    weighted = "weighted"
+
+
+class RowWeights(Enum):
+    """Weighted pooling: one weight a category, trained or not."""
+
+    learned = "learned"
+    fixed = "fixed"
+
+
+class TableInit(Enum):
+    """Initial values: uniform as TorchRec's or facebookresearch/dlrm's, or normal."""
+
+    torchrec = "torchrec"
+    facebookresearch = "facebookresearch"
+    normal = "normal"
+
+
+class Storage(Enum):
+    """What a table's values are kept in; arithmetic is fp32."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+@dataclass
+class TableConfig:
+    """Settings of a table. Null means model.tables' own in an override, and what is said here in model.tables."""
+
+    kind: TableKind | None = None  # null: plain
+    qr_operation: QROperation | None = None  # qr; null: mult
+    qr_collisions: int | None = None  # qr: rows of the remainder table; null: 4
+    dim: int | None = None  # mixed_dimension: width of the table; null: by the alpha rule
+    pooling: Pooling | None = None  # null: sum
+    row_weights: RowWeights | None = None  # weighted; null: learned
+    init: TableInit | None = None  # null: torchrec
+    init_std: float | None = None  # normal: its standard deviation; null: 0.01
+    storage: Storage | None = None  # null: fp32
+
+
+@dataclass
+class TableOverride(TableConfig):
+    """Settings of one table, beside model.tables' own."""
+
+    row_weights_path: str | None = None  # weighted: a .npy file of its weights, [rows] float; learned ones start there
+
+
+@dataclass
+class TablesConfig(TableConfig):
+    """Settings of all tables, and which are exceptions."""
+
+    min_rows: int | None = None  # only tables of more rows are of the kind, the others plain; null: 200
+    alpha: float | None = None  # mixed_dimension: how fast widths fall with the number of rows; null: 0.3
+    power_of_2: bool | None = None  # mixed_dimension: round widths to powers of 2; null: true
+    shared: dict[str, list[str]] = field(default_factory=dict)  # a name for each table that serves several features
+    overrides: dict[str, TableOverride] = field(default_factory=dict)  # by feature, or by name of a shared table
+
+
+DEFAULTS = TableConfig(
+    TableKind.plain, QROperation.mult, 4, None, Pooling.sum, RowWeights.learned, TableInit.torchrec, 0.01, Storage.fp32
+)
+DEFAULT_MIN_ROWS = 200
+SETTINGS = [item.name for item in fields(TableConfig)]
+
+_HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
+    "qr_operation": ("kind=qr", lambda table: table.kind is TableKind.qr),
+    "qr_collisions": ("kind=qr", lambda table: table.kind is TableKind.qr),
+    "dim": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension),
+    "alpha": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
+    "power_of_2": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
+    "row_weights": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
+    "row_weights_path": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
+    "init_std": ("init=normal", lambda table: table.init is TableInit.normal),
+}
+
+
+def settings_of(tables: TablesConfig, name: str | None = None) -> TableConfig:
+    """The settings in force for a table that has an override, or for those that have none."""
+    levels = [level for level in (tables.overrides.get(name or ""), tables, DEFAULTS) if level is not None]
+    return TableConfig(
+        *(next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
+    )
+
+
+def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    every = settings_of(tables)
+    own = {name: settings_of(tables, name) for name in tables.overrides}
+    _require_use("model.tables", tables, [every, *own.values()])
+    for name, settings in own.items():
+        _require_use(f"model.tables.overrides.{name}", tables.overrides[name], [settings])
+    if tables.min_rows is not None and every.kind is TableKind.plain:
+        raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
+    require_at_least({"model.tables.min_rows": (tables.min_rows, 0), "model.tables.alpha": (tables.alpha, 0)})
+    levels = {"model.tables": tables, **{f"model.tables.overrides.{name}": o for name, o in tables.overrides.items()}}
+    for path, level in levels.items():
+        require_at_least({f"{path}.qr_collisions": (level.qr_collisions, 2)})
+        require_positive({f"{path}.init_std": level.init_std})
+        if level.dim is not None and (level.dim < 4 or level.dim % 4 or level.dim > embedding_dim):
+            raise UserError(
+                f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
+            )
+    for path, table in zip(levels, [every, *own.values()], strict=True):
+        pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
+        if pooled_first and table.pooling is Pooling.weighted:
+            raise UserError(f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
+                            "weight products; use qr_operation=mult")  # fmt: skip
+    concat = [t for t in (every, *own.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
+    if concat and embedding_dim % 8:
+        raise UserError(
+            f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two halves "
+            "that are multiples of 4 (FBGEMM)"
+        )
+
+
+def _require_use(path: str, given: TableConfig, tables: Iterable[TableConfig]) -> None:
+    """Each setting that was given must matter to one of the tables."""
+    for key, (owner, has_use) in _HAS_USE.items():
+        value = getattr(given, key, None)
+        if value is not None and not any(has_use(table) for table in tables):
+            shown = value.value if isinstance(value, Enum) else value
+            raise UserError(f"{path}.{key}={shown}: has no effect without {owner}")
