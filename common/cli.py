@@ -1,10 +1,12 @@
 """Entry points: Hydra overrides from the command line in, an exit status out."""
 
+import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -14,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError
+from common.help import describe, groups_of, keys_of
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
@@ -31,7 +34,18 @@ def compose_config(
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
     """
+    composed = _compose(schema, config_dir, overrides, name)
+    missing = sorted(map(str, OmegaConf.missing_keys(composed)))
+    if missing:
+        raise UserError(f"configuration: {missing[0]} is not given; add {missing[0]}=...")
+    return OmegaConf.to_object(composed)  # type: ignore[return-value]
+
+
+def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
+    """The same as OmegaConf holds it, where keys may have no value yet."""
     for override in overrides:
+        if override.startswith("-"):
+            raise UserError(f"configuration: {override}: keys have no dashes; write {override.lstrip('-')}")
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(
                 f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
@@ -43,9 +57,22 @@ def compose_config(
             composed = compose(name, overrides=list(overrides))
         # Merged into the schema once more, since an override that begins with + may add a key of its own.
         config = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed))
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        return config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_one_line(error)) from error
+        raise UserError(_one_line(error) + _meant(schema, config_dir, overrides)) from error
+
+
+def _meant(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
+    """What a key that is not known may have been meant to be."""
+    known = [key for key, *_ in keys_of(schema)]
+    known += groups_of(config_dir)
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key not in known and not any(each.startswith(f"{key}.") for each in known):
+            close = difflib.get_close_matches(key, known, n=1)
+            return f"; did you mean {close[0]}?" if close else "; --help lists the keys"
+    return ""
 
 
 def run_command(
@@ -59,10 +86,12 @@ def run_command(
     Under torchrun all processes of a machine meet the same error, so one of them prints it.
     """
     arguments = sys.argv[1:]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # app/__init__.py: while torch was being imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if any(argument in ("-h", "--help") for argument in arguments):
             overrides = [argument for argument in arguments if not argument.startswith("-")]
-            _print_help(main, compose_config(schema, config_dir, overrides, name))
+            _print_help(main, schema, config_dir, _compose(schema, config_dir, overrides, name), name)
             return EXIT_DONE
         return main(compose_config(schema, config_dir, arguments, name)) or EXIT_DONE
     except UserError as error:
@@ -81,11 +110,13 @@ def run_command(
         return EXIT_INTERRUPTED  # before the command took care of signals itself
 
 
-def _print_help(main: Callable[..., int | None], config: object) -> None:
+def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path, config: Any, name: str) -> None:
     module = sys.modules[main.__module__]
-    print((module.__doc__ or "").strip())
-    print("\nEvery key can be given as key=value; the values now in force:\n")
-    print(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    print((module.__doc__ or "").strip(), end="\n\n")
+    groups = groups_of(config_dir) if name == "config" else {}  # the others use none
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False, enum_to_str=True)
+    assert isinstance(values, dict)
+    print("\n".join(describe(schema, values, groups)))  # type: ignore[arg-type]
 
 
 _NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To append to your config", "Config search",

@@ -1,0 +1,84 @@
+"""The command line: what is asked for, what is misspelt, what help tells."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from common.cli import compose_config
+from common.errors import UserError
+from common.help import describe, groups_of, keys_of
+
+ROOT = Path(__file__).parents[2]
+
+
+class Colour(Enum):
+    red = "red"
+    blue = "blue"
+
+
+@dataclass
+class Inner:
+    """A group."""
+
+    width: int = 3  # in metres
+    colour: Colour | None = None
+
+
+@dataclass
+class Outer:
+    """All."""
+
+    name: str = "???"  # of the thing
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.fixture
+def config_dir(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text("defaults:\n  - schema\n  - _self_\n")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "wide.yaml").write_text("width: 9\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["name=x", "inner.witdh=4"], "did you mean inner.width?"),
+        (["name=x", "innner.width=4"], "did you mean inner.width?"),
+        (["name=x", "zzz=1"], "--help lists the keys"),
+        (["--name=x"], "keys have no dashes; write name=x"),
+        (["inner.width=4"], "name is not given; add name=..."),
+        (["name=x", "inner.colour=green"], "expected one of [red, blue]"),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_remedy(config_dir: Path, overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        compose_config(Outer, config_dir, overrides)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
+    assert groups_of(config_dir) == {"inner": ["wide"]}
+    assert [key for key, *_ in keys_of(Outer)] == ["name", "inner.width", "inner.colour"]
+    lines = list(describe(Outer, {"name": "???", "inner": {"width": 9, "colour": None}}, {"inner": ["wide"]}))
+    told = [" ".join(line.split()) for line in lines]
+    assert "inner: wide" in told
+    assert "name=(must be given) # of the thing" in told
+    assert "inner.width=9 # in metres" in told
+    assert "inner.colour=null # red | blue" in told
+
+
+@pytest.mark.parametrize("module", ["app.doctor", "data_prep"])
+def test_help_needs_nothing(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "key=value" in done.stdout
+    assert list(tmp_path.iterdir()) == []
