@@ -104,7 +104,7 @@ def test_run_dir_follows_its_name() -> None:
 
 
 def test_what_must_be_given_is_named() -> None:
-    with pytest.raises(UserError, match="missing mandatory value: run"):
+    with pytest.raises(UserError, match="run is not given; add run="):
         compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
 
 
@@ -112,4 +112,4 @@ def test_help_lists_keys_with_their_values() -> None:
     done = subprocess.run([sys.executable, "-m", "app.train", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "python -m app.train" in done.stdout
-    assert "global_batch_size: 512" in done.stdout
+    assert "train.global_batch_size=512" in done.stdout
