@@ -41,6 +41,9 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 	$(if $(CANDIDATES),,$(error recommend wants candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
+plan: environment ## Sharding plan for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
+	$(python) -m app.plan $(ARGS)
+
 verify: environment ## Replay a run and say whether it came out the same: RUN=runs/quickstart
 	$(if $(RUN),,$(error verify wants a run: make verify RUN=runs/quickstart))
 	$(launch)app.verify run=$(RUN) $(ARGS)

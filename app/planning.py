@@ -72,7 +72,7 @@ def decide(
     chosen = sharding.choices(asked, name, parts, device.type)
     if all(choice.is_forced for choice in chosen.values()):
         return sharding.place(parts, chosen, world_size, local_world_size)
-    resolved = topology.resolve(own, topology.probe(device.type), local_world_size)
+    resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
     return sharding.search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
 

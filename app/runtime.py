@@ -85,7 +85,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     Raises:
         UserError: a platform that is not here, a precision that it has not, or half of a launcher's variables.
     """
-    _quieten_third_parties()
+    quieten_third_parties()
     platform = _platform(config.platform)
     if config.precision is Precision.tf32 and platform is Platform.cpu:
         raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
@@ -171,7 +171,7 @@ def _fbgemm_has_gpu_code() -> bool:
     return False
 
 
-def _quieten_third_parties() -> None:
+def quieten_third_parties() -> None:
     """Silence, one by one, warnings about libraries' own insides that nobody here can act on."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")

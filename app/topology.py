@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,10 @@ def named(name: str) -> TopologyConfig:
     return there[name]
 
 
-def resolve(config: TopologyConfig, device: Device, devices_per_node: int) -> TopologyConfig:
+def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
     """The configuration with every figure filled in: from its file, or what is known of the device, or as given.
+
+    `find` probes the device, which need not be there where the configuration tells all.
 
     Raises:
         UserError: the device is not known, or a figure is missing.
@@ -75,14 +77,14 @@ def resolve(config: TopologyConfig, device: Device, devices_per_node: int) -> To
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
     elif config.name == AUTO and any(getattr(config, key) is None for key in HARDWARE):
-        found = identify(device, known())
+        found = identify(find(), known())
         config = replace(_over(found, config), name=found.name)
     if config.architecture == "cpu":
         memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
         config = replace(config, memory_gib=memory, host_memory_gib=config.host_memory_gib or memory)
     for key in HARDWARE:
         if getattr(config, key) is None:
-            raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(device)}")
+            raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
     return config
 
 

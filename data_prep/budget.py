@@ -99,6 +99,8 @@ def check_disk(path: Path, job: Job) -> None:
 
 def _estimate_rows(source: Source) -> float:
     """Rows of a source, from the length of its first lines."""
+    if source.generated_rows is not None:
+        return float(source.generated_rows)
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
         for block in lines.until(SAMPLE_BYTES):
             length = block.end - block.start

@@ -12,9 +12,11 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.arrange import SPLITS
+from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource, DenseTransform, Encoding
 from data_prep.config import DataConfig, chunk_size, dataset_path
+from data_prep.days import synthetic_sources
 from data_prep.existing import (
     CLEARING_NAME,
     find_finished,
@@ -33,7 +35,6 @@ from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO
 from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
-from data_prep.synthetic import generate_days
 from data_prep.table import Table, load_table
 from data_prep.validation import validate
 from data_prep.work import Job
@@ -54,8 +55,7 @@ def preprocess(data: DataConfig) -> Manifest:
         with locked(root) as work:
             finish_pending(root, work)
         with locked(root) as work:  # anew: what was pending took its lock with it
-            raw, extra = _raw_files(data, root)
-            sources = tuple(resolve_sources(raw))
+            sources = tuple(_find_sources(data, root))
             rules = resolve_rules(data, len(sources))
             table = _user_table(data, sources)
             schema = CRITEO if table is None else table.schema
@@ -67,7 +67,7 @@ def preprocess(data: DataConfig) -> Manifest:
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table)
-            manifest = _make(data, root, job, parameters, extra)
+            manifest = _make(data, root, job, parameters)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error
@@ -75,14 +75,11 @@ def preprocess(data: DataConfig) -> Manifest:
     return manifest
 
 
-def _raw_files(data: DataConfig, root: Path) -> tuple[Any, dict[str, Any]]:
-    """What to read, made or fetched if need be, and what the manifest's `extra` should say of it."""
+def _find_sources(data: DataConfig, root: Path) -> list[Source]:
+    """What to read, made or fetched if need be."""
     if data.source is DataSource.synthetic:
-        raw, bayes = generate_days(data.synthetic, root, data.raw)
-        return raw, {"bayes": bayes}
-    if data.source is DataSource.remote:
-        return fetch_days(data, root), {}
-    return data.raw, {}
+        return synthetic_sources(data, root)
+    return resolve_sources(fetch_days(data, root) if data.source is DataSource.remote else data.raw)
 
 
 def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
@@ -114,7 +111,7 @@ def encoding_parameters(data: DataConfig, rules: Rules, table: Table | None = No
     }
 
 
-def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
+def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
     begin = time.monotonic()
     check_disk(root, job)
@@ -123,6 +120,9 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any], ex
     with compile_notice("the parser"):
         compile_kernels()
     result = run_stages(data, job, root)
+    extra: dict[str, Any] = {}
+    if data.source is DataSource.synthetic:
+        extra["bayes"] = dataset_scores(job, result.records, result.rows)
     extra |= {
         "peak_memory_bytes": result.peak_bytes,
         "workers": result.workers,

@@ -22,19 +22,29 @@ except ImportError:  # the same bytes, but slower
 
 GZIP_MAGIC = b"\x1f\x8b"
 GLOB_CHARACTERS = frozenset("*?[")
+GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 READ_AHEAD_BYTES = 1 << 20
 READ_AHEAD_BLOCKS = 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """One raw file as it was found; `name` is its file name, `path` where it lies."""
+    """One raw file as it was found; `name` is its file name, `path` where it lies.
+
+    generated_rows: of a file that only describes a day, how many rows are to be generated from it.
+    """
 
     path: str
     name: str
     bytes: int
     mtime_ns: int
     compressed: bool
+    generated_rows: int | None = None
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes to read, or to generate."""
+        return self.bytes if self.generated_rows is None else self.generated_rows * GENERATED_ROW_BYTES
 
 
 def resolve_sources(raw: Any) -> list[Source]:

@@ -93,7 +93,7 @@ def _stage(name: str, total_bytes: int, pool: Pool) -> Iterator[None]:
 
 
 def _parse(job: Job, pool: Pool) -> Result:
-    total = sum(source.bytes for source in job.sources)
+    total = sum(source.work_bytes for source in job.sources)
     with _stage("parse", total, pool):
         records: list[UnitRecord] = []
         digests: list[FileDigest] = []

@@ -1,51 +1,45 @@
-"""The model behind synthetic clicks: what a column looks like, and what makes a click likely.
+"""The model behind synthetic clicks: what makes a click likely.
 
-The logit of a row is an intercept, plus an effect of every category, plus a linear effect of every integer's
-log(1 + max(x, 0)), plus a factorisation machine (Rendle 2010) over the smaller categorical columns. The
-click probability is rounded to a multiple of 2^-20, so that a histogram of it is exact.
+The logit of a row is an intercept, plus an effect of every category, plus an effect of every integer that is linear
+in log(1 + max(x, 0)) within bounds, plus interactions of low rank: the categories of some columns have vectors, and
+each pair of these columns has a bilinear form of its own, which gives the pair's effect from two vectors (a
+factorisation machine, Rendle 2010, with a form per pair of fields, Sun et al. 2021). Effects and vectors turn from
+day to day: those of days d apart correlate by cos(drift * d).
 """
 
-from dataclasses import dataclass
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.config import SyntheticConfig
+from data_prep.criteo_columns import (
+    INTEGER_LOG_DEVIATION,
+    INTEGER_LOG_MEAN,
+    INTEGER_MISSING,
+    INTEGER_SHIFT,
+    Columns,
+)
 from data_prep.jit import jit
 
-PROBABILITY_BITS = 20
-PROBABILITY_STEPS = 1 << PROBABILITY_BITS
-FACTORS = 4
-INTERACTING_CARDINALITY = 700
-
-# distinct values of each column of Criteo Kaggle's training rows
-KAGGLE_CARDINALITIES = (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-    5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
-)  # fmt: skip
-CATEGORY_MISSING = (
-    0, 0, 0.034, 0.034, 0, 0.12, 0, 0, 0, 0, 0, 0.034, 0, 0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.76, 0,
-    0.034, 0.44, 0.44,
-)  # fmt: skip
-INTEGER_MISSING = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.76, 0.22)
-INTEGER_LOG_MEAN = (0.5, 1.5, 2.0, 1.6, 7.5, 3.6, 1.7, 2.2, 4.0, 0.3, 0.7, 0.2, 1.7)
-INTEGER_LOG_DEVIATION = (1.1, 1.9, 1.4, 0.9, 2.0, 1.5, 1.4, 1.1, 1.3, 0.5, 0.9, 0.8, 0.9)
-INTEGER_SHIFT = (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has negatives, as in Criteo
-
-# small columns say most, so that a short training run can learn
-CATEGORY_DEVIATION, CATEGORY_DECAY = 0.45, 0.14
-INTEGER_DEVIATION = 0.34
-FACTOR_DEVIATION = 0.20
-ZIPF_EXPONENTS = (1.15, 1.45)
+FACTORS = 2
+# Frequent values have the larger effects: rare ones could not be learned from few rows.
+CATEGORY_DEVIATION, CATEGORY_DECAY = 0.3, 0.4
+FACTOR_DECAY = 0.4
+INTEGER_DEVIATION = 0.2
+PAIR_DEVIATION = 0.3
 MAX_STANDARD_SCORE = 2.5
+SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 
 
 class Teacher(NamedTuple):
-    """Arrays that the kernel reads; F columns, their values one column after the other.
+    """Arrays that the kernels read, of one day. F columns, the values of each after those of the one before.
 
     first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
-    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; factors
-    [V, FACTORS] float32 (0 in columns that do not interact); log_mean, log_deviation, slope [N] float64;
+    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
+    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; forms [K, K,
+    FACTORS, FACTORS] float32, of which those of pairs (i, j > i) count; log_mean, log_deviation, slope [N] float64;
     shift [N] int64; intercept [1] float64.
     """
 
@@ -56,7 +50,10 @@ class Teacher(NamedTuple):
     category_missing: NDArray[np.float32]
     integer_missing: NDArray[np.float32]
     main: NDArray[np.float32]
+    interacting: NDArray[np.int64]
+    first_factor: NDArray[np.int64]
     factors: NDArray[np.float32]
+    forms: NDArray[np.float32]
     log_mean: NDArray[np.float64]
     log_deviation: NDArray[np.float64]
     slope: NDArray[np.float64]
@@ -64,31 +61,71 @@ class Teacher(NamedTuple):
     intercept: NDArray[np.float64]
 
 
-def make_teacher(seed: int, max_cardinality: int, intercept: float = 0.0) -> Teacher:
-    """The teacher of a seed; cardinalities shrink with the square root of Criteo Kaggle's."""
-    kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
-    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
+class _Effects(NamedTuple):
+    """Standard normal numbers from which main, factors and slope follow."""
+
+    main: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    slope: NDArray[np.float32]
+
+
+def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
+    """The teacher of a day, with an intercept of 0."""
+    cardinality = columns.cardinality
+    interacting = np.array(columns.interacting, np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 0x7EAC4E5])))
-    deviation = CATEGORY_DEVIATION * cardinality**-CATEGORY_DECAY
-    main = rng.standard_normal(first[-1]) * np.repeat(deviation, cardinality)
-    factors = rng.standard_normal((first[-1], FACTORS)) * FACTOR_DEVIATION
-    factors[np.repeat(cardinality > INTERACTING_CARDINALITY, cardinality)] = 0
+    first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
+    effects = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
+    decay = np.concatenate([_falling(size, CATEGORY_DECAY) for size in cardinality])
+    factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
+    rng = _generator(config.seed, SHAPE_SEED)
+    salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
+    forms = rng.standard_normal((len(interacting), len(interacting), FACTORS, FACTORS), np.float32)
+    strength = PAIR_DEVIATION / math.sqrt(FACTORS) * config.interaction / config.difficulty
     return Teacher(
         first=first[:-1],
         cardinality=cardinality,
-        exponent=rng.uniform(*ZIPF_EXPONENTS, len(cardinality)),
-        salt=rng.integers(0, 2**32, len(cardinality), dtype=np.uint32),
-        category_missing=np.array(CATEGORY_MISSING, np.float32),
+        exponent=columns.exponent,
+        salt=salt,
+        category_missing=columns.missing,
         integer_missing=np.array(INTEGER_MISSING, np.float32),
-        main=main.astype(np.float32),
-        factors=factors.astype(np.float32),
+        main=(effects.main * decay * (CATEGORY_DEVIATION / config.difficulty)).astype(np.float32),
+        interacting=interacting,
+        first_factor=first_factor[:-1],
+        factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
+        forms=forms * np.float32(strength),
         log_mean=np.array(INTEGER_LOG_MEAN),
         log_deviation=np.array(INTEGER_LOG_DEVIATION),
-        slope=rng.standard_normal(len(INTEGER_MISSING)) * INTEGER_DEVIATION,
+        slope=effects.slope.astype(np.float64) * (INTEGER_DEVIATION / config.difficulty),
         shift=np.array(INTEGER_SHIFT, np.int64),
-        intercept=np.array([intercept]),
+        intercept=np.zeros(1),
     )
+
+
+def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
+    """Effects on the way, by an angle of `drift` a day, from one set of random numbers to another."""
+    start = _draw_effects(_generator(config.seed, START_SEED), num_values, num_vectors)
+    angle = config.drift * day
+    if angle == 0:
+        return start
+    end = _draw_effects(_generator(config.seed, END_SEED), num_values, num_vectors)
+    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+    return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
+
+
+def _draw_effects(rng: np.random.Generator, num_values: int, num_vectors: int) -> _Effects:
+    slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
+    factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
+    return _Effects(rng.standard_normal(num_values, np.float32), factors, slope)
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose])))
+
+
+def _falling(size: int, decay: float) -> NDArray[np.float32]:
+    """(1 + rank) ** -decay of ranks 0 to size - 1."""
+    return (np.arange(1, size + 1, dtype=np.float32) ** np.float32(-decay)).astype(np.float32)
 
 
 @jit
@@ -113,57 +150,35 @@ def integers_from_normal(normal, log_mean, log_deviation, shift, integers):  # t
 
 
 @jit
+def _pair_effects(teacher, ranks, present):  # type: ignore[no-untyped-def]
+    """The sum of all pairs' interactions in one row."""
+    total = 0.0
+    columns = teacher.interacting
+    for i in range(len(columns)):
+        if not present[columns[i]]:
+            continue
+        left = teacher.first_factor[i] + ranks[columns[i]]
+        for j in range(i + 1, len(columns)):
+            if not present[columns[j]]:
+                continue
+            right = teacher.first_factor[j] + ranks[columns[j]]
+            for a in range(FACTORS):
+                for b in range(FACTORS):
+                    form = np.float64(teacher.forms[i, j, a, b])
+                    total += form * teacher.factors[left, a] * teacher.factors[right, b]
+    return total
+
+
+@jit
 def teacher_logits(teacher, integers, integer_present, ranks, category_present, logits):  # type: ignore[no-untyped-def]
     """The logit of every row; what is missing has no effect, but for integers, which count as 0."""
-    total = np.zeros(FACTORS)
     for row in range(len(logits)):
         logit = teacher.intercept[0]
         for column in range(integers.shape[1]):
             log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
             score = (log - teacher.log_mean[column]) / teacher.log_deviation[column]
             logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
-        total[:] = 0.0
-        squares = 0.0
         for column in range(ranks.shape[1]):
             if category_present[row, column]:
-                index = teacher.first[column] + ranks[row, column]
-                logit += teacher.main[index]
-                if teacher.cardinality[column] <= INTERACTING_CARDINALITY:
-                    for factor in range(FACTORS):
-                        value = np.float64(teacher.factors[index, factor])
-                        total[factor] += value
-                        squares += value * value
-        interaction = -squares
-        for factor in range(FACTORS):
-            interaction += total[factor] * total[factor]
-        logits[row] = logit + 0.5 * interaction
-
-
-@dataclass(frozen=True)
-class BayesScores:
-    """What the best possible model would reach on the rows: the one that knows every click's probability.
-
-    auc: of the probabilities against labels drawn from them, in expectation; logloss: nats per sample;
-    ne: logloss over the entropy of base_rate; base_rate: mean probability; rows: how many.
-    """
-
-    auc: float
-    logloss: float
-    ne: float
-    base_rate: float
-    rows: int
-
-
-def bayes_scores(histogram: NDArray[np.int64]) -> BayesScores:
-    """Scores from histogram[i], the number of rows with click probability i / PROBABILITY_STEPS."""
-    steps = np.flatnonzero(histogram)
-    rows = histogram[steps].astype(np.float64)
-    probability = steps / PROBABILITY_STEPS
-    positive, negative = rows * probability, rows * (1 - probability)
-    below = np.cumsum(negative) - negative
-    auc = float(np.sum(positive * (below + negative / 2)) / (positive.sum() * negative.sum()))
-    entropy = -(probability * np.log(probability) + (1 - probability) * np.log1p(-probability))
-    logloss = float(np.sum(rows * entropy) / rows.sum())
-    base_rate = float(positive.sum() / rows.sum())
-    base_entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
-    return BayesScores(auc, logloss, float(logloss / base_entropy), base_rate, int(rows.sum()))
+                logit += teacher.main[teacher.first[column] + ranks[row, column]]
+        logits[row] = logit + _pair_effects(teacher, ranks[row], category_present[row])

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.bayes import TRUTH_SUFFIX
 from data_prep.columns import write_runs
+from data_prep.days import described_blocks
 from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.diagnose import diagnose_row
 from data_prep.encode import encode_hash
@@ -17,16 +20,18 @@ from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_befo
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
-from data_prep.sources import Source
+from data_prep.sources import GENERATED_ROW_BYTES, Source
+from data_prep.synthetic import BLOCK_ROWS
 from data_prep.table import Table, parse_table
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
 
 MISSING_AS_ZERO = np.int32(0)
+TEXT_ROW_BYTES = 244  # of a generated row
 
 
 @dataclass(frozen=True)
 class ParseTask:
-    """One chunk of a plain source, or all chunks (chunk None) of a compressed one."""
+    """One chunk of a plain or generated source, or all chunks (chunk None) of a compressed one."""
 
     job: Job
     source: int
@@ -39,10 +44,18 @@ def parse_tasks(job: Job) -> list[ParseTask]:
     for index, source in enumerate(job.sources):
         if source.compressed:
             tasks.append(ParseTask(job, index, None))
+        elif source.generated_rows is not None:
+            chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
+            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
     return tasks
+
+
+def _blocks_per_chunk(job: Job) -> int:
+    """Generated blocks whose text would be about as long as a chunk."""
+    return max(1, job.chunk_bytes // (BLOCK_ROWS * TEXT_ROW_BYTES))
 
 
 def run_parse_task(task: ParseTask) -> list[UnitRecord]:
@@ -56,6 +69,11 @@ def run_parse_task(task: ParseTask) -> list[UnitRecord]:
         with LineBlocks(source) as lines:
             return _parse_stream(job, task.source, lines)
     record = load_record(job, "parsed", task.source, task.chunk)
+    if source.generated_rows is not None:
+        if record is None:
+            return [_generate_unit(job, task.source, task.chunk)]
+        counters().add(record.rows * GENERATED_ROW_BYTES, record.rows)
+        return [record]
     start = task.chunk * job.chunk_bytes
     if record is not None:
         counters().add(min(job.chunk_bytes, source.bytes - start), record.rows)
@@ -93,6 +111,10 @@ class _UnitFiles:
         self._ranges: list[DenseRange] = []
         self._positives = 0
         self._block_rows: list[int] = []
+        self._truth: NpyWriter | None = None
+        if job.sources[source].generated_rows is not None:
+            self._truth = NpyWriter(job.unit_path(source, chunk, TRUTH_SUFFIX), np.float32, 1)
+            self._suffixes.append(TRUTH_SUFFIX)
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
             self._raw_path = job.unit_path(source, chunk, "raw")
@@ -101,9 +123,11 @@ class _UnitFiles:
             path = job.unit_path(source, chunk, "sparse.npy")
             self._sparse = NpyWriter(path, np.int32, len(job.schema.sparse))
 
-    def append(self, block: Block) -> None:
-        """Write the rows of a block."""
+    def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
+        """Write the rows of a block, with their click probabilities if they were generated."""
         job = self._job
+        if self._truth is not None and truth is not None:
+            self._truth.append(truth)
         self._positives += int(block.labels.sum(dtype=np.int64))
         self._block_rows.append(len(block.labels))
         self._labels.append(block.labels)
@@ -123,6 +147,8 @@ class _UnitFiles:
         job, source, chunk = self._job, self._source, self._chunk
         self._labels.close()
         self._dense.close()
+        if self._truth is not None:
+            self._truth.close()
         record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
         if self._is_vocabulary:
             self._raw.close()
@@ -154,6 +180,16 @@ def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRec
             parsed = _parse_table_block(job.table, job.sources[source], block)
         files.append(parsed)
         counters().add(lines.advance(), len(parsed.labels))
+    return files.finish()
+
+
+def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
+    """As `_parse_unit`, of a day that is generated: the same rows as parsing its text would give."""
+    files = _UnitFiles(job, source, chunk)
+    blocks = _blocks_per_chunk(job)
+    for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
+        files.append(block, truth)
+        counters().add(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
     return files.finish()
 
 

@@ -1,5 +1,7 @@
 """Values out of range are refused before anything is read."""
 
+import math
+
 from common.errors import UserError
 from data_prep.choices import DataSource, Encoding
 from data_prep.config import (
@@ -11,6 +13,8 @@ from data_prep.config import (
     dataset_path,
     parse_size,
 )
+
+MAX_INTERACTION = 10  # beyond, probabilities are 0 or 1 and nothing is left to estimate
 
 
 def validate(data: DataConfig) -> None:
@@ -58,6 +62,13 @@ def _validate_synthetic(synthetic: SyntheticConfig) -> None:
     _at_least("data.synthetic.max_cardinality", synthetic.max_cardinality, 3)
     if not 0 < synthetic.click_rate < 1:
         raise UserError(f"data.synthetic.click_rate={synthetic.click_rate}: give a share, 0 < share < 1")
+    if not 0.1 <= synthetic.difficulty < math.inf:
+        raise UserError(f"data.synthetic.difficulty={synthetic.difficulty}: must be a number of at least 0.1")
+    if not 0 <= synthetic.interaction <= MAX_INTERACTION:
+        factor = synthetic.interaction
+        raise UserError(f"data.synthetic.interaction={factor}: give a factor from 0 to {MAX_INTERACTION}")
+    if not 0 <= synthetic.drift <= math.pi / 2:
+        raise UserError(f"data.synthetic.drift={synthetic.drift}: give an angle in radians, from 0 to pi / 2")
 
 
 def _at_least(key: str, value: int, limit: int) -> None:

@@ -10,6 +10,7 @@ from app.config.data import DataConfig, MultiHotConfig, SyntheticConfig, VerifyD
 from app.config.loss import LossConfig, LossName
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from app.config.plan import PlanConfig
 from app.config.published import PublishedConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
@@ -30,6 +31,8 @@ __all__ = [
     "MultiHotConfig",
     "OptimizerConfig",
     "OptimizerName",
+    "PlanAppConfig",
+    "PlanConfig",
     "Platform",
     "Precision",
     "PublishedConfig",
@@ -70,6 +73,13 @@ class AppConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     published: PublishedConfig = field(default_factory=PublishedConfig)
+
+
+@dataclass
+class PlanAppConfig(AppConfig):
+    """The configuration of `python -m app.plan`: a run's, and what is asked of its plan."""
+
+    plan: PlanConfig = field(default_factory=PlanConfig)
 
 
 @dataclass

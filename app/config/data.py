@@ -21,8 +21,15 @@ class VerifyData(Enum):
 class SyntheticConfig:
     """The day made where no data is given; the planted truth is described in docs/data.md."""
 
-    rows: int | None = None  # rows of the raw day; null: data_prep's default
+    rows: int | None = None  # over all days; null, here and below: data_prep's default
     seed: int | None = None  # of its generator
+    days: int | None = None  # the last one is held out, where there are several
+    click_rate: float | None = None
+    max_cardinality: int | None = None  # distinct values of the largest column
+    difficulty: float | None = None  # above 1, labels are noisier
+    interaction: float | None = None  # strength of what pairs of columns add
+    drift: float | None = None  # angle in radians by which the truth turns from day to day
+    direct: bool | None = None  # straight to shards, without raw files
 
 
 @dataclass

@@ -101,8 +101,8 @@ def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
         )
 
 
-def kernels_allowed(kernels: Any, types: list[str], key: str = "sharding.kernels") -> list[str]:
-    """The compute kernels that a configured value allows for tables of these types.
+def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "sharding.kernels") -> list[str]:
+    """The compute kernels that a configured value allows for tables of these types; `auto` has only those that fit.
 
     Raises:
         UserError: not known kernels, or none for one of the types.
@@ -113,7 +113,7 @@ def kernels_allowed(kernels: Any, types: list[str], key: str = "sharding.kernels
     if not isinstance(asked, list) or not asked or not set(asked) <= set(KERNELS):
         raise UserError(f"{key}={kernels}: must be one of {', '.join(KERNELS)}, or a list of them")
     for kind in types:
-        if not kernels_of(kind, asked):
+        if not auto and not kernels_of(kind, asked):
             raise UserError(
                 f"{key}={kernels}: the kernel of data_parallel is dense, and dense is no other type's; "
                 f"{kind} is among the sharding types"
@@ -163,7 +163,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     for key, own in parts.items():
         part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
         types = types_allowed(part.types, optimizer, f"{key}.types")
-        kernels = kernels_allowed(part.kernels, types, f"{key}.kernels")
+        kernels = kernels_allowed(part.kernels, types, part.types == AUTO, f"{key}.kernels")
         require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
         if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
             raise UserError(f"{key}.min_partition={own.min_partition}: has no effect without a column-wise type")

@@ -3,6 +3,7 @@
 from app.sharding.choices import Choice, choices
 from app.sharding.collections import table_of, table_types
 from app.sharding.execute import distribute, plan_summary
+from app.sharding.forecast import forecast
 from app.sharding.placement import place
 from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan
 from app.sharding.planner import Estimate, Workload, estimates, options, search
@@ -21,6 +22,7 @@ __all__ = [
     "distribute",
     "estimates",
     "fill_tables",
+    "forecast",
     "local_shards",
     "options",
     "place",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.config import OptimizerName, ShardingConfig
-from app.config.sharding import UVM_KERNELS, kernels_allowed, kernels_of, of_table, types_allowed
+from app.config.sharding import AUTO, UVM_KERNELS, kernels_allowed, kernels_of, of_table, types_allowed
 from app.sharding.plan import Table, shardable
 from common.errors import UserError
 
@@ -45,7 +45,7 @@ def choices(
     for table in tables:
         key, own = of_table(config, table.name, list(table.features))
         types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
-        kernels = kernels_allowed(own.kernels, types, f"{key}.kernels")
+        kernels = kernels_allowed(own.kernels, types, own.types == AUTO, f"{key}.kernels")
         if device_type == "cpu" and (asked := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
             raise UserError(
                 f"{key}.kernels={asked[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are there "

@@ -115,17 +115,18 @@ def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, lis
     result = {}
     for name, (option,) in options(model, as_planned, workload).items():
         result[name] = [
-            estimate_shard(shard, planned.rank)
+            estimate_shard(shard, planned.rank, plan.world_size)
             for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
         ]
     return result
 
 
-def estimate_shard(shard: Any, rank: int) -> Estimate:
-    """From TorchRec's form."""
+def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
+    """From TorchRec's form; it counts what one process alone sends to itself, too, and nothing travels there."""
     perf, storage = shard.perf, shard.storage
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
-    return Estimate(rank, storage.hbm, storage.ddr, lookup, perf.fwd_comms + perf.bwd_comms)
+    communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
+    return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
 
 
 def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import runtime
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, RuntimeConfig, VerifyConfig
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
 from app.config.doctor import DoctorConfig
 from app.config.recommend import RecommendConfig
 from common.cli import run_command
@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
 SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
-           "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor")}  # fmt: skip
+           "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor"),
+           "plan": (PlanAppConfig, "plan")}  # fmt: skip
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

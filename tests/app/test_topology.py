@@ -40,29 +40,29 @@ def test_every_figure_has_a_source() -> None:
 def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> None:
     strange = Device("AMD Instinct MI300A", "gfx942", 127.5)
     with pytest.raises(UserError, match=r"AMD Instinct MI300A \(gfx942, 127.5 GiB\) is not known") as caught:
-        topology.resolve(TopologyConfig(), strange, 4)
+        topology.resolve(TopologyConfig(), lambda: strange, 4)
     assert "\n" not in str(caught.value)
     shown = str(caught.value).split("one way: ")[1].split("; then")[0]
     path = tmp_path / "mine.yaml"
     path.write_text(shown.replace("...", "100"))
-    found = topology.resolve(TopologyConfig(file=str(path)), strange, 4)
+    found = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
     assert (found.name, found.memory_gib, found.inter_host_gb_per_s) == ("mine", 128, 100)
     path.write_text(shown.replace("...", "fast"))
     with pytest.raises(UserError, match=r"mine\.yaml: not a topology"):
-        topology.resolve(TopologyConfig(file=str(path)), strange, 4)
+        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
     path.write_text("{name: mine, architecture: gfx942}")
     with pytest.raises(UserError, match=r"topology\.memory_gib=null: topology mine needs it"):
-        topology.resolve(TopologyConfig(file=str(path)), strange, 4)
+        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
 
 
 def test_what_is_given_comes_before_what_is_known() -> None:
-    found = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), DEVICES["a100_40"], 8)
+    found = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
     assert (found.name, found.intra_host_gb_per_s, found.memory_gb_per_s) == ("a100_40", 25, 1555)
 
 
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
-    h100 = topology.resolve(topology.named("h100"), DEVICES["h100"], 8)
+    h100 = topology.resolve(topology.named("h100"), lambda: DEVICES["h100"], 8)
     made = topology.to_torchrec(h100, 16, 8)
     assert made.hbm_mem_bw == 3350e9 / 1000
     assert made.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
@@ -72,7 +72,7 @@ def test_units_are_those_of_torchrec() -> None:
 
 
 def test_a_cpus_memory_is_shared_by_its_processes() -> None:
-    resolved = topology.resolve(TopologyConfig(), DEVICES["cpu"], 4)
+    resolved = topology.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
     made = topology.to_torchrec(resolved, 4, 4)
     assert made.compute_device == "cpu"
     assert made.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)

@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import UserError
 from data_prep.config import SyntheticConfig
+from data_prep.days import generate_days
 from data_prep.pool import Counters
 from data_prep.sources import resolve_sources
-from data_prep.synthetic import generate_days
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
 
@@ -69,7 +69,7 @@ def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
 
 def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SyntheticConfig(rows=3_000, days=3)
-    whole, _ = generate_days(config, tmp_path / "whole", None)
+    whole = generate_days(config, tmp_path / "whole", None)
     replace, calls = Path.replace, []
 
     def interrupted(self: Path, target: Path) -> Path:
@@ -82,7 +82,7 @@ def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             generate_days(config, tmp_path / "cut", None)
-    again, _ = generate_days(config, tmp_path / "cut", None)
+    again = generate_days(config, tmp_path / "cut", None)
     assert [Path(day).read_bytes() for day in again] == [Path(day).read_bytes() for day in whole]
 
 

@@ -1,0 +1,174 @@
+"""python -m app.plan: the sharding plan for hardware that need not be here, what it costs, and why it is so.
+
+No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8
+plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app import embeddings, plan_view, planning, prepare, progress, runtime, sharding, topology
+from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
+from app.config.plan import validate_plan
+from app.config.sharding import AUTO
+from app.embeddings import SparseArch
+from app.validation import validate
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.format import MANIFEST_NAME, load_manifest, write_atomically
+
+
+def main(config: PlanAppConfig) -> int:
+    """Plan as configured; return the exit status."""
+    progress.log_to_terminal(rank=0)
+    runtime.quieten_third_parties()
+    validate(config)
+    validate_plan(config.plan)
+    rows, bag_sizes = _table_sizes(config)
+    resolved = _resolved(config.topology)
+    tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved))
+    content = _planned(config, resolved, tables, bag_sizes)
+    content["what_if"] = [
+        _what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)
+    ]
+    lines = plan_view.plan_lines(content)
+    if content["what_if"]:
+        lines += ["", *plan_view.what_if_lines(content["what_if"])]
+    if config.plan.against is not None:
+        lines += ["", *plan_view.diff_lines(_read(config.plan.against), content, config.plan.against)]
+    print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
+    text = json.dumps(content, indent=1) + "\n"
+    if config.plan.out == "-":
+        sys.stdout.write(text)
+    elif config.plan.out is not None:
+        write_atomically(Path(config.plan.out), text.encode())
+    return EXIT_DONE
+
+
+def _planned(
+    config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
+) -> dict[str, Any]:
+    """The plan's file: the plan itself, what it is for, and its forecast."""
+    config = replace(config, topology=resolved)
+    device = _device(resolved)
+    plan = planning.decide(config, device, tables, bag_sizes)
+    work = planning.workload(config, resolved, tables, bag_sizes)
+    parts, name = sharding.table_types(tables), config.optimizer.name
+    chosen = {}
+    if config.sharding.plan is None:
+        asked = planning.with_an_update_for_tables(config.sharding, name, parts, device)
+        chosen = sharding.choices(asked, name, parts, device.type)
+    everything = replace(config.sharding, types=AUTO, tables={}, min_partition=None)
+    possible = sharding.choices(everything, name, parts, device.type)
+    found = sharding.forecast(tables, plan, work, chosen, possible)
+    content = plan.to_json()
+    for row in found.tables:
+        content["tables"][row.name].update(row._asdict(), ranks=plan.tables[row.name].ranks)
+    return {
+        **content,
+        "nodes": resolved.nodes,
+        "topology": asdict(resolved),
+        "global_batch_size": config.train.global_batch_size,
+        "optimizer": name.value,
+        "types": plan.summary(),
+        "ranks": [{**asdict(rank), "total_ms": rank.total_ms} for rank in found.ranks],
+        "forecast": {"fits": found.fits, "capacity_bytes": found.capacity_bytes, "step_ms": found.step_ms,
+                     "headroom_bytes": found.headroom_bytes, "imbalance": found.imbalance},
+    }  # fmt: skip
+
+
+def _what_if(
+    config: PlanAppConfig,
+    resolved: TopologyConfig,
+    global_batch_size: int,
+    tables: SparseArch,
+    bag_sizes: Mapping[str, float],
+) -> dict[str, Any]:
+    """One line of the comparison: planned anew for that hardware and batch."""
+    case = {"topology": resolved.name, "nodes": resolved.nodes, "devices_per_node": resolved.devices_per_node,
+            "world_size": (resolved.nodes or 1) * (resolved.devices_per_node or 1),
+            "global_batch_size": global_batch_size}  # fmt: skip
+    other = replace(
+        config,
+        train=replace(config.train, global_batch_size=global_batch_size),
+        sharding=replace(config.sharding, plan=None),
+    )
+    try:
+        content = _planned(other, resolved, tables, bag_sizes)
+    except UserError as error:
+        return {**case, "forecast": None, "problem": str(error).split(";")[0]}
+    slowest = max(content["ranks"], key=lambda rank: rank["total_ms"])
+    return {**case, "forecast": content["forecast"], "slowest": slowest, "types": content["types"]}
+
+
+def _device(resolved: TopologyConfig) -> torch.device:
+    """The kind of device that is planned for."""
+    return torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
+
+
+def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
+    """Hardware and batches to compare; none unless asked."""
+    asked = config.plan
+    if not (asked.topologies or asked.batch_sizes or asked.devices):
+        return []
+    others = [resolved] + [
+        _resolved(replace(topology.named(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
+        for name in asked.topologies
+    ]
+    counts = asked.devices or [resolved.devices_per_node or 1]
+    batches = asked.batch_sizes or [config.train.global_batch_size]
+    return [(replace(t, devices_per_node=count), batch) for t in others for count in counts for batch in batches]
+
+
+def _resolved(asked: TopologyConfig) -> TopologyConfig:
+    """The topology with every figure, and how many there are."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = asked.devices_per_node or gpus or 1
+    found = topology.resolve(asked, lambda: topology.probe("cuda" if gpus else "cpu"), count)
+    return replace(found, nodes=asked.nodes or 1, devices_per_node=count)
+
+
+def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float]]:
+    """Rows of each feature's table, and mean ids a bag: as given, else the dataset's.
+
+    Raises:
+        UserError: there is neither, or the numbers do not fit together.
+    """
+    given, encoding, root = config.plan.num_embeddings, {}, prepare.dataset_path(config.data)
+    if isinstance(given, dict):
+        rows = dict(given)
+    elif given is not None:
+        rows = {f"cat_{number}": count for number, count in enumerate(given)}
+    elif (root / MANIFEST_NAME).is_file():
+        manifest = load_manifest(root)
+        rows, encoding = manifest.num_embeddings, manifest.encoding
+    else:
+        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give rows of each table, such as [1000,7]")
+    if config.plan.bag_sizes is None:
+        return rows, planning.bag_sizes(config, list(rows), encoding)
+    if len(config.plan.bag_sizes) != len(rows):
+        raise UserError(
+            f"plan.bag_sizes: {len(config.plan.bag_sizes)} given for {len(rows)} features; give one for each"
+        )
+    return rows, dict(zip(rows, map(float, config.plan.bag_sizes), strict=True))
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_bytes())
+        sharding.Plan.from_json(content)
+    except OSError as error:
+        raise UserError(f"plan.against={path}: not readable ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"plan.against={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
+    return content
+
+
+if __name__ == "__main__":
+    runtime.leave(run_command(main, PlanAppConfig, CONFIG_DIR, "plan"))

@@ -1,0 +1,117 @@
+"""`python -m app.plan`: what it says of hardware that is not here, and that a run trains by what it wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import NUM_EMBEDDINGS
+from tests.app.group import run_group
+
+# MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
+ROWS = [40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4,
+        976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36]  # fmt: skip
+MLPERF = [f"plan.num_embeddings={json.dumps(ROWS)}", "data.multi_hot.sizes=mlperf_v2", "model.embedding_dim=128",
+          "model.dense_arch=[512,128]", "sharding=auto", "train.global_batch_size=65536"]  # fmt: skip
+
+
+def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    done = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "plan.json").read_bytes())
+
+
+def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
+    overrides = [*MLPERF, "topology=mi300x", "topology.devices_per_node=8", "optimizer=rowwise_adagrad"]
+    plan = planned(run_app, tmp_path, *overrides, "plan.topologies=[h100]", "plan.devices=[1,8]")
+    assert plan["world_size"] == 8
+    assert set(plan["tables"]) == {f"t_cat_{number}" for number in range(26)}
+    # Every row of every table is somewhere, once (or once on each rank), and memory is at least that of its values.
+    used = [0] * 8
+    for table, rows in zip(plan["tables"].values(), ROWS, strict=True):
+        copies = 8 if table["type"] == "data_parallel" else 1
+        assert sum(height * width for _, _, _, height, width in table["shards"]) == rows * 128 * copies
+        for rank, _, _, height, width in table["shards"]:
+            used[rank] += height * (width + 1) * 4  # row-wise Adagrad keeps one value a row
+        assert table["reason"]
+    for rank, least in zip(plan["ranks"], used, strict=True):
+        assert least <= rank["device_bytes"] <= least + (1 << 30)
+        assert rank["total_ms"] == pytest.approx(rank["lookup_ms"] + rank["communication_ms"])
+    forecast = plan["forecast"]
+    assert forecast["fits"]
+    assert forecast["capacity_bytes"] == int(192 * 2**30 * 0.85)
+    assert forecast["headroom_bytes"] == forecast["capacity_bytes"] - max(r["device_bytes"] for r in plan["ranks"])
+    assert forecast["step_ms"] == max(rank["total_ms"] for rank in plan["ranks"])
+    # What MI300X's memory buys: one device holds what takes two or more H100s.
+    cases = {(case["topology"], case["world_size"]): case for case in plan["what_if"]}
+    assert cases["mi300x", 1]["forecast"]["fits"]
+    assert cases["h100", 1]["forecast"] is None
+    assert "no plan fits: 26 tables of 97.4 GiB" in cases["h100", 1]["problem"]
+    assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
+
+
+def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
+    overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1",
+                 "sharding.kernels=[fused,dense,fused_uvm_caching]"]  # fmt: skip
+    plan = planned(run_app, tmp_path, *overrides)
+    cached = [table for table in plan["tables"].values() if table["kernel"] == "fused_uvm_caching"]
+    assert cached
+    assert {table["cache_load_factor"] for table in cached} == {0.1}
+    assert plan["ranks"][0]["host_bytes"] > 2**30
+    assert plan["forecast"]["fits"]
+
+
+def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
+    small = ["plan.num_embeddings=[100000,300000]", "topology=a100_80", "topology.devices_per_node=2"]
+    sgd = planned(run_app, tmp_path, *small, "optimizer=sgd")
+    adagrad = planned(run_app, tmp_path, *small, "optimizer=adagrad")
+    assert [table["type"] for table in sgd["tables"].values()] == ["table_wise"] * 2
+    for without, state in zip(sgd["ranks"], adagrad["ranks"], strict=True):
+        rows = 300_000 if without["rank"] == 0 else 100_000
+        assert state["device_bytes"] - without["device_bytes"] == rows * 16 * 4
+
+
+def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
+    overrides = ["plan.num_embeddings=[100000,300]", "topology=h100", "topology.devices_per_node=4"]
+    planned(run_app, tmp_path, *overrides)
+    same = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
+    assert same.stdout.rstrip().endswith("the same")
+    other = run_app("plan", *overrides, "sharding=row_wise", f"plan.against={tmp_path / 'plan.json'}", "plan.out=-")
+    assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
+    assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
+
+
+def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]
+    plan = planned(run_app, tmp_path, *config, "topology=cpu", "topology.devices_per_node=2",
+                   "sharding.types=[row_wise,column_wise,data_parallel]")  # fmt: skip
+    assert {row["name"]: row["num_embeddings"] for row in plan["tables"].values()} == {
+        f"t_{name}": rows for name, rows in NUM_EMBEDDINGS.items()
+    }
+    alone, *_ = run_group([config], 1, tmp_path / "alone.json")
+    pair, *_ = run_group([[*config, f"sharding.plan={tmp_path / 'plan.json'}"]], 2, tmp_path / "pair.json")
+    np.testing.assert_allclose(pair["losses"], alone["losses"], rtol=1e-5)
+    for name, table in pair["plan"]["tables"].items():
+        assert table == {key: plan["tables"][name][key] for key in table}
+
+
+def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    config = [*SMALL, f"data.path={dataset}", "run.name=x", f"sharding.plan={tmp_path / 'plan.json'}"]
+    sizes = json.dumps(list(NUM_EMBEDDINGS.values()))
+    planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=2")
+    for overrides, plan, said in (
+        ([], ["topology.devices_per_node=2"], "made for 2 processes, here are 1"),
+        ([], ["plan.num_embeddings=[50,7,300]"], "made for other tables: the model has t_cat_3"),
+        ([], ["plan.num_embeddings=[50,7,300,5]"], "t_cat_3: made for another table, of 5 rows; here it has 4 rows"),
+        (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),
+    ):
+        planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=1", *plan)
+        done = run_app("train", *config, *overrides)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+    (tmp_path / "plan.json").write_text("{}")
+    assert "not a plan of" in run_app("train", *config).stderr
