@@ -6,13 +6,15 @@ from enum import Enum
 class DataSource(Enum):
     """Where raw rows come from.
 
-    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors.
+    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
+    random: ids that say nothing, for speed.
     """
 
     local = "local"
     custom = "custom"
     synthetic = "synthetic"
     remote = "remote"
+    random = "random"
 
 
 class Encoding(Enum):

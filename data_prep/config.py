@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.choices import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
+from data_prep.generators import RandomConfig
 from data_prep.multi_hot import Distribution
 
 MEBIBYTE = 1 << 20
@@ -109,8 +110,8 @@ class DataConfig:
     """What to read, how to encode it, where to write it, and what may be used for that.
 
     Attributes:
-        source: local files, the synthetic generator or mirrors (chosen by `data=local`, `data=synthetic`,
-            `data=criteo_1tb`, `data=criteo_kaggle`).
+        source: where the rows come from (chosen by `data=local`, `data=custom`, `data=criteo_1tb`,
+            `data=criteo_kaggle`, `data=synthetic`, `data=random`).
         raw: path, glob, directory of day files, or list of these; plain or .gz; in the order of the days.
         path: directory of the finished dataset.
         overwrite: replace a dataset at `path` that was made from other rows or with other parameters.
@@ -131,7 +132,7 @@ class DataConfig:
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
         days: numbers of the days to fetch, in this order.
         remote: see RemoteConfig.
-        synthetic: see SyntheticConfig.
+        synthetic: see SyntheticConfig. random: see RandomConfig.
     """
 
     source: DataSource = DataSource.local
@@ -153,6 +154,7 @@ class DataConfig:
     days: list[int] | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    random: RandomConfig = field(default_factory=RandomConfig)
 
 
 @dataclass

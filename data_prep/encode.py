@@ -88,7 +88,7 @@ class Encoder:
         manifest = load_manifest(root)
         encoding = manifest.encoding
         if encoding["raw_schema"] is None:
-            raise UserError(f"{root}: imported, so how its raw rows were encoded is unknown; new rows cannot be")
+            raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
         if encoding["order"] is None:
             return cls(manifest, [])
         features = tuple(manifest.schema["sparse"])

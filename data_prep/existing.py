@@ -95,7 +95,7 @@ def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> N
 
 
 def find_finished(
-    root: Path, parameters: dict[str, Any], schema: dict[str, Any], sources: Sequence[Source], overwrite: bool
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], overwrite: bool
 ) -> Manifest | None:
     """The dataset at `root` if it is the one asked for; None if there is none, or it is to be replaced.
 
@@ -121,7 +121,7 @@ def find_finished(
 
 
 def _difference(
-    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any], sources: Sequence[Source]
+    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source]
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"

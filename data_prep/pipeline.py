@@ -15,7 +15,7 @@ from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource, DenseTransform, Encoding
-from data_prep.config import DataConfig, chunk_size, dataset_path
+from data_prep.config import DataConfig, chunk_size, dataset_path, usable_cpus
 from data_prep.days import synthetic_sources
 from data_prep.existing import (
     CLEARING_NAME,
@@ -26,17 +26,19 @@ from data_prep.existing import (
     refuse_foreign_files,
 )
 from data_prep.format import Manifest
+from data_prep.generated import Generator, write_generated
 from data_prep.jit import compile_notice
 from data_prep.kernels import compile_kernels
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
 from data_prep.pool import start_fork_server
+from data_prep.random_rows import RandomRows
 from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO
 from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
 from data_prep.table import Table, load_table
-from data_prep.validation import validate
+from data_prep.validation import GENERATED, refuse_idle_keys, validate
 from data_prep.work import Job
 
 TOOL_VERSION = "clickwork 0.1.0"
@@ -51,6 +53,9 @@ def preprocess(data: DataConfig) -> Manifest:
     """
     validate(data)
     root = dataset_path(data)
+    if data.source in GENERATED:
+        refuse_idle_keys(data)
+        return write_generated(data, root, _generator(data))
     try:
         with locked(root) as work:
             finish_pending(root, work)
@@ -73,6 +78,12 @@ def preprocess(data: DataConfig) -> Manifest:
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error
     print(f"{root}: {_summary(manifest)}", file=sys.stderr)
     return manifest
+
+
+def _generator(data: DataConfig) -> Generator:
+    """What makes the rows of data=random or data=trace."""
+    threads = data.workers or usable_cpus()
+    return RandomRows(data.random, threads)
 
 
 def _find_sources(data: DataConfig, root: Path) -> list[Source]:

@@ -14,6 +14,8 @@ from data_prep.config import (
     parse_size,
 )
 
+GENERATED = (DataSource.random,)
+USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
 MAX_INTERACTION = 10  # beyond, probabilities are 0 or 1 and nothing is left to estimate
 
 
@@ -53,6 +55,14 @@ def validate(data: DataConfig) -> None:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
         if not data.days or len(set(data.days)) != len(data.days) or min(data.days) < 0:
             raise UserError(f"data.days={data.days}: give different days, from 0, e.g. [0,1,2]")
+
+
+def refuse_idle_keys(data: DataConfig) -> None:
+    """Raises UserError for a key that says how to encode raw rows, where there are none."""
+    usual = DataConfig()
+    for key in vars(usual):
+        if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
+            raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
 
 
 def _validate_synthetic(synthetic: SyntheticConfig) -> None:
