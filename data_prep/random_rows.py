@@ -31,7 +31,7 @@ class RandomRows:
     def __init__(self, config: RandomConfig, threads: int) -> None:
         """Raises UserError for values that cannot work."""
         validate_random(config)
-        tables: list[int] = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+        tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
         limit = config.max_rows_per_table or MAX_TABLE_ROWS
         self._tables = [min(rows, limit) for rows in tables]
         self._sizes = bag_sizes(config, len(self._tables))
