@@ -59,6 +59,9 @@ compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
 doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to mend it
 	$(python) -m app.doctor $(ARGS)
 
+tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"
+	$(python) -m tensorboard.main --logdir $(or $(RUNS),runs) $(ARGS)
+
 lint: environment ## Ruff, its formatter and mypy
 	$(python) -m ruff check
 	$(python) -m ruff format --check

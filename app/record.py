@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,16 +61,24 @@ class Record:
                 f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another"
             ) from error
 
-    def begin(self, config: dict[str, Any], manifest: dict[str, Any], step: int, evaluated: bool, afresh: bool) -> None:
+    def begin(
+        self,
+        config: dict[str, Any],
+        manifest: dict[str, Any],
+        step: int,
+        evaluated: bool,
+        afresh: bool,
+        views: Sequence[str] = (),
+    ) -> None:
         """Write the configuration and the manifest, on rank 0; events that will come again are forgotten.
 
         step, evaluated: where the run goes on, and whether that step's evaluation is in the checkpoint.
         afresh: remove what an earlier run left here. Otherwise the manifests of the run's earlier parts are kept.
+        views: names of files and directories for other tools, which belong to the run as well.
         """
         if afresh:
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            for name in (METRICS, MANIFEST, LOG, CURVES, STEP_TIMES):
-                (self.directory / name).unlink(missing_ok=True)
+            for name in (CHECKPOINTS, METRICS, MANIFEST, LOG, CURVES, STEP_TIMES, *views):
+                _remove(self.directory / name)
         (self.directory / SUMMARY).unlink(missing_ok=True)
         before = _read_json(self.directory / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
@@ -92,10 +100,26 @@ class Record:
             with open(self.directory / METRICS, "ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
 
-    def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> None:
-        """Write the newest evaluation's curves to curves.json; only who writes computes them."""
-        if self._writes:
-            write_atomically(self.directory / CURVES, json.dumps({**about, **compute()}).encode())
+    def events_at(self, step: int) -> list[dict[str, Any]]:
+        """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
+        path = self.directory / METRICS
+        if not self._writes or not path.exists():
+            return []
+        events = [json.loads(line) for line in path.read_bytes().splitlines()]
+        return [event for event in events if event["step"] == step]
+
+    def curves_at(self, step: int) -> dict[str, Any] | None:
+        """What curves.json holds, if it is of this step; None on other ranks than 0."""
+        content = _read_json(self.directory / CURVES) if self._writes else None
+        return content if content and content["step"] == step else None
+
+    def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Write the newest evaluation's curves to curves.json and return them; only rank 0 computes them."""
+        if not self._writes:
+            return None
+        content = {**about, **compute()}
+        write_atomically(self.directory / CURVES, json.dumps(content).encode())
+        return content
 
     def step_times(self, histogram: dict[str, Any]) -> None:
         """Write step_times.json."""
@@ -163,6 +187,14 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def _remove(path: Path) -> None:
+    """A file or a directory with all it holds, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:

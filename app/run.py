@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app import loop, losses, optimizer, provenance, resume, sharding, summary
+from app import loop, losses, optimizer, provenance, resume, sharding, summary, trackers
 from app.batch import Batch
 from app.config import to_plain
 from app.curves import click_curves
@@ -30,7 +30,7 @@ class Run:
         self.session, self.record, self.stop = session, record, stop
         self.config, self.runtime = session.config, session.runtime
         self.state = loop.State()
-        self.meter = Meter(self.runtime.device)
+        self.meter, self.trackers = Meter(self.runtime.device), trackers.Trackers()
         self.seconds_before: dict[str, float] = {}
         self.resumed = ""
         self.began, self.saved_at = began, time.perf_counter()
@@ -72,7 +72,10 @@ class Run:
         plain, manifest = to_plain(self.config), self._manifest()
         afresh = not self.resumed
         evaluated = self.state.evaluation is not None and self.state.evaluation["step"] == self.state.step
-        self.runtime.on_rank_0(lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh))
+        self.runtime.on_rank_0(
+            lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh, trackers.FILES)
+        )
+        self.runtime.on_rank_0(lambda: self._track(plain))
         counts = self.session.parameter_counts()
         log.info("run: %s, %d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
                  self.record.directory, self.total_steps, self.config.train.global_batch_size,
@@ -85,13 +88,16 @@ class Run:
         try:
             status = loop.train(self._parts(), self.config.train, self.state)
         except Exception as error:
-            self.record.summary(summary.failed(self.session, self.state, error, self.seconds()))
+            figures = summary.failed(self.session, self.state, error, self.seconds())
+            self.record.summary(figures)
+            self.trackers.close(figures)
             raise
         finally:
             self.progress.close()
             self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
         figures = summary.summarise(self.session, self.state, status, self.seconds())
         self.record.summary(figures)
+        self.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self.record.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
@@ -103,6 +109,12 @@ class Run:
         """Seconds spent so far, those before a resumption included."""
         spent = {"total": time.perf_counter() - self.began, **self.meter.spent}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in spent.items()}
+
+    def _track(self, plain: dict[str, Any]) -> None:
+        """Open the views of the run for other tools, cut back to where it goes on."""
+        step, record = self.state.step, self.record
+        self.trackers.start(record.directory, self.config, plain, self.runtime.world_size, step)
+        self.trackers.show_again(record.events_at(step), record.curves_at(step))
 
     def _parts(self) -> loop.Parts:
         return loop.Parts(
@@ -135,6 +147,7 @@ class Run:
     def _event(self, kind: str, **values: Any) -> None:
         samples = self.state.step * self.config.train.global_batch_size
         self.record.event(kind, self.state.step, samples, self.seconds()["total"], **values)
+        self.trackers.event(kind, self.state.step, samples, values)
 
     def _report(self, state: loop.State, steps: loop.Steps) -> None:
         loss, accuracy = (float(values.mean(dtype=np.float64)) for values in (steps.losses, steps.accuracies))
@@ -152,8 +165,10 @@ class Run:
         with self.meter.apart("eval"):
             predictions = self.session.predict(split)
             result = self.session.measure(split, predictions)
-            self.record.curves({"step": state.step, "split": split}, lambda: click_curves(*predictions))
+            about = {"step": state.step, "split": split}
+            curves = self.record.curves(about, lambda: click_curves(*predictions))
             optimizer.set_step(self.session.optimizer, state.step)
+        self.trackers.curves(state.step, curves)
         self._event("eval", eval_samples=result["samples"], **{k: v for k, v in result.items() if k != "samples"})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:

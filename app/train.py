@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import prepare, progress, resume, runtime, session
+from app import prepare, progress, resume, runtime, session, trackers
 from app.config import CONFIG_DIR, AppConfig
 from app.data import verify_splits
 from app.record import Record, read_summary
@@ -27,6 +27,7 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     validate(config)
+    trackers.require_clients(config.record)
     stop = StopRequest()
     here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
     progress.log_to_terminal(here.rank)

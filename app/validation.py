@@ -6,6 +6,7 @@ from app.config.loss import validate_loss
 from app.config.model import validate_model
 from app.config.optimizer import validate_optimizer, validate_schedule
 from app.config.published import validate_published
+from app.config.record import validate_record
 from app.config.runtime import validate_runtime
 from app.config.sharding import validate_sharding
 from app.config.topology import validate_topology
@@ -29,5 +30,6 @@ def validate(config: AppConfig) -> None:
     validate_model(config.model)
     validate_loss(config.loss)
     validate_published(config.published)
+    validate_record(config.record)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_topology(config.topology)

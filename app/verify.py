@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app import checkpoint, progress, provenance, record, resume, runtime, session
-from app.config import CONFIG_DIR, AppConfig, VerifyConfig
+from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
 from app.data import verify_splits
 from app.record import Record
 from app.run import Run
@@ -78,7 +78,7 @@ def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfi
     )
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     threads = replace(trained.runtime, num_threads=num_threads)
-    return replace(trained, train=train, checkpoint=never, runtime=threads)
+    return replace(trained, train=train, checkpoint=never, runtime=threads, record=RecordConfig(tensorboard=False))
 
 
 def _compare(recorded: NDArray[np.float32], replayed: NDArray[np.float32], relative: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.plan import PlanConfig
 from app.config.published import PublishedConfig
+from app.config.record import RecordConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.topology import TopologyConfig
@@ -37,6 +38,7 @@ __all__ = [
     "Precision",
     "PublishedConfig",
     "QCommConfig",
+    "RecordConfig",
     "ReportConfig",
     "RunConfig",
     "RuntimeConfig",
@@ -73,6 +75,7 @@ class AppConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     published: PublishedConfig = field(default_factory=PublishedConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
 
 
 @dataclass

@@ -90,6 +90,11 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             if value is not None and run.steps and not (key == "auc" and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
         charts.append(chart)
+    if any(event.get("logloss", 0) is None for event in run.of_kind("train")):
+        kind = run.config.get("loss", {}).get("name", "as configured")
+        trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run, "train", "loss", "train", 0)],
+                        note="What is minimised here is not logloss, so train logloss was not measured.")  # fmt: skip
+        charts.insert(0, trained)
     return charts
 
 

@@ -123,7 +123,7 @@ def _precision(run: RunFiles) -> str:
 
 
 def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
-    a, b = ({e["step"]: e["logloss"] for e in run.of_kind("train")} for run in (first, second))
+    a, b = ({e["step"]: e["loss"] for e in run.of_kind("train")} for run in (first, second))
     if first.steps != second.steps or not a.keys() & b.keys():
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
     common = sorted(a.keys() & b.keys())

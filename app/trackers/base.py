@@ -1,0 +1,51 @@
+"""What every tracker does with a run's figures."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from common.errors import UserError
+
+# Keys of an event that are no figure of the run.
+NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
+
+
+class Tracker(Protocol):
+    """A view of a run for another tool; rank 0 alone has any."""
+
+    name: str
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        """Show one event of metrics.jsonl."""
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
+        """Show what app.curves made of an evaluation."""
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        """Show the summary, if there is one, and let go."""
+
+
+def figures(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an event by tag, `<kind>/<key>`; what was not measured is left out."""
+    return {
+        f"{kind}/{key}": float(value)
+        for key, value in values.items()
+        if key not in NO_FIGURES and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def settings(config: Mapping[str, Any], world_size: int) -> dict[str, str | int | float | bool]:
+    """What a run was made with, flat: the groups that decide learning and speed."""
+    groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
+    flat: dict[str, str | int | float | bool] = {"world_size": world_size}
+    for group in groups:
+        for key, value in config[group].items():
+            if value is not None:
+                flat[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
+    return flat
+
+
+def require_package(key: str, value: str, package: str) -> None:
+    """Raises UserError if a tracker was asked for whose client is not here."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{key}={value}: the {package} package is not installed; install it, or leave this out")

@@ -1,0 +1,67 @@
+"""The newest figures as Prometheus reads them: text over HTTP at /metrics, while the run lasts."""
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from app.trackers.base import figures
+from common.errors import UserError
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text exposition format
+
+
+class Prometheus:
+    """An HTTP server in a thread of its own; the loop only exchanges a dictionary."""
+
+    name = "prometheus"
+
+    def __init__(self, host: str, port: int, run: str) -> None:
+        """Serve at once.
+
+        Raises:
+            UserError: the address cannot be listened at.
+        """
+        self._label = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self._figures: dict[str, float] = {}
+        tracker = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # the name is http.server's
+                found = self.path.partition("?")[0] == "/metrics"
+                body = tracker.text().encode() if found else b"see /metrics\n"
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Scrapes are nothing to tell."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise UserError(f"record.prometheus_port={port}: cannot listen at {host} ({error.strerror})") from error
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="prometheus", daemon=True).start()
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        now = {"step": float(step), "samples": float(samples), "last_event_time_seconds": time.time()}
+        self._figures = {**self._figures, **now, **figures(kind, values)}
+
+    def text(self) -> str:
+        """All figures, each a gauge labelled with the run's name."""
+        lines = []
+        for tag, value in sorted(self._figures.items()):
+            name = "clickwork_" + re.sub(r"\W", "_", tag)
+            lines += [f"# TYPE {name} gauge", f'{name}{{run="{self._label}"}} {value!r}']
+        return "\n".join(lines) + "\n"
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()

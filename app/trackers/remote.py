@@ -1,0 +1,73 @@
+"""MLflow and Weights & Biases, where the user has their client. A resumed run goes on in the same remote run."""
+
+import importlib
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.trackers.base import figures
+
+Settings = Mapping[str, str | int | float | bool]
+
+
+class MLflow:
+    """A run of an MLflow server or directory; figures are sent by MLflow's own thread."""
+
+    name = "mlflow"
+
+    def __init__(self, uri: str, experiment: str, run: str, settings: Settings, kept: Path) -> None:
+        """`kept`: the file that remembers the remote run's id."""
+        self._client: Any = importlib.import_module("mlflow").MlflowClient(uri)
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._id, self._sent = (kept.read_text().strip(), -1) if kept.exists() else ("", -1)
+        if self._id:
+            history = self._client.get_metric_history(self._id, "train/loss")
+            self._sent = max((metric.step for metric in history), default=-1)
+            self._client.set_terminated(self._id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        self._id = self._client.create_run(number, run_name=run).info.run_id
+        params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
+        self._client.log_batch(self._id, params=params)
+        kept.write_text(self._id)
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        """Those that were sent before an interruption are not sent again."""
+        if step > self._sent:
+            stamp = time.time_ns() // 1_000_000
+            metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(kind, values).items()]
+            self._client.log_batch(self._id, metrics=metrics, synchronous=False)
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        done = summary is not None and summary["status"] in ("completed", "target_reached")
+        self._client.set_terminated(self._id, status="FINISHED" if done else "FAILED")
+
+
+class WeightsAndBiases:
+    """A run of a W&B project; WANDB_MODE=offline keeps it on this machine."""
+
+    name = "wandb"
+
+    def __init__(self, project: str, run: str, settings: Settings, kept: Path) -> None:
+        """`kept`: the file that remembers the run's id; W&B's own files lie beside it."""
+        wandb: Any = importlib.import_module("wandb")
+        number = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex
+        self._run = wandb.init(project=project, name=run, id=number, resume="allow", config=dict(settings),
+                               dir=str(kept.parent))  # fmt: skip
+        kept.write_text(number)
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        """W&B takes steps in order only: what it has already is left out."""
+        if step >= self._run.step:
+            self._run.log(figures(kind, values), step=step)
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        done = summary is not None and summary["status"] in ("completed", "target_reached")
+        self._run.finish(exit_code=0 if done else 1)

@@ -1,0 +1,61 @@
+"""TensorBoard: scalars of every event, histograms at evaluations, hyper-parameters."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.trackers.base import figures
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    AVAILABLE = True
+except ImportError:  # the tensorboard package is not here
+    AVAILABLE = False
+
+SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")
+
+
+class TensorBoard:
+    """Writes an events file; TensorBoard's queue writes it in a thread of its own."""
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
+        """Go on at `from_step`: what the directory shows of that step and later ones is not shown any more."""
+        self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
+        for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
+            self._add(summary)
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        for tag, value in figures(kind, values).items():
+            self._writer.add_scalar(tag, value, step)
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
+        edges = np.asarray(curves["scores"]["edges"], np.float64)
+        centres = (edges[:-1] + edges[1:]) / 2
+        for label, name in (("positive", "clicks"), ("negative", "no clicks")):
+            counts = np.asarray(curves["scores"][label], np.float64)
+            self._writer.add_histogram_raw(
+                f"eval/probabilities of {name}",
+                min=edges[0],
+                max=edges[-1],
+                num=int(counts.sum()),
+                sum=float(counts @ centres),
+                sum_squares=float(counts @ centres**2),
+                bucket_limits=edges[1:].tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=step,
+            )
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        if summary is not None and summary["status"] != "failed":
+            self._add(hparams({}, {})[2])  # the session ended well
+        self._writer.close()
+
+    def _add(self, summary: Any) -> None:
+        writer: Any = self._writer.file_writer
+        writer.add_summary(summary)

@@ -1,0 +1,125 @@
+"""Views of a run for other tools, read back as those tools read them."""
+
+import importlib.util
+import json
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.trackers.base import settings
+from app.trackers.prometheus import CONTENT_TYPE, Prometheus
+from common.cli import compose_config
+from common.errors import UserError
+from tests.app.conftest import SMALL, Command, app_command, app_environment
+
+
+def events(run: Path, kind: str) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def board(run: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def assert_board_shows(run: Path) -> None:
+    """Every figure of metrics.jsonl once, and nothing else."""
+    shown = board(run)
+    for tag, kind, key in (("train/loss", "train", "loss"), ("train/accuracy", "train", "accuracy"),
+                           ("eval/auc", "eval", "auc"), ("train/lr", "train", "lr")):  # fmt: skip
+        expected = [(event["step"], event[key]) for event in events(run, kind)]
+        found = [(event.step, event.value) for event in shown.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in expected], tag
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), tag
+    for tag in ("eval/probabilities of clicks", "eval/probabilities of no clicks"):
+        assert [event.step for event in shown.Histograms(tag)] == [event["step"] for event in events(run, "eval")]
+
+
+def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20",
+                 "train.eval_every_steps=20"]  # fmt: skip
+    run = tmp_path / "runs/board"
+    command = app_command("train", *overrides, "train.max_steps=70")
+    command[2:3] = ["tests.app.inject", "in the step", "47"]
+    killed = subprocess.run(command, cwd=tmp_path, env=app_environment(), capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
+    done = run_app("train", *overrides, "train.max_steps=70")
+    assert done.returncode == 0, done.stderr
+    assert "resume: from" in done.stderr
+    assert_board_shows(run)
+    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never")
+    assert again.returncode == 0, again.stderr
+    assert_board_shows(run)
+
+
+def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
+    flat = settings(to_plain(compose_config(AppConfig, CONFIG_DIR, ["optimizer.lr=0.5"])), 2)
+    assert flat["optimizer.lr"] == 0.5
+    assert flat["world_size"] == 2
+    assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
+    port = free_port()
+    tracker = Prometheus("127.0.0.1", port, 'a "run"')
+    tracker.event("train", 10, 640, {"loss": 0.7, "epoch": 0, "device_bytes": None, "path": "x"})
+    tracker.event("eval", 10, 640, {"auc": 0.75, "split": "val"})
+    tracker.event("train", 20, 1280, {"loss": 0.5})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        assert response.headers["Content-Type"] == CONTENT_TYPE
+        text = response.read().decode()
+    # The text exposition format's own grammar: name{label="value"} number, each with its type before it.
+    line = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="a \\"run\\""\} ([-+.e0-9]+)')
+    samples = dict(match.groups() for match in map(line.fullmatch, text.splitlines()) if match)
+    assert float(samples["clickwork_train_loss"]) == 0.5
+    assert float(samples["clickwork_eval_auc"]) == 0.75
+    assert (float(samples["clickwork_step"]), float(samples["clickwork_samples"])) == (20, 1280)
+    assert len(text.splitlines()) == 2 * len(samples)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+    with pytest.raises(UserError, match=f"record.prometheus_port={port}: cannot listen"):
+        Prometheus("127.0.0.1", port, "another")
+    tracker.close(None)
+    Prometheus("127.0.0.1", port, "next").close(None)
+
+
+@pytest.mark.parametrize("key", ["mlflow", "wandb"])
+def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, tmp_path: Path) -> None:
+    if importlib.util.find_spec(key) is not None:
+        pytest.skip(f"the {key} package is here")
+    done = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere")
+    assert done.returncode == 2
+    assert done.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; " \
+                          "install it, or leave this out\n"  # fmt: skip
+    assert not (tmp_path / "runs").exists()
+
+
+def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="MLflow's client is not installed (it is optional)")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for steps in (20, 40):
+        done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}",
+                       f"record.mlflow={uri}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("clickwork").experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [metric.step for metric in history] == list(range(1, 41))
