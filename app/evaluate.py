@@ -4,12 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app import checkpoint, progress, resume, runtime, session
+from app import progress, resume, runtime, session
 from app.config import CONFIG_DIR, EvaluateConfig
 from app.data import verify_splits
 from app.validation import validate
 from common.cli import run_command
-from common.errors import UserError
 from data_prep.format import load_manifest, write_atomically
 
 
@@ -24,10 +23,8 @@ def main(config: EvaluateConfig) -> int:
     try:
         root = Path(trained.data.path or "")
         path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
-        state = checkpoint.read(path).state
         manifest = load_manifest(root)
-        if manifest.digest != state["dataset_digest"]:
-            raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
+        state = resume.trained_on(path, root, manifest).state
         here.on_rank_0(lambda: verify_splits(root, manifest, [config.split], trained.data.verify))
         this = session.build(trained, here, root, manifest)
         resume.load_tensors(path, this, with_optimizer=False)

@@ -130,4 +130,4 @@ def throughput(
             "step_ms_p95": float(np.percentile(step_seconds, 95)) * 1e3,
             "input_wait_fraction": input_wait / total,
         }
-    return {**figures, "warmup_steps_excluded": excluded}
+    return {**figures, "warmup_steps_excluded": excluded, "steps_measured": len(step_seconds)}

@@ -26,11 +26,15 @@ class Progress:
         if self._shown and sys.stderr.isatty():
             self._bar = tqdm(total=self._total, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
 
-    def update(self, step: int, epoch: int, loss: float, samples_per_second: float, auc: float | None) -> None:
+    def update(self, step: int, epoch: int, loss: float | None, samples_per_second: float, auc: float | None) -> None:
         """Show the state after `step`; the rate is global."""
         if not self._shown:
             return
-        seen = f"epoch {epoch} loss {loss:.4f} {samples_per_second:,.0f} samples/s"
+        seen = (
+            f"epoch {epoch} "
+            + ("all skipped " if loss is None else f"loss {loss:.4f} ")
+            + f"{samples_per_second:,.0f} samples/s"
+        )
         if auc is not None:
             seen += f" AUC {auc:.4f}"
         if self._bar is not None:

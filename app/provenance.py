@@ -38,6 +38,7 @@ def describe_run() -> dict[str, Any]:
     return {
         "code": _code(),
         "image": os.environ.get("CLICKWORK_IMAGE_DIGEST"),
+        "base_image": os.environ.get("CLICKWORK_BASE_DIGEST"),
         "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
                      "hip": torch.version.hip},
         "hardware": _hardware(),

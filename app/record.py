@@ -1,11 +1,13 @@
 """A run's directory: what made the run, what happened in it, what came out. Only rank 0 writes."""
 
+import contextlib
 import csv
 import datetime
 import fcntl
 import io
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ class Record:
         self.checkpoints = directory / CHECKPOINTS
         self._writes = rank == 0
         self._lock: IO[bytes] | None = None
+        self._made_here: list[Path] = []  # directories that were not there before
 
     def open(self) -> None:
         """Claim the directory for this process, on rank 0.
@@ -46,12 +49,17 @@ class Record:
             UserError: it is something else's, another process trains in it, or it cannot be written.
         """
         try:
+            above = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._made_here = above
             others = [path.name for path in self.directory.iterdir() if path.name not in (LOCK, LOG)]
             if others and not self._is_run():
                 raise UserError(f"run.dir={self.directory}: holds {others[0]} and is not a run's; choose another")
-            self._lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(self.directory / LOCK)):
+                raise BlockingIOError  # its holder gave the directory up, and somebody else has taken it since
+            self._lock = lock
         except BlockingIOError as error:
             raise UserError(
                 f"run.dir={self.directory}: another process trains there; choose another run.name"
@@ -92,6 +100,18 @@ class Record:
         handler = logging.FileHandler(self.directory / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
+
+    def was_killed(self) -> bool:
+        """Whether a run trained here and ended without a word."""
+        return self._is_run() and not (self.directory / SUMMARY).exists()
+
+    def give_up(self) -> None:
+        """Leave no trace of a run that was refused before it began, on rank 0."""
+        if self._lock is not None and not self._is_run():
+            (self.directory / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: somebody else put something there
+                for path in self._made_here:
+                    path.rmdir()
 
     def event(self, kind: str, step: int, samples: int, seconds: float, **values: Any) -> None:
         """Append one line to metrics.jsonl; `seconds` is since the run began, resumptions counted together."""

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
-from app import checkpoint, record
+from app import checkpoint, record, rng
 from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain, to_plain
 from app.loop import State
 from app.safe_reader import SafeReader
@@ -29,8 +28,8 @@ class Resumed(NamedTuple):
     line: str
 
 
-def save(directory: Path, session: Session, state: State, seconds: dict[str, float], keep: int) -> Path:
-    """Write a checkpoint under `directory`; a collective call."""
+def saved(session: Session, state: State, seconds: dict[str, float]) -> checkpoint.Saved:
+    """What a checkpoint holds beside tensors; a collective call."""
     runtime = session.runtime
     values = {
         "step": state.step,
@@ -38,20 +37,23 @@ def save(directory: Path, session: Session, state: State, seconds: dict[str, flo
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
         "input_wait": state.input_wait,
+        "skipped": state.skipped,
         "evaluation": state.evaluation,
+        "best": state.best,
         "seconds": seconds,
         "world_size": runtime.world_size,
         "layout": _layout(session),
+        "dataset": str(session.root),
         "dataset_digest": session.manifest.digest,
-        "fingerprint": fingerprint(session.config, session.manifest),
+        "fingerprint": fingerprint(session.config),
     }
     arrays: dict[str, NDArray[Any]] = {
         "losses": state.all_losses(),
         "step_seconds": state.all_step_seconds(),
-        "rng": np.stack(runtime.gather(torch.get_rng_state().numpy())),
+        "accuracies": state.accuracies,
+        **{name: np.stack(runtime.gather(one)) for name, one in rng.capture(runtime.device).items()},
     }
-    saved = checkpoint.Saved(values, arrays)
-    return checkpoint.save(directory, state.step, session.model, session.optimizer, saved, keep)
+    return checkpoint.Saved(values, arrays)
 
 
 def restore(path: Path, session: Session) -> Resumed:
@@ -61,7 +63,8 @@ def restore(path: Path, session: Session) -> Resumed:
         UserError: it belongs to a run of another configuration, or is damaged.
     """
     saved = checkpoint.read(path)
-    now = fingerprint(session.config, session.manifest)
+    _require_dataset(path, saved.state, session.root, session.manifest)
+    now = fingerprint(session.config)
     for key, value in saved.state["fingerprint"].items():
         if now.get(key) != value:
             raise UserError(
@@ -77,11 +80,15 @@ def restore(path: Path, session: Session) -> Resumed:
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
         input_wait=values["input_wait"],
+        accuracies=arrays["accuracies"],
+        skipped=values["skipped"],
         evaluation=values["evaluation"],
+        best=values["best"],
     )
     line = f"resume: from {path}, step {state.step}"
     if values["world_size"] == session.runtime.world_size:
-        torch.set_rng_state(torch.from_numpy(arrays["rng"][session.runtime.rank]))
+        mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        rng.restore(mine, session.runtime.device)
     then, now = values["layout"], _layout(session)
     if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only)"
@@ -123,12 +130,28 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     return str(asked)
 
 
+def trained_on(path: Path, root: Path, manifest: Manifest) -> checkpoint.Saved:
+    """What a checkpoint of a run holds beside tensors, the dataset being the one that it was trained on.
+
+    Raises:
+        UserError: it is another one, or the checkpoint is damaged.
+    """
+    saved = checkpoint.read(path)
+    _require_dataset(path, saved.state, root, manifest)
+    return saved
+
+
 def newest_of(run: Path, asked: str | None) -> str:
-    """The path of the checkpoint asked for, else of the run's newest that is not damaged.
+    """The path of the checkpoint asked for (`best`, or a path), else of the run's newest that is not damaged.
 
     Raises:
         UserError: there is none.
     """
+    if asked in (checkpoint.BEST, checkpoint.LATEST):
+        named = checkpoint.pointed_to(run / record.CHECKPOINTS, asked)
+        if named is None:
+            raise UserError(f"checkpoint={asked}: {run} has none that is whole")
+        asked = str(named)
     if asked:
         checkpoint.verify(Path(asked))
         return asked
@@ -160,13 +183,19 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
     return config
 
 
-def forget_later(checkpoints: Path, start: Path) -> None:
-    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere."""
+def forget_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
+    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere.
+
+    best_step: the step of the highest AUC on the way; `best` is made to name its checkpoint, if that is there.
+    """
     own = start.parent.resolve() == checkpoints.resolve()
     for path in checkpoint.whole_checkpoints(checkpoints):
         if not own or path.name > start.name:
             log.info("resume: removing %s, which does not come before %s", path, start)
             checkpoint.remove(path)
+    best = None if best_step is None else checkpoint.name_of(best_step)
+    there = best in [path.name for path in checkpoint.whole_checkpoints(checkpoints)]
+    checkpoint.point_to_best(checkpoints, best if there else None)
 
 
 def _layout(session: Session) -> dict[str, Any]:
@@ -179,7 +208,15 @@ def _layout(session: Session) -> dict[str, Any]:
     }
 
 
-def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
+def _require_dataset(path: Path, state: dict[str, Any], root: Path, manifest: Manifest) -> None:
+    if manifest.digest != state["dataset_digest"]:
+        raise UserError(
+            f"{root}: not the dataset that {path} was trained on ({state['dataset']}, as its manifest's digest was "
+            "then); say where that is, or give another run.name"
+        )
+
+
+def fingerprint(config: AppConfig) -> dict[str, Any]:
     """What must be the same for a checkpoint to be gone on from, by key."""
     plain = to_plain(config)
     keys = {
@@ -193,5 +230,4 @@ def fingerprint(config: AppConfig, manifest: Manifest) -> dict[str, Any]:
     bags = plain["data"]["multi_hot"]
     keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
     keys["runtime.precision"] = plain["runtime"]["precision"]
-    keys["data.path (digest of its manifest)"] = manifest.digest
     return keys

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from app import loop, losses, optimizer, provenance, resume, sharding, summary, trackers
 from app.batch import Batch
 from app.config import to_plain
 from app.curves import click_curves
+from app.health import Health
+from app.keeper import Keeper
 from app.meter import Meter, memory_in_use, step_time_histogram
 from app.progress import Progress
 from app.record import Record
@@ -33,7 +36,9 @@ class Run:
         self.meter, self.trackers = Meter(self.runtime.device), trackers.Trackers()
         self.seconds_before: dict[str, float] = {}
         self.resumed = ""
-        self.began, self.saved_at = began, time.perf_counter()
+        self.began = began
+        self.measured_before = 0  # steps, before a resumption
+        self.keeper = Keeper(session, record.checkpoints, self.meter, self.seconds, self._event)
         train = self.config.train
         if train.global_batch_size % self.runtime.world_size:
             raise UserError(
@@ -58,6 +63,10 @@ class Run:
         """Go on from a checkpoint; a collective call. Raises UserError as app.resume.restore does."""
         self.state, self.seconds_before, self.resumed = resume.restore(path, self.session)
         optimizer.set_step(self.session.optimizer, self.state.step)
+        if self.record.was_killed():
+            self.resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+        self.measured_before = len(self.state.all_step_seconds())
+        self.keeper.start_from(path, self.state.step)
 
     def is_done(self, before: dict[str, Any]) -> bool:
         """Whether the run that wrote this summary had come to the end that the configuration now asks for."""
@@ -83,10 +92,11 @@ class Run:
                  self.runtime.platform.value)  # fmt: skip
         if self.resumed:
             log.info("%s", self.resumed)
-            self._event("resume", line=self.resumed)
+            self._event("resume", self.state.step, line=self.resumed)
         self.progress.start(self.state.step)
         try:
             status = loop.train(self._parts(), self.config.train, self.state)
+            self.keeper.wait()
         except Exception as error:
             figures = summary.failed(self.session, self.state, error, self.seconds())
             self.record.summary(figures)
@@ -94,6 +104,7 @@ class Run:
             raise
         finally:
             self.progress.close()
+            self.keeper.close()
             self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
         figures = summary.summarise(self.session, self.state, status, self.seconds())
         self.record.summary(figures)
@@ -101,7 +112,7 @@ class Run:
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self.record.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
-        for line in summary.describe(figures):
+        for line in summary.describe(figures, self.measured_before):
             log.info(line)
         return status
 
@@ -117,6 +128,7 @@ class Run:
         self.trackers.show_again(record.events_at(step), record.curves_at(step))
 
     def _parts(self) -> loop.Parts:
+        health = Health(self.session.model.module.interaction, self.session.dense_parameters(), loop.LOSS)
         return loop.Parts(
             batches=self._batches,
             total_steps=self.total_steps,
@@ -126,11 +138,15 @@ class Run:
             optimizer=self.session.optimizer,
             set_learning_rate=self._set_learning_rate,
             mean_over_ranks=lambda losses: mean_over_ranks(self.runtime, losses),
+            health=health,
+            health_names=health.names,
+            not_finite=lambda loss: self.runtime.highest(float(not torch.isfinite(loss))) > 0,
             evaluate=self._evaluate,
-            save=self._save,
+            save=self.keeper.save,
+            keep_best=self.keeper.keep_best,
             report=self._report,
             interrupted=self._interrupted,
-            checkpoint_due=self._checkpoint_due,
+            checkpoint_due=self.keeper.due,
             meter=self.meter,
         )
 
@@ -144,16 +160,16 @@ class Run:
         optimizer.set_learning_rate(self.session.optimizer, lr, optimizer.learning_rate(rates.table_lr, schedule, step))
         return lr
 
-    def _event(self, kind: str, **values: Any) -> None:
-        samples = self.state.step * self.config.train.global_batch_size
-        self.record.event(kind, self.state.step, samples, self.seconds()["total"], **values)
-        self.trackers.event(kind, self.state.step, samples, values)
+    def _event(self, kind: str, step: int, **values: Any) -> None:
+        samples = step * self.config.train.global_batch_size
+        self.record.event(kind, step, samples, self.seconds()["total"], **values)
+        self.trackers.event(kind, step, samples, values)
 
     def _report(self, state: loop.State, steps: loop.Steps) -> None:
-        loss, accuracy = (float(values.mean(dtype=np.float64)) for values in (steps.losses, steps.accuracies))
+        loss, accuracy = summary.mean_loss(steps.losses), float(steps.accuracies.mean(dtype=np.float64))
         total = float(steps.seconds.sum(dtype=np.float64))
         rate = self.config.train.global_batch_size * len(steps.seconds) / total
-        self._event("train", epoch=state.epoch, steps=len(steps.losses), loss=loss, accuracy=accuracy,
+        self._event("train", state.step, epoch=state.epoch, steps=len(steps.losses), loss=loss, accuracy=accuracy,
                     logloss=loss if self.config.loss.is_logloss else None, lr=steps.lr, samples_per_second=rate,
                     input_wait_fraction=steps.input_wait / total,
                     **memory_in_use(self.runtime.device))  # fmt: skip
@@ -163,13 +179,14 @@ class Run:
     def _evaluate(self, state: loop.State) -> dict[str, Any]:
         split = self.config.eval.split
         with self.meter.apart("eval"):
-            predictions = self.session.predict(split)
+            predictions = self.session.predict(split, self._interrupted)
             result = self.session.measure(split, predictions)
             about = {"step": state.step, "split": split}
             curves = self.record.curves(about, lambda: click_curves(*predictions))
             optimizer.set_step(self.session.optimizer, state.step)
         self.trackers.curves(state.step, curves)
-        self._event("eval", eval_samples=result["samples"], **{k: v for k, v in result.items() if k != "samples"})
+        figures = {key: value for key, value in result.items() if key != "samples"}
+        self._event("eval", state.step, eval_samples=result["samples"], **figures)
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:
             lack = "has not both labels" if result["samples"] else "has no rows"
@@ -179,28 +196,21 @@ class Run:
                         result["auc"], result["ne"])  # fmt: skip
         return {"step": state.step, **result}
 
-    def _save(self, state: loop.State) -> None:
-        with self.meter.apart("checkpoint"):
-            keep = self.config.checkpoint.keep
-            path = resume.save(self.record.checkpoints, self.session, state, self.seconds(), keep)
-        self.saved_at = time.perf_counter()
-        self._event("checkpoint", path=path.name)
-
     def _interrupted(self, step: int) -> bool:
-        """Whether a signal came or the time is over, at any process."""
+        """Whether a signal came or the time is over, at any process.
+
+        Raises:
+            UserError: a checkpoint could not be written behind training's back; on all processes at once.
+        """
+        self.keeper.tell()
         limit = self.config.train.max_minutes
         stop = bool(self.stop) or (limit is not None and time.perf_counter() - self.began >= limit * 60)
-        if self.runtime.world_size == 1:
-            return stop
-        return step % loop.AGREE_EVERY_STEPS == 0 and self.runtime.highest(stop) > 0
-
-    def _checkpoint_due(self, step: int) -> bool:
-        every = self.config.checkpoint
-        if every.every_steps is not None and step % every.every_steps == 0:
-            return True
-        if every.every_minutes is None or step % loop.AGREE_EVERY_STEPS:
-            return False
-        return self.runtime.highest(time.perf_counter() - self.saved_at) >= every.every_minutes * 60
+        wants = 2.0 if self.keeper.failed() else float(stop)
+        if self.runtime.world_size > 1:
+            wants = 0.0 if step % loop.AGREE_EVERY_STEPS else self.runtime.highest(wants)
+        if wants > 1:
+            self.keeper.wait()
+        return wants > 0
 
     def _manifest(self) -> dict[str, Any]:
         """What makes this run, for manifest.json."""

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
@@ -27,6 +28,8 @@ log = logging.getLogger("clickwork")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
+PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 FOR_EVER = datetime.timedelta(days=365)
 
 
@@ -112,6 +115,31 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     )
 
 
+@contextmanager
+def clear_words() -> Iterator[None]:
+    """Say in one line what machines do to a process: no memory, or another process of the run that has gone.
+
+    Raises:
+        UserError: instead of the MemoryError, OSError or RuntimeError that it was.
+    """
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        text = str(error)
+        no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY)
+        if not no_memory and not (isinstance(error, RuntimeError) and any(sign in text for sign in PEER_GONE)):
+            raise
+        if no_memory:
+            said = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): use a smaller train.global_batch_size "
+            said += "or data.shuffle_window_blocks, or more processes; a run that is there goes on from its checkpoint"
+        else:
+            said = "another process of the run ended, killed perhaps for want of memory; the same command goes on from "
+            said += "the last checkpoint"
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
+            log.error("rank %s: %s", os.environ.get("RANK"), said)
+        raise UserError(said) from error
+
+
 def stop() -> None:
     """Leave the process group."""
     if dist.is_initialized():
@@ -180,4 +208,5 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # of its own deprecated storage calls
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # we say it in one line

@@ -1,8 +1,8 @@
 """Composition: what training and evaluation both need, built from a configuration on this process."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +46,14 @@ class Session:
     plan: sharding.Plan
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
+    _splits: dict[str, Split] = field(default_factory=dict)
 
     def split(self, name: str) -> Split:
-        """Open a split of the dataset for this process."""
-        runtime = self.runtime
-        return Split(self.root, self.manifest, name, self.config.data, runtime.rank, runtime.world_size)
+        """A split of the dataset, opened once for this process."""
+        if name not in self._splits:
+            rank, world_size = self.runtime.rank, self.runtime.world_size
+            self._splits[name] = Split(self.root, self.manifest, name, self.config.data, rank, world_size)
+        return self._splits[name]
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
@@ -64,14 +67,20 @@ class Session:
         with torch.autocast(self.runtime.device.type, dtype=torch.bfloat16, enabled=bf16):
             return self.model(batch.dense_features, batch.sparse_features)
 
-    def predict(self, name: str) -> Predictions:
-        """Logits and labels of a whole split, all processes' samples pooled; a collective call."""
+    def predict(self, name: str, interrupted: Callable[[int], bool] = lambda batches_done: False) -> Predictions:
+        """Logits and labels of a whole split, all processes' samples pooled; a collective call.
+
+        Raises:
+            Stopped: `interrupted` said so (on all processes alike).
+        """
         split, runtime = self.split(name), self.runtime
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         self.model.eval()
-        logits, labels = loop.predict(self.on_device(split.eval_batches(batch_size)), self.forward)
-        self.model.train()
+        try:
+            logits, labels = loop.predict(self.on_device(split.eval_batches(batch_size)), self.forward, interrupted)
+        finally:
+            self.model.train()
         return Predictions(*_pool(runtime, np.stack([logits.numpy(), labels.numpy()])))
 
     def measure(self, name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
@@ -109,8 +118,13 @@ class Session:
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""
         embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
-        dense = sum(parameter.numel() for _, parameter in self._dense_parameters())
+        dense = sum(parameter.numel() for parameter in self.dense_parameters().values())
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}
+
+    def dense_parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters but tables, by name and in its order."""
+        named = sorted(self.model.named_parameters(), key=lambda item: item[0])
+        return {name: parameter for name, parameter in named if not sharding.table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Whole tables in order, then dense parameters by name; a collective call, yields on rank 0 only."""
@@ -118,13 +132,9 @@ class Session:
             table = sharding.whole_table(weight)
             if table is not None:
                 yield name, table.numpy()
-        for name, parameter in self._dense_parameters():
+        for name, parameter in self.dense_parameters().items():
             if self.runtime.rank == 0:
                 yield name, parameter.detach().cpu().numpy()
-
-    def _dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All but tables, by name."""
-        return sorted((key, value) for key, value in self.model.named_parameters() if not sharding.table_of(key))
 
     def parameters_digest(self) -> str:
         """SHA-256 over the bytes of all parameters; a collective call, valid on rank 0."""

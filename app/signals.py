@@ -23,3 +23,5 @@ class StopRequest:
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = signal.Signals(number)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # not through logging: it may be in the midst of a line
+            os.write(2, f"{self.signal.name}: stopping as soon as may be, with a checkpoint; again: at once\n".encode())

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app import metrics, provenance
 from app.loop import State
@@ -18,8 +19,6 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
     """The content of summary.json; a collective call."""
     runtime, train = session.runtime, session.config.train
     losses = state.all_losses()
-    recent = losses[-train.log_every_steps :]
-    loss = float(recent.mean(dtype=np.float64)) if len(recent) else None
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     rates = throughput(
         state.all_step_seconds(),
@@ -34,7 +33,8 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
         "samples": state.step * train.global_batch_size,
         "world_size": runtime.world_size,
         "parameters": session.parameter_counts(),
-        "train": {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None},
+        "train": {**_train_loss(session, losses), "skipped_steps": state.skipped},
+        "best": state.best,
         "eval": state.evaluation or dict.fromkeys(metrics.NAMES),
         "throughput": rates,
         "memory": {
@@ -52,22 +52,36 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
 
 def failed(session: Session, state: State, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
     """What one process can say of a run that broke, without the others."""
-    none_measured = throughput(np.empty(0, np.float32), 0.0, 1, 1, 0)
+    train, losses, measured = session.config.train, state.all_losses(), state.all_step_seconds()
     return {
         "status": "failed",
         "error": f"{type(error).__name__}: {error}",
         "steps": state.step,
-        "samples": state.step * session.config.train.global_batch_size,
+        "samples": state.step * train.global_batch_size,
         "world_size": session.runtime.world_size,
         "parameters": session.parameter_counts(),
-        "train": {"loss": None, "logloss": None},
-        "eval": dict.fromkeys(metrics.NAMES),
-        "throughput": none_measured,
+        "train": {**_train_loss(session, losses), "skipped_steps": state.skipped},
+        "best": state.best,
+        "eval": state.evaluation or dict.fromkeys(metrics.NAMES),
+        "throughput": throughput(measured, state.input_wait, train.global_batch_size, session.runtime.world_size,
+                                 excluded=len(losses) - len(measured)),
         "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
         "power": None,
         "seconds": seconds,
         "digest": {"parameters": None, "losses": None},
-    }
+    }  # fmt: skip
+
+
+def mean_loss(losses: NDArray[np.float32]) -> float | None:
+    """Mean of the finite ones (steps may have been skipped), None if there is none."""
+    finite = losses[np.isfinite(losses)]
+    return float(finite.mean(dtype=np.float64)) if len(finite) else None
+
+
+def _train_loss(session: Session, losses: NDArray[np.float32]) -> dict[str, float | None]:
+    """The mean loss of the last window of steps, and where the loss is logloss, that."""
+    loss = mean_loss(losses[-session.config.train.log_every_steps :])
+    return {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None}
 
 
 def throughput_spread(state: State, window: int) -> float | None:
@@ -90,17 +104,21 @@ def describe_evaluation(evaluation: dict[str, Any]) -> str:
     return f"{evaluation['split']} ({evaluation['samples']:,} samples) " + " ".join(shown)
 
 
-def describe(summary: dict[str, Any]) -> list[str]:
-    """The final figures as lines."""
+def describe(summary: dict[str, Any], measured_before: int) -> list[str]:
+    """The final figures as lines; `measured_before` steps were measured before the run was resumed."""
     rates, seconds = summary["throughput"], summary["seconds"]
     lines = [
         f"{summary['status']}: {summary['steps']:,} steps, {summary['samples']:,} samples in {seconds['total']:.1f} s "
         f"(training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, checkpoints {seconds['checkpoint']:.1f})"
     ]
+    if summary["status"] == "interrupted":
+        lines.append("interrupted: saved; the same command goes on from here")
     if rates["samples_per_second"] is not None:
+        before = f", {measured_before:,} of them before the resumption" if measured_before else ""
         lines.append(
             f"throughput: {rates['samples_per_second']:,.0f} samples/s global, "
             f"{rates['samples_per_second_per_device']:,.0f} per device; step p50 {rates['step_ms_p50']:.2f} ms, "
-            f"p95 {rates['step_ms_p95']:.2f} ms; waiting for input {rates['input_wait_fraction']:.1%}"
+            f"p95 {rates['step_ms_p95']:.2f} ms; waiting for input {rates['input_wait_fraction']:.1%} "
+            f"(over {rates['steps_measured']:,} steps{before})"
         )
     return lines

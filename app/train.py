@@ -31,32 +31,40 @@ def main(config: AppConfig) -> int:
     stop = StopRequest()
     here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
     progress.log_to_terminal(here.rank)
+    record = Record(Path(config.run.dir), here.rank)
     try:
-        root = prepare.dataset_path(config.data)
-        here.on_rank_0(lambda: prepare.prepare(config.data, lambda: bool(stop)))
-        manifest = load_manifest(root)
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
-        record = Record(Path(config.run.dir), here.rank)
-        here.on_rank_0(record.open)
-        start = here.on_rank_0(lambda: resume.choose(config.checkpoint, record.checkpoints))
-        config.data = replace(config.data, path=str(root))
-        config.runtime = replace(config.runtime, num_threads=here.num_threads)
-        run = Run(session.build(config, here, root, manifest), record, stop, began)
-        if start is not None:
-            run.restore(Path(start))
-            before = read_summary(record.directory)
-            if before is not None and run.is_done(before):
-                log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never",
-                         record.directory, before["status"])  # fmt: skip
-                return EXIT_DONE
-            here.on_rank_0(lambda: resume.forget_later(record.checkpoints, Path(start)))
-        try:
-            return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
-        finally:
-            if here.rank == 0:
-                _report(record.directory)
+        with runtime.clear_words():
+            return _train(config, here, record, stop, began)
     finally:
+        record.give_up()
         runtime.stop()
+
+
+def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopRequest, began: float) -> int:
+    root = prepare.dataset_path(config.data)
+    here.on_rank_0(lambda: prepare.prepare(config.data, lambda: bool(stop)))
+    manifest = load_manifest(root)
+    here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify,
+                                          lambda: bool(stop)))  # fmt: skip
+    here.on_rank_0(record.open)
+    start = here.on_rank_0(lambda: resume.choose(config.checkpoint, record.checkpoints))
+    config.data = replace(config.data, path=str(root))
+    config.runtime = replace(config.runtime, num_threads=here.num_threads)
+    run = Run(session.build(config, here, root, manifest), record, stop, began)
+    if start is not None:
+        run.restore(Path(start))
+        before = read_summary(record.directory)
+        if before is not None and run.is_done(before):
+            log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never",
+                     record.directory, before["status"])  # fmt: skip
+            return EXIT_DONE
+        best = (run.state.best or {}).get("step")
+        here.on_rank_0(lambda: resume.forget_later(record.checkpoints, Path(start), best))
+    try:
+        return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
+    finally:
+        if here.rank == 0:
+            _report(record.directory)
 
 
 def _report(directory: Path) -> None:

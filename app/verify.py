@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app import checkpoint, progress, provenance, record, resume, runtime, session
+from app import progress, provenance, record, resume, runtime, session
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
 from app.data import verify_splits
 from app.record import Record
@@ -28,7 +28,6 @@ from app.run import Run
 from app.signals import StopRequest
 from app.validation import validate
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
-from common.errors import UserError
 from data_prep.format import load_manifest
 
 log = logging.getLogger("clickwork")
@@ -46,11 +45,11 @@ def main(config: VerifyConfig) -> int:
     progress.log_to_terminal(here.rank)
     try:
         path = Path(here.on_rank_0(lambda: resume.newest_of(directory, None)))
-        recorded, root = checkpoint.read(path), Path(trained.data.path or "")
+        root = Path(trained.data.path or "")
         manifest = load_manifest(root)
-        if manifest.digest != recorded.state["dataset_digest"]:
-            raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify))
+        recorded = resume.trained_on(path, root, manifest)
+        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
+                                              lambda: bool(stop)))  # fmt: skip
         again = _replay_config(trained, recorded.state["step"], here.num_threads)
         this = session.build(again, here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))

@@ -38,6 +38,7 @@ from app import loop, optimizer, provenance, runtime, session
 from app.batch import Batch
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.embeddings import make_sparse_arch
+from app.health import Health
 from app.meter import Meter
 from app.model import DLRM
 from common.cli import compose_config
@@ -76,14 +77,15 @@ def write_rows(root: Path) -> Manifest:
     )
 
 
-def time_loop(this: session.Session, steps: int, epoch: int) -> float:
-    """Seconds a step of the real loop."""
+def time_loop(this: session.Session, steps: int, epoch: int, **hooks: Any) -> float:
+    """Seconds a step of the real loop; `hooks` are more of its parts."""
     split, config = this.split("train"), this.config.train
 
     def set_learning_rate(step: int) -> float:
         optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
         return LEARNING_RATE
 
+    health = Health(this.model.module.interaction, this.dense_parameters(), loop.LOSS)
     parts = loop.Parts(
         batches=lambda number, first: split.train_batches(config.global_batch_size, 0, epoch + number, first),
         total_steps=steps,
@@ -94,6 +96,9 @@ def time_loop(this: session.Session, steps: int, epoch: int) -> float:
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: session.mean_over_ranks(this.runtime, losses),
         meter=Meter(this.runtime.device),
+        health=health,
+        health_names=health.names,
+        **hooks,
     )
     began = time.perf_counter()
     loop.train(parts, config, loop.State())

@@ -16,7 +16,7 @@ from app.config.record import RecordConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.topology import TopologyConfig
-from app.config.train import CheckpointConfig, EvalConfig, RunConfig, TrainConfig
+from app.config.train import CheckpointConfig, EvalConfig, OnNan, RunConfig, TrainConfig
 
 __all__ = [
     "CONFIG_DIR",
@@ -30,6 +30,7 @@ __all__ = [
     "LossName",
     "ModelConfig",
     "MultiHotConfig",
+    "OnNan",
     "OptimizerConfig",
     "OptimizerName",
     "PlanAppConfig",

@@ -1,11 +1,19 @@
 """`run`, `train`, `eval` and `checkpoint`: the course of a run."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from omegaconf import MISSING
 
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+
+
+class OnNan(Enum):
+    """stop at a loss that is NaN or infinite, or skip the update of its step; of gradients, always stop."""
+
+    stop = "stop"
+    skip = "skip"
 
 
 @dataclass
@@ -30,6 +38,7 @@ class TrainConfig:
     target_auc: float | None = None  # stop once an evaluation reaches it
     log_every_steps: int = 50
     warmup_steps_excluded: int = 10  # first steps of this process left out of throughput figures
+    on_nan: OnNan = OnNan.stop  # skip: waits for the device at each step
     deterministic: bool = False  # GPU: slower kernels with fixed summation order. On CPU always so
 
 
@@ -48,6 +57,8 @@ class CheckpointConfig:
     every_steps: int | None = None
     every_minutes: float | None = None
     keep: int = 2  # newest whole checkpoints that stay
+    keep_best: bool = True  # and the one of the highest eval AUC; an evaluation that is the best so far saves it
+    asynchronous: bool = True  # training waits for a copy in host memory only; a thread writes it
     resume: str = "auto"  # auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run
 
 

@@ -1,7 +1,7 @@
 """A split's rows as they lie on disk, read in pieces and checked."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from app.batch import Rows
 from app.config import VerifyData
+from common.cli import EXIT_STOPPED
 from common.errors import UserError
-from data_prep.format import Manifest, ShardArrays, open_shard, verify_shard
+from data_prep.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
 from data_prep.format import Split as SplitEntry
 from data_prep.ragged import Bags, join
 
@@ -39,6 +40,10 @@ class SplitShards:
         self._dense = list(manifest.schema["dense"])
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
+        self._stamps = [
+            {path: _stamp(path) for path in (shard_path(root, name, shard.name, kind) for kind in shard.files)}
+            for shard in split.shards
+        ]
         self._open = lru_cache(OPEN_SHARDS)(self._open_shard)
         for index in range(len(split.shards)):
             self._open(index)
@@ -47,8 +52,9 @@ class SplitShards:
         """Read ranges of rows, then pick those numbered `order`; ids are checked against their tables.
 
         Raises:
-            UserError: a value is not one that data_prep writes.
+            UserError: a value is not one that data_prep writes, or a file was changed since it was opened.
         """
+        self._require_unchanged(ranges)  # to read beyond the end of a file cut short would kill the process
         rows = sum(stop - start for start, stop in ranges)
         labels = np.empty((rows, 1), np.int32)
         dense, sparse = np.empty((rows, len(self._dense)), np.float32), np.empty((rows, len(self._one_hot)), np.int32)
@@ -58,6 +64,7 @@ class SplitShards:
             part = slice(done, done := done + len(piece.labels))
             labels[part], dense[part], sparse[part] = piece.labels, piece.dense, piece.sparse
             pieces.append(piece.bags)
+        self._require_unchanged(ranges)
         # All processes check all rows, so that all meet the same error.
         self._check(labels.view(np.uint32) <= 1, ["label"], "is not 0 or 1", ranges)
         self._check(np.isfinite(dense), self._dense, "is not a finite number", ranges)
@@ -69,6 +76,16 @@ class SplitShards:
                 for feature, parts in zip(self._ragged, by_feature, strict=True)]  # fmt: skip
         dense, sparse = np.take(dense, order, axis=0), np.take(sparse, order, axis=0)
         return Rows(np.take(labels[:, 0], order).astype(np.float32), dense, sparse, tuple(bags))
+
+    def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
+        for start, stop in ranges:
+            first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
+            for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
+                if _stamp(path) != stamp:
+                    raise UserError(
+                        f"{path}: changed while the run was reading it; put the dataset back as it was (data_prep "
+                        "writes the same bytes again), then the same command goes on"
+                    )
 
     def _checked(self, feature: str, bags: Bags, ranges: list[tuple[int, int]]) -> Bags:
         """The bags of one feature's rows, if their ids are in its table."""
@@ -133,11 +150,23 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     return manifest.splits[name]
 
 
-def verify_splits(root: Path, manifest: Manifest, names: list[str], when: VerifyData) -> None:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Inode, size and time of the last change: what tells that a file was changed; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def verify_splits(
+    root: Path, manifest: Manifest, names: list[str], when: VerifyData, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Compare the files of some splits with the manifest's sums.
 
     Raises:
         UserError: names the first file that differs.
+        SystemExit: `stopped` said so; before anything was done, so that the same command does it.
     """
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
@@ -145,4 +174,7 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], when: Verify
         log.info("data: %s not compared with its sums (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
         return
     for name, shard in shards:
+        if stopped():
+            log.info("data: asked to stop while sums were compared; the same command begins again")
+            raise SystemExit(EXIT_STOPPED)
         verify_shard(root, name, shard)

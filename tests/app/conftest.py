@@ -5,16 +5,20 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from app import runtime
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
 from app.config.doctor import DoctorConfig
 from app.config.recommend import RecommendConfig
 from common.cli import run_command
+from tests.app import inject
 from tests.app.datasets import write_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -23,6 +27,8 @@ SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_bat
 SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
            "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor"),
            "plan": (PlanAppConfig, "plan")}  # fmt: skip
+
+_STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -47,38 +53,62 @@ def run_app(tmp_path: Path) -> Command:
     """Run an entry point in a process of its own, in tmp_path, on `processes` processes, to its end."""
 
     def run(name: str, *overrides: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
-        if processes == 1:
-            return _forked(name, overrides, tmp_path)
-        command = app_command(name, *overrides, processes=processes)
-        return subprocess.run(
-            command, cwd=tmp_path, env=app_environment(), capture_output=True, text=True, timeout=240, check=False
-        )
+        return ended(forked(name, *overrides, cwd=tmp_path, processes=processes), tmp_path)
 
     return run
 
 
-def _forked(name: str, overrides: tuple[str, ...], cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """What `python -m app.<name>` does, in a fork of a process that has imported torch already: 3 s less each."""
+def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Wait for the processes that `forked` started in `cwd`; the status is the first one's that is not 0."""
+    deadline = time.monotonic() + 240
+    while any(fork.exitcode is None for fork in forks) and time.monotonic() < deadline:
+        forks[0].join(0.02)
+        if any(fork.exitcode for fork in forks):
+            deadline = min(deadline, time.monotonic() + 30)  # the others have nobody to talk to
+    hanging = [fork for fork in forks if fork.exitcode is None]
+    for fork in hanging:
+        fork.kill()
+        fork.join()
+    assert not hanging, f"{hanging} did not end"
+    out, err = ((cwd / f".{stream}").read_text() for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess([], next((fork.exitcode for fork in forks if fork.exitcode), 0), out, err)
+
+
+def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str = "") -> list[Any]:
+    """Start what `python -m app.<name>` does, in forks of a process that has imported torch already: 3 s less each.
+
+    Several processes are told what torchrun would tell them, and meet in a store of ours. fault: see tests.app.inject.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify", "app.recommend"])
-    process = context.Process(target=_entry_point, args=(name, overrides, str(cwd)))
-    process.start()
-    process.join(240)
-    assert process.exitcode is not None, f"app.{name} {overrides} did not end"
-    out, err = ((cwd / f".{stream}").read_text() for stream in ("stdout", "stderr"))
-    return subprocess.CompletedProcess([name, *overrides], process.exitcode, out, err)
+    for stream in (".stdout", ".stderr"):
+        (cwd / stream).write_bytes(b"")
+    launched: dict[str, str] = {}
+    if processes > 1:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        _STORES.append(store)
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes),
+                    "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    forks = []
+    for rank in range(processes):
+        extra = {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
+        fork = context.Process(target=_entry_point, args=(name, overrides, str(cwd), extra, fault))
+        fork.start()
+        forks.append(fork)
+    return forks
 
 
-def _entry_point(name: str, overrides: tuple[str, ...], cwd: str) -> None:
+def _entry_point(name: str, overrides: tuple[str, ...], cwd: str, extra: dict[str, str], fault: str) -> None:
     os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(app_environment())
+    os.environ.update({**app_environment(), **extra})
     for descriptor, stream in ((1, ".stdout"), (2, ".stderr")):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
     module = importlib.import_module(f"app.{name}")
     schema, config = SCHEMAS[name]
-    sys.exit(run_command(module.main, schema, CONFIG_DIR, config))
+    runtime.leave(run_command(module.main, schema, CONFIG_DIR, config))
 
 
 def app_command(name: str, *overrides: str, processes: int = 1) -> list[str]:

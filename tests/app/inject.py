@@ -1,19 +1,17 @@
-"""`python -m app.train` with one thing going wrong at an exact moment: python -m tests.app.inject FAULT N OVERRIDES.
+"""What can go wrong with `python -m app.train` at an exact moment: `forked(..., fault="in the save:2")`.
 
-The N-th time the moment comes, the process is killed as by kill -9 (or, for `stop`, asked to stop).
+The N-th time the moment comes, the process is killed as by kill -9, or whatever else the fault says.
 """
 
 import os
 import resource
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from app import checkpoint, run, train
-from app.config import CONFIG_DIR, AppConfig
-from common.cli import run_command
+from app import run
+from app.checkpoint import files, saver
 
 
 def kill_at(module: Any, name: str, number: int, when: Callable[..., bool] = lambda *_, **__: True) -> None:
@@ -42,17 +40,19 @@ def limit_file_size(size: int) -> None:
 
 FAULTS: dict[str, Callable[[int], None]] = {
     "in the step": lambda n: kill_at(run.optimizer, "set_learning_rate", n),
-    "before the save": lambda n: kill_at(checkpoint.dcp, "save", n),
-    "in the save": lambda n: kill_at(checkpoint, "_complete", n),
-    "before the rename": lambda n: kill_at(os, "rename", n, lambda a, b: str(a).endswith(checkpoint.PART)),
-    "after the rename": lambda n: kill_at(checkpoint, "write_atomically", n, lambda p, c: p.name == checkpoint.LATEST),
-    "in the pruning": lambda n: kill_at(shutil, "rmtree", n, lambda p, **_: str(p).endswith(checkpoint.OLD)),
+    "before the save": lambda n: kill_at(saver.dcp, "save", n),
+    "in the save": lambda n: kill_at(files, "complete", n),
+    "before the rename": lambda n: kill_at(os, "rename", n, lambda a, b: str(a).endswith(files.PART)),
+    "after the rename": lambda n: kill_at(files, "write_atomically", n, lambda p, c: p.name == files.LATEST),
+    "before the best": lambda n: kill_at(files, "write_atomically", n, lambda p, c: p.name == files.BEST),
+    "in the pruning": lambda n: kill_at(shutil, "rmtree", n, lambda p, **_: str(p).endswith(files.OLD)),
     "stop": stop_at,
     "disk full": limit_file_size,
 }
 
-if __name__ == "__main__":
-    fault, number = sys.argv[1], int(sys.argv[2])
-    sys.argv[1:] = sys.argv[3:]
-    FAULTS[fault](number)
-    sys.exit(run_command(train.main, AppConfig, CONFIG_DIR))
+
+def install(fault: str) -> None:
+    """Let it go wrong, in this process; an empty fault is none."""
+    if fault:
+        name, number = fault.split(":")
+        FAULTS[name](int(number))

@@ -14,17 +14,13 @@ from app.config import DataConfig
 from app.data import Split
 from common.errors import UserError
 from data_prep.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, Command, app_command, app_environment
+from tests.app.conftest import SMALL, Command, app_command, app_environment, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
 from tests.app.test_train import events, losses, started, summary, wait_for
 
 
 def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    command = app_command("train", *overrides)
-    command[2:3] = ["tests.app.inject", fault, str(number)]
-    return subprocess.run(
-        command, cwd=cwd, env=app_environment(), capture_output=True, text=True, check=False, timeout=240
-    )
+    return ended(forked("train", *overrides, cwd=cwd, fault=f"{fault}:{number}"), cwd)
 
 
 @pytest.fixture(scope="session")
@@ -38,26 +34,30 @@ def overrides(dataset: Path) -> list[str]:
 def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happened to."""
     directory = tmp_path_factory.mktemp("whole")
-    command = app_command("train", *overrides, "run.name=whole")
-    subprocess.run(command, cwd=directory, env=app_environment(), capture_output=True, check=True)
+    assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
     return directory / "runs/whole"
 
 
 @pytest.mark.parametrize(
-    ("fault", "number", "at_step"),
+    ("fault", "number", "asynchronous", "at_step"),
     [
-        ("in the step", 31, 24),
-        ("before the save", 3, 24),
-        ("in the save", 2, 12),
-        ("before the rename", 3, 24),
-        ("after the rename", 3, 36),
-        ("in the pruning", 2, 48),
+        ("in the step", 31, False, 24),
+        ("before the save", 3, True, 20),
+        ("in the save", 2, True, 12),
+        ("in the save", 2, False, 12),
+        ("before the rename", 3, True, 20),
+        ("after the rename", 3, True, 24),
+        ("in the pruning", 1, True, 24),
+        ("before the best", 1, True, 20),
     ],
 )
 def test_a_kill_at_any_moment_changes_nothing(
-    fault: str, number: int, at_step: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
-) -> None:
-    killed = _injected(fault, number, *overrides, "run.name=killed", cwd=tmp_path)
+    fault: str, number: int, asynchronous: bool, at_step: int, overrides: list[str], uninterrupted: Path,
+    run_app: Command, tmp_path: Path
+) -> None:  # fmt: skip
+    """Saves come at steps 12, 20 (the first evaluation is the best so far), 24, 36 …"""
+    mode = f"checkpoint.asynchronous={asynchronous}"
+    killed = _injected(fault, number, *overrides, mode, "run.name=killed", cwd=tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = run_app("train", *overrides, "run.name=killed")
     assert resumed.returncode == 0, resumed.stderr
@@ -66,8 +66,11 @@ def test_a_kill_at_any_moment_changes_nothing(
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
     assert losses(run) == losses(uninterrupted)
     assert [event["auc"] for event in events(run, "eval")] == [event["auc"] for event in events(uninterrupted, "eval")]
-    names = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert names == ["latest", "step_00000048", "step_00000060"]
+    names, expected = (
+        sorted(path.name for path in (which / "checkpoints").iterdir()) for which in (run, uninterrupted)
+    )
+    assert names == expected
+    assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
 
 
 def test_a_stop_at_an_evaluation_loses_none(
@@ -136,7 +139,7 @@ def test_going_back_to_an_earlier_checkpoint(
     again = run_app("train", *overrides, *back, "train.max_steps=30")
     assert again.returncode == 0, again.stderr
     steps = [path.name for path in whole_checkpoints(run / "checkpoints")]
-    assert steps == ["step_00000012", "step_00000024", "step_00000030"]
+    assert steps == ["step_00000012", "step_00000020", "step_00000024", "step_00000030"]
     assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
     elsewhere = run_app("train", *overrides, "run.name=branch", "checkpoint.resume=runs/back")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app import loop, optimizer, planning, resume, session, sharding
+from app import checkpoint, loop, optimizer, planning, resume, session, sharding
 from app.config import (
     AppConfig,
     ModelConfig,
@@ -125,8 +125,10 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry["type"] for entry in sharding.plan_summary(whole.model).values()} == {expected}
     _train(whole, 0, 4)
-    path = resume.save(tmp_path, whole, loop.State(step=4), {}, keep=1)
-    resume.restore(path, resumed)
+    saver = checkpoint.Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
+    saver.save(4, whole.model, whole.optimizer, resume.saved(whole, loop.State(step=4), {}), best=False)
+    saver.wait()
+    resume.restore(tmp_path / "step_00000004", resumed)
     optimizer.set_step(resumed.optimizer, 4)
     for this in (whole, resumed):
         _train(this, 4, 9)

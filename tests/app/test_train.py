@@ -17,7 +17,7 @@ from tests.app.conftest import SMALL, Command, app_command, app_environment
 from tests.app.datasets import NUM_EMBEDDINGS
 
 SUMMARY_KEYS = {"status", "steps", "samples", "world_size", "parameters", "train", "eval", "throughput", "memory",
-                "power", "seconds", "digest"}  # fmt: skip
+                "power", "seconds", "digest", "best"}  # fmt: skip
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -50,14 +50,20 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert figures["eval"]["samples"] == 501
     assert figures["throughput"]["samples_per_second"] > 0
     assert [event["step"] for event in events(run, "eval")] == [30, 60, 62]
-    assert [event["step"] for event in events(run, "checkpoint")] == [25, 50, 62]
+    best, aucs = set(), {event["step"]: event["auc"] for event in events(run, "eval")}
+    for step, auc in aucs.items():
+        if auc > max((aucs[before] for before in aucs if before < step), default=0):
+            best.add(step)
+    assert {event["step"] for event in events(run, "checkpoint")} == {25, 50, 62} | best
+    assert all(event["write_seconds"] > 0 and event["stall_seconds"] > 0 for event in events(run, "checkpoint"))
+    assert figures["best"] == {"step": max(best), "auc": max(aucs.values())}
     assert [event["step"] for event in events(run, "train")] == list(range(1, 63))
     assert figures["train"]["logloss"] == pytest.approx(losses(run)[-1])
-    assert [path.name for path in whole_checkpoints(run / "checkpoints")] == [
-        "step_00000050",
-        "step_00000062",
-    ]
+    newest = sorted({25, 50, 62} | best)[-2:]
+    steps = [int(path.name.removeprefix("step_")) for path in whole_checkpoints(run / "checkpoints")]
+    assert steps == sorted({*newest, max(best)})
     assert (run / "checkpoints/latest").read_text() == "step_00000062"
+    assert (run / "checkpoints/best").read_text() == f"step_{max(best):08d}"
     manifest = json.loads((run / "manifest.json").read_bytes())
     assert manifest["world_size"] == 1
     assert manifest["versions"]["torch"]

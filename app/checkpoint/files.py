@@ -1,4 +1,4 @@
-"""Checkpoints: torch.distributed.checkpoint for tensors, state.json for the rest; whole or not there.
+"""What a checkpoint is on disk.
 
 A checkpoint is written beside its final name and renamed when all of it is on disk, with the sizes and sums of
 its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
@@ -8,14 +8,12 @@ truncated data if it were killed then.
 import json
 import os
 import shutil
-import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from numpy.typing import NDArray
 from torch.distributed.checkpoint import StorageReader
@@ -26,7 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from common.errors import UserError
 from data_prep.format import FileDigest, digest_file, sync, write_atomically
 
-LATEST = "latest"
+LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
 STATE = "state.json"
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # not yet, and no longer, a checkpoint
@@ -41,39 +39,39 @@ class Saved:
     arrays: dict[str, NDArray[Any]]
 
 
-def save(
-    directory: Path, step: int, model: DistributedModelParallel, optimizer: CombinedOptimizer, saved: Saved, keep: int
-) -> Path:
-    """Write `directory`/step_<step>; a collective call. The `keep` newest stay.
-
-    Raises:
-        UserError: it could not be written (a full disk, say); checkpoints that were there are as they were.
-    """
-    final = directory / f"step_{step:08d}"
-    part = final.with_suffix(PART)
-    if dist.get_rank() == 0:
-        for leftover in (*directory.glob("*" + PART), *directory.glob("*" + OLD)):
-            shutil.rmtree(leftover)
-        part.mkdir(parents=True)
-    dist.barrier()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of its own deprecated storage calls
-            dcp.save(_tensors(model, optimizer), checkpoint_id=part)
-        if dist.get_rank() == 0:
-            _complete(part, final, saved)
-    except (CheckpointException, OSError) as error:  # the first is a BaseException
-        raise UserError(f"{part}: the checkpoint cannot be written: {_last_line(error)}") from error
-    if dist.get_rank() == 0:
-        for old in whole_checkpoints(directory)[:-keep]:
-            remove(old)
-    dist.barrier()
-    return final
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step_{step:08d}"
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints under a run's checkpoint directory that were completed, oldest first."""
     return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints and the best."""
+    best = pointed_to(directory, BEST)
+    for old in whole_checkpoints(directory)[:-keep]:
+        if old != best:
+            remove(old)
+
+
+def pointed_to(directory: Path, pointer: str) -> Path | None:
+    """The checkpoint that `latest` or `best` names, if it is there."""
+    try:
+        path = directory / (directory / pointer).read_text().strip()
+    except FileNotFoundError:
+        return None
+    return path if path in whole_checkpoints(directory) else None
+
+
+def point_to_best(directory: Path, name: str | None) -> None:
+    """Let `best` name a checkpoint of `directory`, or none."""
+    if name is not None:
+        write_atomically(directory / BEST, name.encode())
+    else:
+        (directory / BEST).unlink(missing_ok=True)
 
 
 def remove(checkpoint: Path) -> None:
@@ -138,25 +136,46 @@ def load_tensors(
     Raises:
         UserError: the checkpoint does not fit this model and optimizer.
     """
-    tensors = _tensors(model, optimizer)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(tensors, storage_reader=reader)
-    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{checkpoint}: does not load into this model: {_last_line(error)}") from error
+    tensors = tensors_of(model, optimizer)
+    read_tensors(checkpoint, reader, tensors)
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
         optimizer.load_state_dict(tensors["optimizer"])
 
 
-def _complete(part: Path, final: Path, saved: Saved) -> None:
-    """Write what is missing, bring all to the disk, and give the checkpoint its name."""
+def read_tensors(checkpoint: Path, reader: StorageReader, tensors: dict[str, Any]) -> None:
+    """Overwrite tensors such as `tensors_of` gives by a checkpoint's; a collective call. Raises as `load_tensors`."""
+    try:
+        dcp.load(tensors, storage_reader=reader)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
+
+
+def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
+    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
+    tensors: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        tensors["optimizer"] = optimizer.state_dict()
+    return tensors
+
+
+def last_line(error: BaseException) -> str:
+    """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def complete(part: Path, final: Path, saved: Saved, digests: dict[str, Any]) -> None:
+    """Write what is missing, bring all to the disk, and give the checkpoint its name.
+
+    digests: size and sum of the tensors' files by name, where they are known already.
+    """
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
-    files = {path.name: asdict(digest_file(path)) for path in sorted(part.iterdir())}
-    for name in files:
-        sync(part / name)
-    write_atomically(part / STATE, json.dumps({**saved.state, FILES: files}, indent=1).encode())
+    for path in sorted(part.iterdir()):
+        if path.name not in digests:
+            sync(path)
+            digests[path.name] = asdict(digest_file(path))
+    write_atomically(part / STATE, json.dumps({**saved.state, FILES: digests}, indent=1).encode())
     if final.exists():
         remove(final)
     os.rename(part, final)
@@ -174,16 +193,3 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
         raise UserError(f"{path}: damaged (no key {FILES!r}); remove the checkpoint to use another")
     return state
-
-
-def _tensors(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
-    tensors: dict[str, Any] = {"model": model.state_dict()}
-    if optimizer is not None:
-        tensors["optimizer"] = optimizer.state_dict()
-    return tensors
-
-
-def _last_line(error: BaseException) -> str:
-    """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

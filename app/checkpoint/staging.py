@@ -1,0 +1,99 @@
+"""A checkpoint's tensors copied to host memory, so that training can change its own while they are written."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def stage(tensors: Any) -> Any:
+    """A copy in host memory of nested dicts and lists of tensors; of a sharded one, this process's shards.
+
+    torch's own stager fails on ShardedTensors.
+    """
+    if isinstance(tensors, dict):
+        return {key: stage(value) for key, value in tensors.items()}
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(stage(value) for value in tensors)
+    if isinstance(tensors, ShardedTensor):
+        return _staged_shards(tensors)
+    if isinstance(tensors, Tensor):
+        return _on_host(tensors)
+    return copy.deepcopy(tensors)
+
+
+class Local(NamedTuple):
+    """A tensor or a shard of one: where in the nest it was found, and where in the whole it begins."""
+
+    path: str
+    offsets: tuple[int, ...]
+    values: Tensor
+
+
+def local_tensors(tensors: Any, path: str = "") -> Iterator[Local]:
+    """The tensors and shards that lie on this process."""
+    if isinstance(tensors, dict):
+        for key, value in tensors.items():
+            yield from local_tensors(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tensors, (list, tuple)):
+        for number, value in enumerate(tensors):
+            yield from local_tensors(value, f"{path}[{number}]")
+    elif isinstance(tensors, ShardedTensor):
+        for shard in tensors.local_shards():
+            yield Local(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+    elif isinstance(tensors, Tensor):
+        yield Local(path, (0,) * tensors.dim(), tensors)
+
+
+def num_bytes(tensors: Any) -> int:
+    """Bytes that a staged copy takes on this process."""
+    return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
+
+
+def first_not_finite(tensors: Any) -> str | None:
+    """The place of the first tensor on this process with a NaN or an infinity."""
+    for path, _, tensor in local_tensors(tensors):
+        # A sum is NaN or infinite if one of its terms is; only then (or where it overflowed) look at each.
+        suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
+        if suspect and not bool(torch.isfinite(tensor).all()):
+            return path
+    return None
+
+
+def host_bytes_available() -> int:
+    """Host memory that can be had without swapping: what the kernel says, or less by this container's limit."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:
+    shards = [Shard(_on_host(shard.tensor), _placed_on_host(shard.metadata)) for shard in tensor.local_shards()]
+    whole = copy.deepcopy(tensor.metadata())
+    whole.shards_metadata = [_placed_on_host(shard) for shard in whole.shards_metadata]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        shards, sharded_tensor_metadata=whole, process_group=tensor._process_group
+    )
+
+
+def _placed_on_host(metadata: Any) -> Any:
+    metadata = copy.deepcopy(metadata)
+    metadata.placement._device = torch.device("cpu")
+    return metadata

@@ -1,0 +1,122 @@
+"""How long training waits for a checkpoint: written before the next step, and behind training's back.
+
+    python -m benchmarks.checkpoint_stall [--scale 1.0] [--rounds 5] [--threads 1] [--optimizer adagrad]
+                                          [--directory DIR] [--out FILE]
+
+Kaggle shape (26 tables, dimension 16, batch 2048), all tables' rows times `--scale`. Round after round, the real loop
+runs the same steps three times in turn, with one checkpoint at a quarter of them:
+
+  none          no checkpoint
+  synchronous   checkpoint.asynchronous=false
+  asynchronous  checkpoint.asynchronous=true
+
+`stall` is the time that the loop stands still in the save. `delay` is how much longer than `none` the steps took in
+all, in the same round: with an asynchronous save it holds the stall and what the writing thread takes from the steps
+(one core has nothing to give). `write` is the time until the checkpoint was whole. Medians over rounds. The number of
+steps is chosen so that they last about twice as long as a synchronous save. Checkpoints go to `--directory`: give one
+on the disk that you want to know about.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app import checkpoint, loop, provenance, resume, runtime, session
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from benchmarks import training_loop
+from common.cli import compose_config
+
+BATCH = 2048
+KINDS = ("none", "synchronous", "asynchronous")
+
+
+def measure_once(this: session.Session, directory: Path, kind: str, steps: int, epoch: int) -> dict[str, float]:
+    """Run the loop for `steps` steps with one checkpoint of that kind; seconds."""
+    saver = checkpoint.Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
+    stall = 0.0
+
+    def save(state: loop.State) -> None:
+        nonlocal stall
+        began = time.perf_counter()
+        saver.save(state.step, this.model, this.optimizer, resume.saved(this, state, {}), best=False)
+        stall += time.perf_counter() - began
+
+    def due(step: int) -> bool:
+        return kind != "none" and step == steps // 4
+
+    def save_if_due(state: loop.State) -> None:
+        if due(state.step):  # the loop saves at its end, too
+            save(state)
+
+    took = training_loop.time_loop(this, steps, epoch, save=save_if_due, checkpoint_due=due) * steps
+    saver.wait()
+    written = [one.seconds for one in saver.finished()]
+    saver.close()
+    return {"loop": took, "stall": stall, "write": written[0] if written else 0.0}
+
+
+def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, Any]:
+    """Rounds in turn; the first one warms up."""
+    warm = [measure_once(this, directory, kind, 40, 0) for kind in KINDS]
+    steps = max(40, int(2 * warm[1]["stall"] / (warm[0]["loop"] / 40)))
+    results = []
+    for number in range(rounds):
+        figures = {kind: measure_once(this, directory, kind, steps, 1 + number) for kind in KINDS}
+        for figure in figures.values():
+            figure["delay"] = figure["loop"] - figures["none"]["loop"]
+        results.append(figures)
+    medians = {
+        kind: {key: float(np.median([one[kind][key] for one in results])) for key in ("stall", "delay", "write")}
+        for kind in KINDS[1:]
+    }
+    ratios = {
+        key: float(np.median([one["asynchronous"][key] / one["synchronous"][key] for one in results]))
+        for key in ("stall", "delay")
+    }
+    tensors = {"model": this.model.state_dict(), "optimizer": this.optimizer.state_dict()}
+    return {
+        "bytes": checkpoint.num_bytes(tensors),
+        "steps a round": steps,
+        "seconds": medians,
+        "asynchronous / synchronous": ratios,
+        "rounds": results,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the tables' rows")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--optimizer", default="adagrad")
+    parser.add_argument("--directory", type=Path, help="where checkpoints go; default: the temporary directory")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    training_loop.KAGGLE_TABLES[:] = [max(3, int(n * arguments.scale)) for n in training_loop.KAGGLE_TABLES]
+    here = runtime.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+        manifest = training_loop.write_rows(Path(scratch))
+        overrides = [f"optimizer={arguments.optimizer}", f"train.global_batch_size={BATCH}", f"data.path={scratch}"]
+        config = compose_config(AppConfig, CONFIG_DIR, overrides)
+        result = measure(session.build(config, here, Path(scratch), manifest), Path(directory), arguments.rounds)
+    runtime.stop()
+    print("| checkpoint | GiB | stall s | delay s | written after s |")
+    print("|---|---|---|---|---|")
+    for kind, seconds in result["seconds"].items():
+        print(f"| {kind} | {result['bytes'] / 2**30:.2f} | {seconds['stall']:.3f} | {seconds['delay']:.3f} "
+              f"| {seconds['write']:.3f} |")  # fmt: skip
+    if arguments.out:
+        run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
+        asked = {key: value for key, value in vars(arguments).items() if key not in ("out", "directory")}
+        document = {"arguments": asked, "made by": run, "results": result}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
