@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app import progress, resume, runtime, session
+from app import checkpoint, progress, resume, runtime, session
 from app.config import CONFIG_DIR, EvaluateConfig
 from app.data import verify_splits
 from app.validation import validate
@@ -24,7 +24,8 @@ def main(config: EvaluateConfig) -> int:
         root = Path(trained.data.path or "")
         path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
         manifest = load_manifest(root)
-        state = resume.trained_on(path, root, manifest).state
+        state = checkpoint.read(path).state
+        resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
         here.on_rank_0(lambda: verify_splits(root, manifest, [config.split], trained.data.verify))
         this = session.build(trained, here, root, manifest)
         resume.load_tensors(path, this, with_optimizer=False)

@@ -19,7 +19,6 @@ from app.config.recommend import RecommendConfig, validate_recommend
 from app.session import Session
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
-from common.errors import UserError
 from data_prep.encode import EncodedBlock, Encoder
 from data_prep.format import load_manifest, write_atomically
 
@@ -40,8 +39,7 @@ def main(config: RecommendConfig) -> int:
         root = Path(trained.data.path or "")
         path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
         state, manifest = checkpoint.read(path).state, load_manifest(root)
-        if manifest.digest != state["dataset_digest"]:
-            raise UserError(f"{root}: not the dataset that {path} was trained on; give data_path=")
+        resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
         encoder = Encoder.load(root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)

@@ -190,6 +190,30 @@ def read_config(directory: Path) -> dict[str, Any]:
     return content
 
 
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        UserError: the directory is not a run's.
+    """
+    manifest = _read_json(directory / MANIFEST)
+    if manifest is None or manifest.get("format") != FORMAT_NAME:
+        raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
+    return manifest
+
+
+def read_events(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """A run's events of one kind; a line that a kill cut off is none."""
+    events = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (directory / METRICS).read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and event.get("event") == kind:
+                    events.append(event)
+    return events
+
+
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The summary of a run, or None if it has none yet."""
     summary = _read_json(directory / SUMMARY)

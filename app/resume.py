@@ -63,7 +63,7 @@ def restore(path: Path, session: Session) -> Resumed:
         UserError: it belongs to a run of another configuration, or is damaged.
     """
     saved = checkpoint.read(path)
-    _require_dataset(path, saved.state, session.root, session.manifest)
+    require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
     now = fingerprint(session.config)
     for key, value in saved.state["fingerprint"].items():
         if now.get(key) != value:
@@ -102,9 +102,18 @@ def load_tensors(path: Path, session: Session, with_optimizer: bool) -> None:
         UserError: it does not fit the session's model, or holds more than tensors.
     """
     optimizer = session.optimizer if with_optimizer else None
+    checkpoint.load_tensors(path, _reader(path), session.model, optimizer)
+
+
+def read_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    """Overwrite tensors such as a checkpoint holds by a checkpoint's. Raises as `load_tensors`."""
+    checkpoint.read_tensors(path, _reader(path), tensors)
+
+
+def _reader(path: Path) -> SafeReader:
     reader = SafeReader(path)
     reader.read_metadata()  # what it refuses is said in one line here; torch would wrap it in tracebacks
-    checkpoint.load_tensors(path, reader, session.model, optimizer)
+    return reader
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
@@ -130,15 +139,31 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     return str(asked)
 
 
-def trained_on(path: Path, root: Path, manifest: Manifest) -> checkpoint.Saved:
-    """What a checkpoint of a run holds beside tensors, the dataset being the one that it was trained on.
+def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
+    """Raise UserError if a dataset is not the one that the run or checkpoint `trained` has read."""
+    if manifest.digest != digest_then:
+        elsewhere = f"{path_then} as it was then" if str(root) == path_then else path_then
+        raise UserError(
+            f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run"
+        )
+
+
+def undamaged(run: Path) -> list[Path]:
+    """A run's whole and undamaged checkpoints, oldest first; of the others, a warning.
 
     Raises:
-        UserError: it is another one, or the checkpoint is damaged.
+        UserError: there is none, nor a summary of a run that trained.
     """
-    saved = checkpoint.read(path)
-    _require_dataset(path, saved.state, root, manifest)
-    return saved
+    good = []
+    for path in checkpoint.whole_checkpoints(run / record.CHECKPOINTS):
+        try:
+            checkpoint.verify(path)
+            good.append(path)
+        except UserError as error:
+            log.warning("checkpoint: passed over %s", error)
+    if not good and not (record.read_summary(run) or {}).get("steps"):
+        raise UserError(f"run={run}: no whole checkpoint and no summary of a training; train it first")
+    return good
 
 
 def newest_of(run: Path, asked: str | None) -> str:
@@ -206,14 +231,6 @@ def _layout(session: Session) -> dict[str, Any]:
         "platform": session.runtime.platform.value,
         "sharding": session.plan.summary(),
     }
-
-
-def _require_dataset(path: Path, state: dict[str, Any], root: Path, manifest: Manifest) -> None:
-    if manifest.digest != state["dataset_digest"]:
-        raise UserError(
-            f"{root}: not the dataset that {path} was trained on ({state['dataset']}, as its manifest's digest was "
-            "then); say where that is, or give another run.name"
-        )
 
 
 def fingerprint(config: AppConfig) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """python -m app.verify run=runs/NAME: replay a run from its record and say whether it came out the same.
 
-The dataset must be the one that the run read. The replay trains from the first step to the run's newest
-checkpoint, in a directory of its own, and is compared with it: each step's loss, each parameter. On the same
-number of processes and threads of one kind of CPU the bits are equal; elsewhere a tolerance decides. Differences
-in code, versions and hardware are listed, since they are where an explanation begins.
+The dataset must be the one that the run read. The replay trains from the first step in a directory of its own. Where
+the run's checkpoints are still there, it goes to the newest of them, and is compared at each of them on the way: each
+step's loss, each parameter, all that the optimizer keeps. Of a run without checkpoints the record is compared: what
+it says of losses, of the evaluation, and the digests. On the same number of processes and threads of one kind of CPU
+the bits are equal; elsewhere a tolerance decides. Differences in code, versions and hardware are listed, since they
+are where an explanation begins.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration; 75 stopped.
 """
@@ -18,22 +20,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from app import progress, provenance, record, resume, runtime, session
+from app import checkpoint, progress, provenance, record, resume, runtime, session
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
 from app.data import verify_splits
+from app.difference import compare
 from app.record import Record
 from app.run import Run
 from app.signals import StopRequest
 from app.validation import validate
+from app.witness import Witness, plain
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
+from common.errors import UserError
 from data_prep.format import load_manifest
 
 log = logging.getLogger("clickwork")
 
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
+EVAL_FIGURES = ("logloss", "auc")
+LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform")
+BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # what they lead to is in LAYOUT
 
 
 def main(config: VerifyConfig) -> int:
@@ -44,89 +51,124 @@ def main(config: VerifyConfig) -> int:
     here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
     progress.log_to_terminal(here.rank)
     try:
-        path = Path(here.on_rank_0(lambda: resume.newest_of(directory, None)))
+        then = record.read_manifest(directory)
+        _tell_of_layout(directory, then, here)
+        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in resume.undamaged(directory)])))
         root = Path(trained.data.path or "")
         manifest = load_manifest(root)
-        recorded = resume.trained_on(path, root, manifest)
+        resume.require_dataset(directory, then["dataset"]["path"], then["dataset"]["digest"], root, manifest)
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
                                               lambda: bool(stop)))  # fmt: skip
-        again = _replay_config(trained, recorded.state["step"], here.num_threads)
-        this = session.build(again, here, root, manifest)
+        figures = record.read_summary(directory) or {}
+        checkpoints = {checkpoint.read(Path(path)).state["step"]: Path(path) for path in paths}
+        steps = max(checkpoints) if checkpoints else figures["steps"]
+        this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
             run = Run(this, Record(scratch, here.rank), stop, began)
+            witness = run.keeper = Witness(run, checkpoints)
             if run.train() == "interrupted":
                 return EXIT_STOPPED
+            if here.rank:
+                return EXIT_DONE
+            report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
+            if checkpoints:
+                recorded = checkpoint.read(checkpoints[steps]).arrays["losses"]
+                report |= witness.report(compare(recorded, run.state.all_losses(), floor=0.0))
+            else:
+                report |= _compare_records(directory, scratch)
+            layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
+            changed = _changes(then, {**provenance.describe_run(), **layout})
+            return _tell(directory, report, changed, config.tolerance)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        replayed = {name: values.copy() for name, values in this.parameters()}
-        resume.load_tensors(path, this, with_optimizer=False)
-        report = {"run": str(directory), "checkpoint": path.name, "steps": recorded.state["step"],
-                  "losses": _compare(recorded.arrays["losses"], run.state.all_losses(), relative=True),
-                  "parameters": {name: _compare(values, replayed[name], relative=False)
-                                 for name, values in this.parameters()}}  # fmt: skip
-        return _tell(directory, report, config.tolerance) if here.rank == 0 else EXIT_DONE
     finally:
         runtime.stop()
 
 
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
-    """The run's configuration, to the step of its checkpoint, without stops on the way."""
+    """The run's configuration, to the step of its newest checkpoint, without stops on the way."""
     train = replace(
-        trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, target_auc=None
-    )
+        trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, target_auc=None,
+        max_minutes=None,
+    )  # fmt: skip
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     threads = replace(trained.runtime, num_threads=num_threads)
     return replace(trained, train=train, checkpoint=never, runtime=threads, record=RecordConfig(tensorboard=False))
 
 
-def _compare(recorded: NDArray[np.float32], replayed: NDArray[np.float32], relative: bool) -> dict[str, Any]:
-    """The first place (row-major) where bits differ, None if nowhere, and the largest difference."""
-    if recorded.shape != replayed.shape:
-        return {"first": 0, "largest": float("inf")}
-    bits = np.flatnonzero(recorded.view(np.uint32) != replayed.view(np.uint32))
-    if not len(bits):
-        return {"first": None, "largest": 0.0}
-    difference = np.abs(recorded.astype(np.float64) - replayed)
-    if relative:
-        difference /= np.abs(recorded)
-    return {"first": int(bits[0]), "largest": float(difference.max())}
+def _compare_records(then: Path, now: Path) -> dict[str, Any]:
+    """What two runs' records say, for the JSON: losses of the windows of steps, the evaluation, digests.
+
+    Raises:
+        UserError: they have no step in common.
+    """
+    losses, figures = [], []
+    for directory in (then, now):
+        losses.append({event["step"]: event["loss"] for event in record.read_events(directory, "train")})
+        figures.append(record.read_summary(directory) or {})
+    common = sorted(losses[0].keys() & losses[1].keys())
+    if not common:
+        raise UserError(f"run={then}: {record.METRICS} has no losses to compare")
+    first, second = (np.array([of[step] for step in common], np.float64) for of in losses)
+    found = compare(first, second, floor=0.0)
+    evaluation = {
+        key: abs(figures[0]["eval"][key] - figures[1]["eval"][key])
+        for key in EVAL_FIGURES
+        if figures[0]["eval"].get(key) is not None and figures[1]["eval"].get(key) is not None
+    }
+    return {
+        "losses": plain(found, lambda place: {"first_step": common[place[0]]}),
+        "tensors": {},
+        "evaluation": evaluation,
+        "same_digests": {
+            key: value == figures[1]["digest"][key] for key, value in figures[0]["digest"].items() if value is not None
+        },
+        "largest_difference": max([0.0, found.largest if found else 0.0, *evaluation.values()]),
+    }
 
 
-def _tell(directory: Path, report: dict[str, Any], tolerance: float) -> int:
+def _tell_of_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
+    if then["world_size"] != here.world_size:
+        log.info("verify: %s had %d process(es), here are %d: bits will differ; for the same, start with NPROC=%d "
+                 "(make) or torchrun", directory, then["world_size"], here.world_size, then["world_size"])  # fmt: skip
+
+
+def _tell(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
     """Print the verdict and its reasons, as JSON on stdout; return the exit status."""
-    losses, parameters = report["losses"], report["parameters"]
-    results = {"losses": losses, **parameters}
-    differing = [name for name, result in results.items() if result["first"] is not None]
-    largest = max(result["largest"] for result in results.values())
-    verdict = VERDICTS[0] if not differing else VERDICTS[1] if largest <= tolerance else VERDICTS[2]
-    then = json.loads((directory / record.MANIFEST).read_bytes())
-    changed = _changes(then, provenance.describe_run())
-    report["parameters"] = {name: parameters[name] for name in differing if name != "losses"}
-    report |= {"verdict": verdict, "tolerance": tolerance, "largest_difference": largest, "changed_since": changed}
+    same = report["losses"] is None and not report["tensors"] and all(report.get("same_digests", {}).values())
+    within = report["largest_difference"] <= tolerance
+    verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
     log.info("verify: %s: %s", directory, verdict)
-    if losses["first"] is not None:
-        log.info(
-            "verify: losses differ from step %d on, by %.3g relative at most", losses["first"] + 1, losses["largest"]
-        )
-    for name in [name for name in differing if name != "losses"][:1]:
-        result = parameters[name]
-        log.info("verify: the first tensor that differs is %s, from element %d on, by %.3g at most",
-                 name, result["first"], result["largest"])  # fmt: skip
+    if not report["compared_at"]:
+        log.info("verify: no checkpoint is there: losses, evaluation and digests of the record were compared")
+    if report["losses"]:
+        log.info("verify: losses differ from step %d on, by %.3g relative at most",
+                 report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
+    for name, found in list(report["tensors"].items())[:1]:
+        log.info("verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
+                 "by %.3g at most", report["tensors_at_step"], ", ".join(map(str, report["compared_at"])), name,
+                 list(found["first_element"]), found["largest"])  # fmt: skip
+    if not same and not within:
+        log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
     for line in changed:
         log.info("verify: since then: %s", line)
-    print(json.dumps(report, indent=1))
+    if not same and not changed:
+        log.info("verify: nothing that is recorded has changed since: on a CPU the bits should have been the same")
+    print(json.dumps({**report, "verdict": verdict, "tolerance": tolerance, "changed_since": changed}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of code, versions, hardware and environment is not as it was."""
-    return [
+    """What of code, versions, hardware, environment and layout is not as it was."""
+    changes = [
         f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
         for part in ("code", "versions", "hardware", "environment")
         for key in sorted(then.get(part, {}).keys() | now[part].keys())
-        if then[part].get(key) != now[part].get(key)
+        if key not in BY_LAUNCHER and then[part].get(key) != now[part].get(key)
     ]
+    layout = [f"{key}: {then.get(key)} then, {now[key]} now" for key in LAYOUT if then.get(key) != now[key]]
+    return layout + changes
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
 """`python -m app.verify` tells a run that replays from one that does not, and where."""
 
+import hashlib
+import io
 import json
+import shutil
+import struct
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import write_dataset
@@ -28,8 +34,11 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
     report = json.loads(told.stdout)
     assert report["verdict"] == "identical"
     assert report["steps"] == 40
-    assert report["losses"] == {"first": None, "largest": 0.0}
-    assert report["parameters"] == {}
+    assert report["losses"] is None
+    assert report["tensors"] == {}
+    assert report["compared_at"][-1] == 40
+    assert len(report["compared_at"]) >= 2
+    assert not [line for line in report["changed_since"] if "WORLD_SIZE" in line or "world_size" in line]
 
 
 def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp_path: Path) -> None:
@@ -42,9 +51,12 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
     assert told.returncode == 1, told.stderr
     report = json.loads(told.stdout)
     assert report["verdict"] == "different"
-    assert report["losses"]["first"] == 1  # the first loss comes before the first update
+    assert report["losses"]["first_step"] == 2  # the first loss comes before the first update
     assert "losses differ from step 2 on" in told.stderr
-    assert set(report["parameters"]) >= {"t_cat_0", "over_arch.0.weight"}
+    assert report["tensors_at_step"] == 20
+    assert set(report["tensors"]) >= {"t_cat_0", "over_arch.0.weight", "optimizer's t_cat_0.t_cat_0.momentum1"}
+    assert next(iter(report["tensors"])) == "t_cat_0"
+    assert len(report["tensors"]["t_cat_0"]["first_element"]) == 2
 
 
 def test_another_number_of_processes_is_within_tolerance(run_app: Command, dataset: Path) -> None:
@@ -55,6 +67,8 @@ def test_another_number_of_processes_is_within_tolerance(run_app: Command, datas
     report = json.loads(told.stdout)
     assert report["verdict"] == "equal within tolerance"
     assert 0 < report["largest_difference"] < 1e-4
+    assert "start with NPROC=2" in told.stderr
+    assert "world_size: 2 then, 1 now" in report["changed_since"]
 
 
 def test_another_dataset_is_refused_before_anything_is_replayed(
@@ -66,3 +80,62 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
     assert told.returncode == 2
     assert "other: not the dataset that" in told.stderr
     assert told.stderr.count("\n") == 1
+
+
+def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
+    run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    """Somebody changed one value of one table in the checkpoint of step 20, sums and all; steps 10 and 30 are whole."""
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=30", "checkpoint.every_steps=10",
+                 "checkpoint.keep=9", "checkpoint.keep_best=false", "optimizer=sgd"]  # fmt: skip
+    assert run_app("train", *overrides).returncode == 0
+    path = tmp_path / "runs/run/checkpoints/step_00000020"
+    change_one_value(path, "model.sparse_arch.embedding_bags.t_cat_2.weight", row=7, column=3)
+    told = run_app("verify", "run=runs/run")
+    assert told.returncode == 1, told.stderr
+    report = json.loads(told.stdout)
+    assert report["compared_at"] == [10, 20, 30]
+    assert report["losses"] is None
+    assert report["tensors_at_step"] == 20
+    assert list(report["tensors"]) == ["t_cat_2"]
+    assert report["tensors"]["t_cat_2"]["first_element"] == [7, 3]
+    assert "at step 20 (of the checkpoints, 10, 20, 30) the first tensor that differs is t_cat_2" in told.stderr
+
+
+def change_one_value(checkpoint: Path, name: str, row: int, column: int) -> None:
+    """Add 1 to one element of a checkpoint's tensor, in place, and make its sums good again."""
+    reader = FileSystemReader(checkpoint)
+    metadata = reader.read_metadata()
+    (index,) = [index for index in metadata.storage_data if index.fqn == name]
+    info = metadata.storage_data[index]
+    file = checkpoint / info.relative_path
+    content = bytearray(file.read_bytes())
+    tensor = torch.load(io.BytesIO(content[info.offset : info.offset + info.length]), weights_only=True)
+    raw = tensor.numpy().tobytes()
+    at = content.index(raw) + 4 * (row * tensor.shape[1] + column)
+    content[at : at + 4] = struct.pack("<f", float(tensor[row, column]) + 1)
+    file.write_bytes(content)
+    state = json.loads((checkpoint / "state.json").read_bytes())
+    state["files"][file.name]["sha256"] = hashlib.sha256(content).hexdigest()
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+def test_a_record_without_checkpoints_is_verified_by_its_figures(
+    run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "train.log_every_steps=7"]
+    assert run_app("train", *overrides).returncode == 0
+    shutil.rmtree(tmp_path / "runs/run/checkpoints")
+    told = run_app("verify", "run=runs/run")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["verdict"] == "identical"
+    assert json.loads(told.stdout)["same_digests"] == {"parameters": True, "losses": True}
+    path = tmp_path / "runs/run/metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "train" and line["step"] == 14:
+            line["loss"] *= 1.01
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = run_app("verify", "run=runs/run")
+    assert told.returncode == 1
+    assert json.loads(told.stdout)["losses"]["first_step"] == 14
