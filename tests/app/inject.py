@@ -10,22 +10,39 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from app import run
+import torch
+
+from app import data, run, session
 from app.checkpoint import files, saver
 
 
-def kill_at(module: Any, name: str, number: int, when: Callable[..., bool] = lambda *_, **__: True) -> None:
-    """Replace `module.name` by a function that kills the process at its `number`-th call that `when` holds for."""
+def at_call(
+    module: Any, name: str, number: int, act: Callable[..., None], when: Callable[..., bool] = lambda *_, **__: True
+) -> None:
+    """Do something at the `number`-th call of `module.name` that `when` holds for, with its arguments, before it."""
     original, count = getattr(module, name), [0]
 
     def replacement(*arguments: Any, **keywords: Any) -> Any:
         if when(*arguments, **keywords):
             count[0] += 1
             if count[0] == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act(*arguments, **keywords)
         return original(*arguments, **keywords)
 
     setattr(module, name, replacement)
+
+
+def kill(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminate_twice(*_: Any, **__: Any) -> None:
+    terminate()
+    terminate()
 
 
 def stop_at(step: int) -> None:
@@ -38,16 +55,76 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def limit_memory(step: int) -> None:
+    """From that step on, no memory: an allocation of 64 GiB is tried, and more than there is now is forbidden."""
+
+    def act(*_: Any, **__: Any) -> None:
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+        torch.empty(1 << 34)
+
+    at_call(run.optimizer, "set_learning_rate", step, act)
+
+
+def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The `number`-th step's loss is what `spoil` makes of it."""
+    make, count = run.losses.make_loss, [0]
+
+    def spoiled(*arguments: Any) -> Any:
+        loss = make(*arguments)
+
+        def replacement(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            count[0] += 1
+            return spoil(loss(logits, labels)) if count[0] == number else loss(logits, labels)
+
+        return replacement
+
+    run.losses.make_loss = spoiled
+
+
+def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
+    loss.register_hook(lambda gradient: gradient * float("inf"))
+    return loss
+
+
+def spoil_table(step: int) -> None:
+    """Before that step, a NaN gets into every row of a table."""
+
+    def act(*_: Any, **__: Any) -> None:
+        for parameters in saved[0].model.state_dict().items():
+            if "t_cat_1" in parameters[0]:
+                for shard in parameters[1].local_shards():
+                    shard.tensor.fill_(float("nan"))
+
+    saved: list[session.Session] = []
+    build = session.build
+    session.build = lambda *arguments: saved.append(build(*arguments)) or saved[0]  # type: ignore[func-returns-value]
+    at_call(run.optimizer, "set_learning_rate", step, act)
+
+
+def in_evaluation(*_: Any) -> bool:
+    return not torch.is_grad_enabled()
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
-    "in the step": lambda n: kill_at(run.optimizer, "set_learning_rate", n),
-    "before the save": lambda n: kill_at(saver.dcp, "save", n),
-    "in the save": lambda n: kill_at(files, "complete", n),
-    "before the rename": lambda n: kill_at(os, "rename", n, lambda a, b: str(a).endswith(files.PART)),
-    "after the rename": lambda n: kill_at(files, "write_atomically", n, lambda p, c: p.name == files.LATEST),
-    "before the best": lambda n: kill_at(files, "write_atomically", n, lambda p, c: p.name == files.BEST),
-    "in the pruning": lambda n: kill_at(shutil, "rmtree", n, lambda p, **_: str(p).endswith(files.OLD)),
+    "in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, kill),
+    "before the save": lambda n: at_call(saver.dcp, "save", n, kill),
+    "in the save": lambda n: at_call(files, "complete", n, kill),
+    "before the rename": lambda n: at_call(os, "rename", n, kill, lambda a, b: str(a).endswith(files.PART)),
+    "after the rename": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.LATEST),
+    "before the best": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.BEST),
+    "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill, lambda p, **_: str(p).endswith(files.OLD)),
     "stop": stop_at,
+    "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
+    "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),
+    "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
+    "signal in the sums": lambda n: at_call(data, "verify_shard", n, terminate),
     "disk full": limit_file_size,
+    "no memory": limit_memory,
+    "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
+    "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
+    "losses not finite": lambda n: [spoil_loss(k, lambda loss: loss * float("inf")) for k in range(n, n + 20)] and None,
+    "table not finite": spoil_table,
 }
 
 
