@@ -76,7 +76,8 @@ def _short(name: str) -> str:
     kind, _, name = name.partition(".")
     if kind == "model":
         return name.removeprefix(TABLES).removesuffix(".weight") if name.startswith(TABLES) else name
-    return f"optimizer's {name.removeprefix('state.sparse.').removeprefix('state.dense.').replace(TABLES, '')}"
+    name = name.removeprefix("state.sparse.").removeprefix("state.dense.")
+    return "optimizer's " + (name.partition(".weight.")[2] if name.startswith(TABLES) else name)
 
 
 def plain(difference: Difference | None, place: Callable[[tuple[int, ...]], dict[str, Any]]) -> dict[str, Any] | None:

@@ -8,12 +8,14 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from app import data, run, session
+from app import run, session
 from app.checkpoint import files, saver
+from app.data import shards
 
 
 def at_call(
@@ -59,7 +61,7 @@ def limit_memory(step: int) -> None:
     """From that step on, no memory: an allocation of 64 GiB is tried, and more than there is now is forbidden."""
 
     def act(*_: Any, **__: Any) -> None:
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
         torch.empty(1 << 34)
 
@@ -118,7 +120,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
     "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
-    "signal in the sums": lambda n: at_call(data, "verify_shard", n, terminate),
+    "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "no memory": limit_memory,
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),

@@ -106,12 +106,11 @@ def test_without_room_for_a_copy_training_waits(
     this: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(staging, "host_bytes_available", lambda: 1)
-    monkeypatch.setattr("logging.Logger.propagate", True)
     saver = checkpoint.Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     assert [one.step for one in saver.finished()] == [1]  # without waiting
     save(saver, this, 2)
-    assert caplog.text.count("no host memory for a copy") <= 1
+    assert caplog.text.count("no host memory for a copy") == 1
     saver.close()
 
 
