@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
 
 from app import checkpoint, loop, resume
 from app.difference import Difference, compare, merged
@@ -12,7 +15,7 @@ from app.keeper import Keeper
 from app.run import Run
 
 NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
-TABLES = "sparse_arch.embedding_bags."
+TABLES = ".embedding_bags."  # in the names of tables
 
 
 class Witness(Keeper):
@@ -40,7 +43,7 @@ class Witness(Keeper):
         resume.read_tensors(path, recorded)
         mine: dict[str, Difference] = {}
         for then, now in zip(checkpoint.local_tensors(recorded), checkpoint.local_tensors(live), strict=True):
-            difference = compare(then.values.numpy(), now.values.numpy(), NEAR_ZERO)
+            difference = compare(_array(then.values), _array(now.values), NEAR_ZERO)
             if difference is not None:
                 place = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
                 mine[then.path] = merged(mine.get(then.path), Difference(place, difference.largest)) or difference
@@ -68,16 +71,21 @@ class Witness(Keeper):
 
 def _order(name: str) -> tuple[bool, bool, str]:
     """The model's tensors before the optimizer's, tables before dense ones."""
-    return not name.startswith("model."), "embedding_bags" not in name, name
+    return not name.startswith("model."), TABLES not in name, name
 
 
 def _short(name: str) -> str:
     """A tensor's name in the nest of a checkpoint, as people know it."""
     kind, _, name = name.partition(".")
+    of_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":
-        return name.removeprefix(TABLES).removesuffix(".weight") if name.startswith(TABLES) else name
-    name = name.removeprefix("state.sparse.").removeprefix("state.dense.")
-    return "optimizer's " + (name.partition(".weight.")[2] if name.startswith(TABLES) else name)
+        return of_table.removesuffix(".weight") or name
+    return "optimizer's " + (of_table.partition(".weight.")[2] or name.removeprefix("state.dense."))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """As NumPy has it; bfloat16, which it has not, becomes float32, value for value."""
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def plain(difference: Difference | None, place: Callable[[tuple[int, ...]], dict[str, Any]]) -> dict[str, Any] | None:
