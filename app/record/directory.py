@@ -15,15 +15,25 @@ from typing import IO, Any
 
 import yaml
 
+from app.record.reading import (
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    FORMAT_NAME,
+    LOCK,
+    LOG,
+    MANIFEST,
+    METRICS,
+    RESULTS,
+    STEP_TIMES,
+    SUMMARY,
+    read_json,
+)
 from common.errors import UserError
 from data_prep.format import write_atomically
 
 log = logging.getLogger("clickwork")
 
-FORMAT_NAME = "clickwork-run"
-CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
-RESULTS, LOG, CHECKPOINTS, LOCK = "results.csv", "log.txt", "checkpoints", ".lock"
-CURVES, STEP_TIMES = "curves.json", "step_times.json"
 # The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled.
 RESULTS_COLUMNS = (
     "Time Stamp", "Num. Nodes", "Batch Size", "Recommendations/s (mean)", "Recommendations/s (std/mean)",
@@ -88,7 +98,7 @@ class Record:
             for name in (CHECKPOINTS, METRICS, MANIFEST, LOG, CURVES, STEP_TIMES, *views):
                 _remove(self.directory / name)
         (self.directory / SUMMARY).unlink(missing_ok=True)
-        before = _read_json(self.directory / MANIFEST)
+        before = read_json(self.directory / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
         write_atomically(self.directory / MANIFEST, _json(manifest))
@@ -130,7 +140,7 @@ class Record:
 
     def curves_at(self, step: int) -> dict[str, Any] | None:
         """What curves.json holds, if it is of this step; None on other ranks than 0."""
-        content = _read_json(self.directory / CURVES) if self._writes else None
+        content = read_json(self.directory / CURVES) if self._writes else None
         return content if content and content["step"] == step else None
 
     def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -172,65 +182,11 @@ class Record:
             file.write(text.getvalue())
 
     def _is_run(self) -> bool:
-        return (_read_json(self.directory / MANIFEST) or {}).get("format") == FORMAT_NAME
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """The resolved configuration of a run.
-
-    Raises:
-        UserError: the directory is not a run's.
-    """
-    try:
-        content = yaml.safe_load((directory / CONFIG).read_bytes())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"run={directory}: not a run's directory (no readable {CONFIG})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"run={directory}: {CONFIG} is not a configuration")
-    return content
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a run.
-
-    Raises:
-        UserError: the directory is not a run's.
-    """
-    manifest = _read_json(directory / MANIFEST)
-    if manifest is None or manifest.get("format") != FORMAT_NAME:
-        raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
-    return manifest
-
-
-def read_events(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """A run's events of one kind; a line that a kill cut off is none."""
-    events = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in (directory / METRICS).read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and event.get("event") == kind:
-                    events.append(event)
-    return events
-
-
-def read_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run, or None if it has none yet."""
-    summary = _read_json(directory / SUMMARY)
-    return summary if summary and {"status", "steps", "eval"} <= summary.keys() else None
+        return (read_json(self.directory / MANIFEST) or {}).get("format") == FORMAT_NAME
 
 
 def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """An object, or None where there is no whole one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _remove(path: Path) -> None:

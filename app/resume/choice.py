@@ -1,0 +1,111 @@
+"""Which checkpoint a command means, and with which configuration it goes on from it."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+from app import checkpoint, record
+from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain
+from common.errors import UserError
+
+log = logging.getLogger("clickwork")
+
+
+def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
+    """The path of the checkpoint to start from, if any; damaged ones are passed over with a warning.
+
+    Raises:
+        UserError: the one that was asked for is not there or is damaged.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume == "auto":
+        path, skipped = checkpoint.newest(checkpoints)
+        for reason in skipped:
+            log.warning("resume: passed over %s", reason)
+        return None if path is None else str(path)
+    asked = Path(config.resume)
+    if asked.name == checkpoint.LATEST and asked.is_file():
+        asked = asked.parent.parent
+    if (asked / record.CHECKPOINTS).is_dir():
+        path, _ = checkpoint.newest(asked / record.CHECKPOINTS)
+        asked = path or asked
+    checkpoint.verify(asked)
+    return str(asked)
+
+
+def undamaged(run: Path) -> list[Path]:
+    """A run's whole and undamaged checkpoints, oldest first; of the others, a warning.
+
+    Raises:
+        UserError: there is none, nor a summary of a run that trained.
+    """
+    good = []
+    for path in checkpoint.whole_checkpoints(run / record.CHECKPOINTS):
+        try:
+            checkpoint.verify(path)
+            good.append(path)
+        except UserError as error:
+            log.warning("checkpoint: passed over %s", error)
+    if not good and not (record.read_summary(run) or {}).get("steps"):
+        raise UserError(f"run={run}: no whole checkpoint and no summary of a training; train it first")
+    return good
+
+
+def newest_of(run: Path, asked: str | None) -> str:
+    """The path of the checkpoint asked for (`best`, or a path), else of the run's newest that is not damaged.
+
+    Raises:
+        UserError: there is none.
+    """
+    if asked in (checkpoint.BEST, checkpoint.LATEST):
+        named = checkpoint.pointed_to(run / record.CHECKPOINTS, asked)
+        if named is None:
+            raise UserError(f"checkpoint={asked}: {run} has none that is whole")
+        asked = str(named)
+    if asked:
+        checkpoint.verify(Path(asked))
+        return asked
+    path, skipped = checkpoint.newest(run / record.CHECKPOINTS)
+    if path is None:
+        raise UserError("; ".join(skipped) or f"run={run}: no whole checkpoint yet; train it first")
+    for reason in skipped:
+        log.warning("checkpoint: passed over %s", reason)
+    return str(path)
+
+
+def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
+    """A run's own configuration, with what the user asked of the runtime and where the dataset is now.
+
+    Raises:
+        UserError: the directory is not a run's, or one of another version.
+    """
+    try:
+        config = from_plain(record.read_config(run))
+    except OmegaConfBaseException as error:
+        raise UserError(f"run={run}: {record.CONFIG} is of another version ({error})") from error
+    config.runtime = replace(
+        asked,
+        precision=asked.precision or config.runtime.precision,
+        num_threads=asked.num_threads or config.runtime.num_threads,
+    )
+    if data_path:
+        config.data = replace(config.data, path=data_path)
+    return config
+
+
+def forget_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
+    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere.
+
+    best_step: the step of the highest AUC on the way; `best` is made to name its checkpoint, if that is there.
+    """
+    own = start.parent.resolve() == checkpoints.resolve()
+    for path in checkpoint.whole_checkpoints(checkpoints):
+        if not own or path.name > start.name:
+            log.info("resume: removing %s, which does not come before %s", path, start)
+            checkpoint.remove(path)
+    best = None if best_step is None else checkpoint.name_of(best_step)
+    there = best in [path.name for path in checkpoint.whole_checkpoints(checkpoints)]
+    checkpoint.point_to_best(checkpoints, best if there else None)
