@@ -1,0 +1,140 @@
+"""python -m app.bench [operators=[embedding_bag,step]]: how fast the parts are, and how near this machine's limits.
+
+Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
+optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps. Each with its median, 10th and
+90th percentile, the bytes and FLOPs that it needs at least, and their share of the memory bandwidth and matrix rate
+measured in the same run.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app import progress, provenance, runtime, session
+from app.benchmark import collectives, dense, input_path, steps, tables
+from app.benchmark.case import Case, result
+from app.benchmark.ceilings import Ceilings, higher, measure_ceilings
+from app.benchmark.describe import table
+from app.benchmark.shape import Shape
+from app.benchmark.timing import measure
+from app.config import CONFIG_DIR, Precision
+from app.config.bench import BenchConfig, chosen_operators, validate_bench
+from app.config.published_tables import published_tables
+from app.runtime import Runtime
+from app.validation import validate
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.format import write_atomically
+from data_prep.multi_hot import MultiHot
+
+log = logging.getLogger("clickwork")
+
+NUM_DENSE = 13
+DEFAULT_TABLES = "criteo_kaggle"
+
+
+def main(config: BenchConfig) -> int:
+    """Measure as configured; return the exit status."""
+    validate(config)
+    validate_bench(config)
+    here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
+    progress.log_to_terminal(here.rank)
+    try:
+        shape = shape_of(config, here.world_size)
+        log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
+                 here.num_threads)  # fmt: skip
+        dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
+        ceilings = measure_ceilings(here.device, dtype, config.seconds)
+        log.info("bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s", ceilings.bytes_per_second / 1e9,
+                 ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
+        timed = []
+        for case in _cases(config, shape, here, dtype):
+            timed.append((case, measure(case.work, here.device, config.seconds, here.highest)))
+            log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
+        ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds))
+        if here.rank == 0:
+            _tell(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
+    finally:
+        runtime.stop()
+    return EXIT_DONE
+
+
+def shape_of(config: BenchConfig, world_size: int) -> Shape:
+    """The sizes to measure at.
+
+    Raises:
+        UserError: lists of different lengths, or a batch that the processes cannot share.
+    """
+    asked = config.shape
+    if asked.batch_size is None and config.train.global_batch_size % world_size:
+        raise UserError(
+            f"train.global_batch_size={config.train.global_batch_size}: not divisible by the {world_size} processes"
+        )
+    published = published_tables(getattr(config.data, "published_tables", None) or DEFAULT_TABLES).values()
+    rows = asked.num_embeddings or [min(count, asked.most_rows) for count in published]
+    bags = asked.bag_sizes
+    if bags is None:
+        chosen = config.data.multi_hot
+        expanded = MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
+        bags = list(expanded.sizes) if expanded is not None else [1] * len(rows)
+    if len(bags) != len(rows):
+        raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")
+    return Shape(
+        batch_size=asked.batch_size or config.train.global_batch_size // world_size,
+        num_dense=asked.num_dense or NUM_DENSE,
+        num_embeddings=tuple(rows),
+        embedding_dim=config.model.embedding_dim,
+        bag_sizes=tuple(bags),
+    )
+
+
+def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
+    """What was chosen, one after the other: only one family's memory is held at a time."""
+    chosen = chosen_operators(config.operators)
+    with ExitStack() as stack:
+        root, manifest = stack.enter_context(input_path.dataset(shape))
+        families: dict[str, Callable[[], Iterator[Case]]] = {
+            "embedding_bag": lambda: tables.cases(shape, here.device),
+            "interaction": lambda: dense.cases(shape, config.model, here.device, dtype),
+            "mlp": lambda: dense.cases(shape, config.model, here.device, dtype),
+            "optimizer_step": lambda: dense.optimizer_case(shape, config.model, here.device),
+            "collective": lambda: collectives.cases(shape, dense.count(shape, config.model), here.device),
+            "input": lambda: input_path.cases(shape, root, manifest, config.data, here.device),
+            "step": lambda: steps.cases(shape, session.build(config, here, root, manifest)),
+        }
+        for family, make in families.items():
+            if not any(name.split("/")[0] == family for name in chosen):
+                continue
+            if family == "collective" and here.world_size == 1:
+                log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
+            for case in make():
+                if case.family == family and any(case.name.startswith(name) for name in chosen):
+                    yield case
+
+
+def _tell(config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]) -> None:
+    """Print the table; write the JSON, if it is wanted."""
+    document = {
+        **provenance.describe_run(),
+        "shape": vars(shape),
+        "model": {"interaction": config.model.interaction.value, "dense_arch": list(config.model.dense_arch),
+                  "over_arch": list(config.model.over_arch)},
+        "world_size": here.world_size,
+        "platform": here.platform.value,
+        "num_threads": here.num_threads,
+        "ceilings": ceilings._asdict(),
+        "results": results,
+    }  # fmt: skip
+    print(table(results, ceilings))
+    if config.out is not None:
+        write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
+        log.info("bench: %s", config.out)
+
+
+if __name__ == "__main__":
+    runtime.leave(run_command(main, BenchConfig, CONFIG_DIR, name="bench"))

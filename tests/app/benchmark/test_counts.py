@@ -1,0 +1,99 @@
+"""Bytes and FLOPs against counts by hand, timing against a known wait, and the table of what came out."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from app.benchmark import ceilings, dense, tables
+from app.benchmark.case import Case, result
+from app.benchmark.describe import table
+from app.benchmark.shape import Shape, keyed, random_batch, random_ids
+from app.benchmark.timing import Timing, measure
+from app.config import Interaction, ModelConfig
+
+CPU = torch.device("cpu")
+SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
+MODEL = ModelConfig(Interaction.dot, False, 4, [16, 4], [16, 1], 2, 3, [8], [12])
+
+
+def by_name(cases: Iterator[Case]) -> dict[str, Case]:
+    return {case.name: case for case in cases}
+
+
+def test_bytes_of_lookups_and_updates() -> None:
+    ids, rows, pooled = 8 * 6, 8 * 6 * 4, 8 * 3 * 4
+    assert tables.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
+    for optimizer, state in (("sgd", 0), ("adagrad", rows), ("rowwise_adagrad", ids), ("adam", 2 * rows)):
+        assert tables.update_bytes(SHAPE, optimizer) == 4 * (ids + pooled + 2 * (rows + state)), optimizer
+
+
+def test_flops_are_those_of_the_formulas() -> None:
+    found = by_name(dense.cases(SHAPE, MODEL, CPU, torch.float32))
+    vectors, dim, batch = 4, 4, 8
+    pairs = vectors * vectors  # as executed: the whole symmetric product
+    assert found["interaction/dot_forward"].flops == batch * pairs * 2 * dim
+    assert found["interaction/dot_train"].flops == 3 * found["interaction/dot_forward"].flops
+    assert found["interaction/cat_forward"].flops == 0
+    width = vectors * dim
+    assert found["interaction/dcn_forward"].flops == batch * 2 * (2 * 2 * width * 3)
+    assert found["mlp/dense_arch_forward"].flops == batch * 2 * (5 * 16 + 16 * 4)
+    assert found["mlp/dense_arch_train"].flops == 3 * found["mlp/dense_arch_forward"].flops
+    over = dim + vectors * (vectors - 1) // 2
+    assert found["mlp/over_arch_forward"].flops == batch * 2 * (over * 16 + 16)
+    weights = 5 * 16 + 16 + 16 * 4 + 4
+    assert found["mlp/dense_arch_forward"].bytes == 4 * (weights + batch * (5 + 16 + 4))
+    assert dense.count(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
+
+
+def test_all_lookups_run_and_tell_their_samples() -> None:
+    found = by_name(tables.cases(SHAPE, CPU))
+    assert {"embedding_bag/torch_sgd_sum_train", "embedding_bag/tbe_sgd_mean_forward",
+            "embedding_bag/tbe_rowwise_adagrad_sum_train"} <= set(found)  # fmt: skip
+    for case in found.values():
+        case.work()
+        assert case.samples == 8
+
+
+def test_random_input_is_of_the_shape_and_seeded() -> None:
+    batch = random_batch(SHAPE, 1, CPU)
+    lengths = batch.sparse_features.lengths().view(3, 8)
+    assert [row.unique().tolist() for row in lengths] == [[1], [3], [2]]
+    for ids, rows in zip(random_ids(SHAPE, 1), SHAPE.num_embeddings, strict=True):
+        assert 0 <= ids.min() <= ids.max() < rows
+    again = random_batch(SHAPE, 1, CPU)
+    assert torch.equal(batch.dense_features, again.dense_features)
+    assert torch.equal(batch.sparse_features.values(), keyed(SHAPE, random_ids(SHAPE, 1)).values())
+
+
+def test_timing_of_a_known_wait() -> None:
+    timing = measure(lambda: time.sleep(0.01), CPU, seconds=0.1)
+    assert 0.01 <= timing.p10 <= timing.median <= timing.p90
+    assert timing.runs_per_sample == 1
+    assert timing.samples >= 5
+    short = measure(lambda: None, CPU, seconds=0.01)
+    assert short.runs_per_sample > 100
+
+
+def test_ceilings_and_shares() -> None:
+    found = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
+    assert found.bytes_per_second > 1e8
+    assert found.flops_per_second > 1e8
+    better = ceilings.higher(found, found._replace(bytes_per_second=1e15))
+    assert better == (1e15, found.flops_per_second, "float32")
+    limits = ceilings.Ceilings(1e9, 2e9, "float32")
+    figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), Timing(1e-6, 1e-6, 2e-6, 5, 1), limits)
+    assert figures["samples_per_second"] == pytest.approx(1e7)
+    assert figures["share_of_bandwidth"] == pytest.approx(0.5)
+    assert figures["share_of_matrix_rate"] == pytest.approx(2.0)
+    lines = table([figures], limits).splitlines()
+    assert len({len(line) for line in lines[2:]}) == 1
+    assert "200%" in lines[-1]
+
+
+def test_ids_are_long_tailed() -> None:
+    shape = Shape(4000, 1, (1000,), 4, (1,))
+    (ids,) = random_ids(shape, 0)
+    assert np.mean(ids < 100) == pytest.approx(0.1**0.25, abs=0.03)

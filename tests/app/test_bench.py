@@ -1,0 +1,52 @@
+"""`python -m app.bench` as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import Command
+
+TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
+        "model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]"]  # fmt: skip
+
+
+def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
+    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", "out=bench.json", "model.projection_branch1=[8]",
+                   "model.projection_branch2=[8]")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "bench.json").read_bytes())
+    families = {result["name"].split("/")[0] for result in document["results"]}
+    assert families == {"embedding_bag", "interaction", "mlp", "optimizer_step", "input", "step"}
+    assert "nothing to exchange in one process" in done.stderr
+    for result in document["results"]:
+        assert 0 < result["p10_ms"] <= result["median_ms"] <= result["p90_ms"], result
+        assert result["bytes"] > 0
+        assert result["share_of_bandwidth"] > 0
+    train = next(result for result in document["results"] if result["name"] == "step/train")
+    assert train["flops"] > 0
+    assert document["ceilings"]["bytes_per_second"] > 0
+    assert document["shape"]["bag_sizes"] == [2, 1]
+    assert len([line for line in done.stdout.splitlines() if line.startswith("|")]) == len(document["results"]) + 2
+
+
+def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
+    done = run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
+    assert done.returncode == 0, done.stderr
+    names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
+    assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("operators=[mpl]", "must begin with one of embedding_bag"),
+        ("shape.bag_sizes=[1]", "1 of them for 2 tables"),
+        ("shape.num_embeddings=[]", "at least 1"),
+        ("seconds=0", "above 0"),
+    ],
+)
+def test_bad_choices_are_named(run_app: Command, override: str, words: str) -> None:
+    done = run_app("bench", *TINY, override)
+    assert done.returncode == 2
+    assert words in done.stderr
