@@ -18,7 +18,7 @@ space := $(subst ,, )
 
 help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 environment: ## Make or mend the Python environment in .venv; every target does so first
 	@$(PYTHON) requirements/install.py $(VENV)
@@ -55,6 +55,12 @@ report: environment ## The HTML report of a run, finished or not: RUN=runs/quick
 compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare wants runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
+
+bench: environment ## How fast the parts are, and how near this machine's limits: ARGS="operators=[step]"; NPROC=n
+	$(launch)app.bench $(ARGS)
+
+bench-check: environment ## The working tree against the last commit, in turn: what has become slower
+	$(python) -m benchmarks.check $(ARGS)
 
 doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to mend it
 	$(python) -m app.doctor $(ARGS)

@@ -15,6 +15,7 @@ import torch
 
 from app import runtime
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
+from app.config.bench import BenchConfig
 from app.config.doctor import DoctorConfig
 from app.config.recommend import RecommendConfig
 from common.cli import run_command
@@ -26,7 +27,7 @@ SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_bat
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
 SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
            "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor"),
-           "plan": (PlanAppConfig, "plan")}  # fmt: skip
+           "plan": (PlanAppConfig, "plan"), "bench": (BenchConfig, "bench")}  # fmt: skip
 
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 

@@ -12,8 +12,7 @@ TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.
 
 
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
-    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", "out=bench.json", "model.projection_branch1=[8]",
-                   "model.projection_branch2=[8]")  # fmt: skip
+    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", "out=bench.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench.json").read_bytes())
     families = {result["name"].split("/")[0] for result in document["results"]}
