@@ -8,6 +8,7 @@ from common.errors import UserError
 from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.lines import LineBlocks
 from data_prep.lookup import LookupTable
+from data_prep.parquet import is_parquet, num_rows
 from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
 from data_prep.vocabulary import PART_BYTES
@@ -88,6 +89,8 @@ def check_disk(path: Path, job: Job) -> None:
         columns += 2 * len(job.schema.sparse)
     if job.rules.is_arranged:
         columns += 2 * len(job.schema.columns) + 6
+    if job.bags is not None:
+        columns += sum(job.bags.sizes) + 2 * len(job.bags.sizes)
     needed = int(sum(_estimate_rows(source) for source in job.sources) * 4 * columns * DISK_MARGIN)
     free = shutil.disk_usage(path).free
     if needed > free:
@@ -98,9 +101,11 @@ def check_disk(path: Path, job: Job) -> None:
 
 
 def _estimate_rows(source: Source) -> float:
-    """Rows of a source, from the length of its first lines."""
+    """Rows of a source: as it says itself, else from the length of its first lines."""
     if source.generated_rows is not None:
         return float(source.generated_rows)
+    if is_parquet(source):
+        return float(num_rows(source))
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
         for block in lines.until(SAMPLE_BYTES):
             length = block.end - block.start

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from data_prep.choices import VocabularyOrder
 from data_prep.files import temporary_path
+from data_prep.ragged import Bags, unpack
 from data_prep.vocabulary import Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord
 
@@ -17,10 +18,16 @@ RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
 
 def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
     """The values of a unit, block by block, [F, rows]."""
-    num_features = len(job.schema.sparse)
+    num_features = len(job.schema.single)
     with open(job.unit_path(record.source, record.chunk, "raw"), "rb") as file:
         for rows in record.block_rows:
             yield np.fromfile(file, np.uint32, num_features * rows).reshape(num_features, rows)
+
+
+def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
+    """The values, as read, of a unit's multi-valued columns, memory-mapped."""
+    values, offsets = (np.load(job.unit_path(source, chunk, f"{kind}.npy"), "r") for kind in ("bags", "offsets"))
+    return unpack(values, offsets, len(job.schema.ragged))
 
 
 def write_runs(
@@ -42,15 +49,22 @@ def write_runs(
         the number of distinct values of each feature.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
-    num_features = len(job.schema.sparse)
+    single = job.schema.single
+    bags = dict(zip(job.schema.ragged, unit_bags(job, source, chunk), strict=True)) if job.schema.ragged else {}
     lengths = []
     path, target = job.unit_path(source, chunk, "raw"), job.unit_path(source, chunk, suffix)
     temporary = temporary_path(target)
     with open(path, "rb", buffering=0) as raw, open(temporary, "wb") as runs:
-        for feature in range(num_features):
-            column = _read_column(raw, feature, num_features, block_rows)
-            column = column if rows is None else column[rows]
-            run = count_in_order(column, rows + begin) if in_order and rows is not None else count_values(column)
+        for feature in job.schema.sparse:
+            numbers = rows
+            if feature in bags:
+                counted = bags[feature] if rows is None else bags[feature].take(rows)
+                column = np.array(counted.ids)
+                numbers = None if rows is None else np.repeat(rows, counted.lengths)
+            else:
+                column = _read_column(raw, single.index(feature), len(single), block_rows)
+                column = column if rows is None else column[rows]
+            run = count_in_order(column, numbers + begin) if in_order and numbers is not None else count_values(column)
             run.values.tofile(runs)
             run.counts.astype(np.uint32).tofile(runs)
             run.first.tofile(runs)

@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import UserError
 from data_prep.choices import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
 from data_prep.generators import RandomConfig
-from data_prep.multi_hot import Distribution
+from data_prep.multi_hot import Distribution, MultiHot
 
 MEBIBYTE = 1 << 20
 UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -106,6 +106,21 @@ class RemoteConfig:
 
 
 @dataclass
+class MultiHotConfig:
+    """Ids expanded to bags, as in MLPerf v2's data (see data_prep/multi_hot.py).
+
+    Attributes:
+        sizes: ids per bag of every feature, a list, or mlperf_v2 for its own; None: one id a bag.
+        distribution: of a bag's further ids; None: uniform.
+        seed: of their draws; None: 0, the reference's.
+    """
+
+    sizes: Any = None
+    distribution: Distribution | None = None
+    seed: int | None = None
+
+
+@dataclass
 class DataConfig:
     """What to read, how to encode it, where to write it, and what may be used for that.
 
@@ -123,6 +138,7 @@ class DataConfig:
         dense_transform: see DenseTransform; None: what belongs to the encoding.
         split: see SplitConfig.
         sampling: see SamplingConfig.
+        multi_hot: see MultiHotConfig.
         scheduler: address of a Dask scheduler whose workers do the work instead of processes of this machine;
             they must see the same files. None: this machine.
         workers: processes; None: one per usable CPU, as far as memory_budget allows.
@@ -146,6 +162,7 @@ class DataConfig:
     dense_transform: DenseTransform | None = None
     split: SplitConfig = field(default_factory=SplitConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     scheduler: str | None = None
     workers: int | None = None
     memory_budget: str = "2GiB"
@@ -166,16 +183,16 @@ class ExchangeConfig:
         source: directory to import from, or None.
         format: of the other program's files.
         multi_hot_sizes: ids per bag of every feature; None: MLPerf v2's.
-        distribution: of a bag's further ids.
-        seed: of their draws.
+        distribution: of a bag's further ids; None: uniform.
+        seed: of their draws; None: 0.
     """
 
     to: str | None = None
     source: str | None = None
     format: ExchangeFormat = ExchangeFormat.npy
     multi_hot_sizes: list[int] | None = None
-    distribution: Distribution = Distribution.uniform
-    seed: int = 0
+    distribution: Distribution | None = None
+    seed: int | None = None
 
 
 @dataclass
@@ -196,6 +213,11 @@ def parse_size(text: str, key: str) -> int:
     if not match or match[2] not in UNIT_FACTORS:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(float(match[1]) * UNIT_FACTORS[match[2]])
+
+
+def multi_hot_bags(data: DataConfig) -> MultiHot | None:
+    """What ids are expanded to, if anything. Raises UserError for values that cannot work."""
+    return MultiHot.of("data.multi_hot", data.multi_hot.sizes, data.multi_hot.distribution, data.multi_hot.seed)
 
 
 def usable_cpus() -> int:

@@ -1,5 +1,6 @@
 """Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +16,26 @@ from data_prep.fields import parse_fields
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
 from data_prep.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
+from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.parse import MISSING_INTEGER, Block, parse_bytes
+from data_prep.ragged import Bags, offsets_of
 from data_prep.schema import Schema
-from data_prep.table import Table, parse_table
+from data_prep.table import Table
+from data_prep.table_text import parse_table
 
 
 class EncodedBlock(NamedTuple):
     """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, out_of_vocabulary [F] int64.
 
-    The last says how many of each feature's values have no id of their own (always 0 for `hash`).
+    The last says how many of each feature's values have no id of their own (always 0 for `hash`). Where features are
+    multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
     """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     out_of_vocabulary: NDArray[np.int64]
+    bags: tuple[Bags, ...] = ()
 
 
 @jit
@@ -63,13 +69,16 @@ class Encoder:
     come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
     """
 
-    def __init__(self, manifest: Manifest, tables: list[LookupTable]) -> None:
+    def __init__(self, manifest: Manifest, tables: list[LookupTable], bags: MultiHotTables | None = None) -> None:
+        """`bags`: what ids are expanded to in the dataset, if anything."""
         self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
         self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
-        self._columns = [self.schema.sparse.index(feature) for feature in self.features]
+        self._single = [feature for feature in self.features if feature in self.schema.single]
+        self._columns = [self.schema.single.index(feature) for feature in self._single]
+        self._bags = bags
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
-        self._tables = tables
+        self._tables = dict(zip(self.features, tables, strict=False))
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
@@ -89,14 +98,18 @@ class Encoder:
         encoding = manifest.encoding
         if encoding["raw_schema"] is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
+        bags = None
+        if "multi_hot" in encoding:
+            chosen = MultiHot.from_plain(encoding["multi_hot"])
+            bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), chosen)
         if encoding["order"] is None:
-            return cls(manifest, [])
+            return cls(manifest, [], bags)
         features = tuple(manifest.schema["sparse"])
         for feature in features:
             path = vocabulary_path(root, feature)
             if not path.is_file() or digest_file(path).sha256 != encoding["vocabulary"][feature]["sha256"]:
                 raise UserError(f"{path}: missing or changed; preprocess again")
-        return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]))
+        return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
 
     def parse(self, data: bytes, name: str, labelled: bool = True) -> Block:
         """Parse rows held in memory: Criteo's, or of the user's table, with its header if it has one.
@@ -116,7 +129,9 @@ class Encoder:
         if not self._table.header:
             return parse_table(data, self._table, name, 1, labelled)
         header, _, body = data.partition(b"\n")
-        table = self._table.with_header(header.decode("utf-8-sig", "replace").rstrip("\r"), name, labelled)
+        line = header.decode("utf-8-sig", "replace").rstrip("\r")
+        names = tuple(next(csv.reader([line], delimiter=self._table.delimiter), ()))
+        table = self._table.with_names(names, name, labelled)
         return parse_table(body, table, name, 2, labelled)
 
     @property
@@ -129,12 +144,21 @@ class Encoder:
         return parse_fields(columns, self.schema, self._table, name, first_row)
 
     def unknown(self, block: Block) -> NDArray[np.bool_]:
-        """Which values have no id of their own, [rows, F] of `features`; with `hash` every value has one."""
-        ids = np.zeros((len(self.features), len(block.labels)), np.int32)
-        columns = np.ascontiguousarray(block.sparse.T[self._columns])
-        for table, values, found in zip(self._tables, columns, ids, strict=False):
-            replace(table, unknown_id=-1).look_up(values, found)
-        return np.ascontiguousarray(ids.T < 0)
+        """Which fields have a value without an id of its own, [rows, F] of `features`; none with `hash`."""
+        unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
+        for place, (feature, table) in enumerate(self._tables.items()):
+            bags = self._raw_bags(block, feature)
+            found = np.zeros(len(bags.ids), np.int32)
+            replace(table, unknown_id=-1).look_up(np.ascontiguousarray(bags.ids), found)
+            counts = offsets_of((found < 0).astype(np.int64))[bags.offsets - bags.offsets[0]]
+            unknown[:, place] = np.diff(counts) > 0
+        return unknown
+
+    def _raw_bags(self, block: Block, feature: str) -> Bags:
+        """The values of a feature, as bags of one where it is not multi-valued."""
+        if feature in self.schema.ragged:
+            return block.bags[self.schema.ragged.index(feature)]
+        return Bags(block.sparse[:, self.schema.single.index(feature)], np.arange(len(block.labels) + 1))
 
     def encode(self, block: Block) -> EncodedBlock:
         """Encode parsed rows."""
@@ -144,13 +168,31 @@ class Encoder:
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
         dense = transform_dense(integers, self._transform, self._range)
+        unknown = np.zeros(len(self.features), np.int64)
         if self._tables:
             columns = np.ascontiguousarray(block.sparse.T[self._columns])
-            ids, unknown = encode_columns(columns, self._tables)
+            ids, misses = encode_columns(columns, [self._tables[feature] for feature in self._single])
+            unknown[[self.features.index(feature) for feature in self._single]] = misses
             if self._wraps and self._max_ind_range is not None:
                 ids %= np.int32(self._max_ind_range)
         else:
             assert self._max_ind_range is not None
             ids = encode_hash(block.sparse, self._max_ind_range)
-            unknown = np.zeros(ids.shape[1], np.int64)
-        return EncodedBlock(block.labels, dense, ids, unknown)
+        bags = []
+        for feature in self.schema.ragged:
+            encoded, missing = self._encode_bags(feature, self._raw_bags(block, feature))
+            bags.append(encoded)
+            unknown[self.features.index(feature)] = missing
+        if self._bags is not None:
+            ids, bags = self._bags.expand_rows(ids)
+        return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags))
+
+    def _encode_bags(self, feature: str, bags: Bags) -> tuple[Bags, int]:
+        """The ids of a feature's bags, and how many have none of their own."""
+        values, offsets = np.ascontiguousarray(bags.ids), bags.offsets - bags.offsets[0]
+        if not self._tables:
+            assert self._max_ind_range is not None
+            return Bags(encode_hash(values, self._max_ind_range), offsets), 0
+        ids = np.empty(len(values), np.int32)
+        missing = self._tables[feature].look_up(values, ids)
+        return Bags(ids, offsets), missing

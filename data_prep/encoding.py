@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.columns import raw_blocks
+from data_prep.columns import raw_blocks, unit_bags
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.lookup import LookupTable, encode_columns, load_tables
 from data_prep.npy import NpyWriter
@@ -15,6 +15,7 @@ from data_prep.pool import counters
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record
 
 DENSE_ROWS = 1 << 16
+BAG_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def run_encode_task(task: EncodeTask) -> UnitRecord:
     unknown = parsed.unknown
     if job.rules.order is not None:
         unknown = _encode_sparse(task)
-        written.append("sparse.npy")
+        written += ["sparse.npy", "values.npy"] if job.schema.ragged else ["sparse.npy"]
     if job.rules.needs_statistics:
         _encode_dense(task)
         written.append("dense.npy")
@@ -71,17 +72,39 @@ def _encode_sparse(task: EncodeTask) -> list[int]:
     job, record, rules = task.job, task.record, task.job.rules
     if task.passes:
         return assemble(job, record, task.features, task.passes).tolist()
-    tables = _tables(job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
-    columns = [job.schema.sparse.index(feature) for feature in task.features]
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(tables))
+    features = task.features
+    tables = _tables(job.work, features, task.vocabulary, rules.first_id, rules.unknown_id)
+    single = [feature for feature in features if feature not in job.schema.ragged]
+    columns = [job.schema.single.index(feature) for feature in single]
+    mine = [features.index(feature) for feature in single]
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(single))
     unknown = np.zeros(len(tables), np.int64)
     for values in raw_blocks(job, record):
-        ids, misses = encode_columns(values if len(columns) == len(values) else values[columns], tables)
+        picked = values if len(columns) == len(values) else values[columns]
+        ids, misses = encode_columns(picked, [tables[i] for i in mine])
         writer.append(ids)
-        unknown += misses
+        unknown[mine] += misses
         counters().add(values.nbytes, values.shape[1])
     writer.close()
+    if job.schema.ragged:
+        several = [features.index(feature) for feature in job.schema.ragged]
+        unknown[several] = _encode_bags(job, record, [tables[i] for i in several])
     return unknown.tolist()
+
+
+def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
+    """A unit's values.npy from its bags as read; how many values of each feature have no id of their own."""
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, "values.npy"), np.int32, None)
+    unknown = [0] * len(tables)
+    for feature, bags in enumerate(unit_bags(job, record.source, record.chunk)):
+        for start in range(0, len(bags.ids), BAG_VALUES):
+            values = np.array(bags.ids[start : start + BAG_VALUES])
+            ids = np.empty(len(values), np.int32)
+            unknown[feature] += tables[feature].look_up(values, ids)
+            writer.append(ids)
+            counters().add(values.nbytes, 0)
+    writer.close()
+    return unknown
 
 
 def _encode_dense(task: EncodeTask) -> None:

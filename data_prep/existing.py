@@ -45,7 +45,7 @@ def locked(root: Path) -> Iterator[Path]:
         try:
             yield work
         finally:
-            if not any(work.glob("units/*.json")):
+            if not any(work.glob("units/*.json")) and not (work / PLAN_NAME).exists():
                 shutil.rmtree(work, ignore_errors=True)
             if not existed and root.exists() and not any(root.iterdir()):
                 root.rmdir()
@@ -56,6 +56,15 @@ def finish_pending(root: Path, work: Path) -> None:
     if (work / PLAN_NAME).exists():
         finish(work, root)
         work.mkdir()
+
+
+@contextmanager
+def claimed(root: Path) -> Iterator[Path]:
+    """As `locked`, when what a killed job left to move has been moved."""
+    with locked(root) as work:
+        finish_pending(root, work)
+    with locked(root) as work:  # anew: what was pending took its lock with it
+        yield work
 
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
@@ -125,7 +134,7 @@ def _difference(
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
-    for key, value in parameters.items():
+    for key, value in ({"multi_hot": None} | parameters).items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
     return None if _same_sources(manifest, sources) else "made from other raw files"

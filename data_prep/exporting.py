@@ -1,9 +1,9 @@
-"""Our shards as the files of other programs."""
+"""Our shards as the files of other programs; each file appears whole."""
 
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,112 +13,180 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.choices import Encoding
 from data_prep.config import ExchangeConfig
-from data_prep.format import Manifest, open_shard
+from data_prep.files import temporary_path
+from data_prep.format import Manifest, Shard, ShardArrays, open_shard
 from data_prep.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables
 from data_prep.npy import NpyWriter
+from data_prep.npz import MultiHotWriter
+from data_prep.ragged import Bags
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
 EXACT_FLOAT32 = 2**24
+HELD_OUT = ("val", "test")
 
 
-def split_blocks(root: Path, manifest: Manifest, split: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """The rows of a split, block by block: labels [rows, 1], dense, sparse."""
-    if manifest.ragged:
-        raise UserError(f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold")
-    num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
+@dataclass(frozen=True)
+class Piece:
+    """Rows start..stop of a shard."""
+
+    split: str
+    shard: Shard
+    start: int
+    stop: int
+
+    def open(self, root: Path, manifest: Manifest) -> ShardArrays:
+        """Its rows, memory-mapped."""
+        widths = len(manifest.schema["dense"]), len(manifest.schema["sparse"]), len(manifest.ragged)
+        arrays = open_shard(root, self.split, self.shard, *widths)
+        rows = slice(self.start, self.stop)
+        bags = tuple(feature.part(self.start, self.stop) for feature in arrays.bags)
+        return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows], bags)
+
+
+def split_pieces(manifest: Manifest, split: str) -> Iterator[Piece]:
+    """The rows of a split, in pieces of at most BLOCK_ROWS."""
     for shard in manifest.splits[split].shards:
-        arrays = open_shard(root, split, shard, num_dense, num_sparse)
         for start in range(0, shard.rows, BLOCK_ROWS):
-            yield {kind: np.array(getattr(arrays, kind)[start : start + BLOCK_ROWS]) for kind in KINDS}
+            yield Piece(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
 
 
 def day_rows(manifest: Manifest) -> list[int]:
     """Rows of each day file: the raw files' own, where those are the train split, else all train rows in one."""
     train = manifest.splits["train"].rows
     sources = [source["rows"] for source in manifest.sources[:-1]]
-    held_out = manifest.splits["val"].rows + manifest.splits["test"].rows
+    held_out = sum(manifest.splits[split].rows for split in HELD_OUT)
     return [*(sources if sources and sum(sources) == train else [train]), held_out]
 
 
-def day_blocks(root: Path, manifest: Manifest) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """(day, block) of all rows in order, the last day being val and test."""
+def day_pieces(manifest: Manifest) -> list[list[Piece]]:
+    """The pieces of every day in order, the last day being val and test."""
     rows = day_rows(manifest)
+    days: list[list[Piece]] = [[] for _ in rows]
     day, left = 0, rows[0]
-    for block in split_blocks(root, manifest, "train"):
-        start, stop = 0, len(block["labels"])
-        while start < stop:
+    for piece in split_pieces(manifest, "train"):
+        start = piece.start
+        while start < piece.stop:
             while not left:
                 day += 1
                 left = rows[day]
-            end = min(start + left, stop)
-            yield day, {kind: array[start:end] for kind, array in block.items()}
+            end = min(start + left, piece.stop)
+            days[day].append(Piece(piece.split, piece.shard, start, end))
             left -= end - start
             start = end
-    for split in ("val", "test"):
-        for block in split_blocks(root, manifest, split):
-            yield len(rows) - 1, block
+    days[-1] += [piece for split in HELD_OUT for piece in split_pieces(manifest, split)]
+    return days
 
 
 def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they are TorchRec's, byte for byte."""
-    last = len(day_rows(manifest)) - 1
+    """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they are TorchRec's, byte for byte.
+
+    Raises:
+        UserError: the dataset holds bags, which these files cannot.
+    """
+    if "sparse" in kinds:
+        _refuse_bags(root, manifest)
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
-    writers: dict[tuple[int, str], NpyWriter] = {}
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
-    for day in range(last + 1):
+    days = day_pieces(manifest)
+    files = []
+    for day, pieces in enumerate(days):
         for kind in kinds:
             # TorchRec copies its last day as it is before the shuffle
-            wide = kind == "sparse" and day == last and is_torchrec
+            wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
             width = 1 if kind == "labels" else len(manifest.schema[kind])
-            path = target / f"day_{day}_{kind}.npy"
-            writers[day, kind] = NpyWriter(path, np.int64 if wide else dtypes[kind], width)
-    for day, block in day_blocks(root, manifest):
-        for kind in kinds:
-            writers[day, kind].append(block[kind])
-    for writer in writers.values():
-        writer.close()
-    return [writer.path for writer in writers.values()]
-
-
-def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
-    """Write MLPerf v2's day_N_sparse_multi_hot.npz, arrays "0", "1", … of one feature each, and dense and labels."""
-    features = manifest.schema["sparse"]
-    bags = MultiHot(tuple(exchange.multi_hot_sizes or MLPERF_SIZES), exchange.distribution, exchange.seed)
-    rows = [manifest.num_embeddings[feature] for feature in features]
-    files = export_npy(root, manifest, target, kinds=("labels", "dense"))
-    with tempfile.TemporaryDirectory(dir=target) as scratch:
-        directory = Path(scratch)
-        tables = MultiHotTables.open(directory, rows, bags)
-        ids = export_npy(root, manifest, directory, kinds=("sparse",))
-        for day, path in enumerate(ids):
-            sparse = np.load(path, mmap_mode="r")
-            archive = target / f"day_{day}_sparse_multi_hot.npz"
-            with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED, allowZip64=True) as members:
-                for feature in range(len(features)):
-                    _write_member(members, str(feature), sparse, tables, feature)
-            files.append(archive)
+            writer = NpyWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width)
+            for piece in pieces:
+                writer.append(getattr(piece.open(root, manifest), kind))
+            writer.close()
+            files.append(writer.path)
     return files
 
 
-def _write_member(
-    members: zipfile.ZipFile, name: str, sparse: NDArray[Any], tables: MultiHotTables, feature: int
-) -> None:
-    """One feature's bags as a .npy file inside the archive."""
-    header = {"descr": "<i4", "fortran_order": False, "shape": (len(sparse), tables.sizes[feature])}
-    with members.open(f"{name}.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, header)
-        for start in range(0, len(sparse), BLOCK_ROWS):
-            ids = np.array(sparse[start : start + BLOCK_ROWS, feature])
-            member.write(tables.expand(feature, ids).tobytes())
+def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
+    """Write MLPerf v2's day_N_sparse_multi_hot.npz, and dense and labels.
+
+    Bags are the dataset's own, where it has some, else made of its ids as `exchange` says.
+
+    Raises:
+        UserError: bags of one feature that differ in size, which these files cannot hold.
+    """
+    if not manifest.ragged:
+        bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
+        assert bags is not None
+        with tempfile.TemporaryDirectory(dir=target) as scratch:
+            tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags)
+            return _export_bags(root, manifest, target, tables)
+    for key in ("multi_hot_sizes", "distribution", "seed"):
+        if getattr(exchange, key) is not None:
+            raise UserError(f"exchange.{key}: has no effect, as {root} has multi-hot columns of its own; leave it out")
+    return _export_bags(root, manifest, target, None)
+
+
+def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotTables | None) -> list[Path]:
+    files = export_npy(root, manifest, target, kinds=("labels", "dense"))
+    single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
+    for day, pieces in enumerate(day_pieces(manifest)):
+        rows = sum(piece.stop - piece.start for piece in pieces)
+        with MultiHotWriter(target / f"day_{day}_sparse_multi_hot.npz") as writer:
+            for feature, name in enumerate(manifest.schema["sparse"]):
+                if name in manifest.ragged:
+                    writer.append(rows, *_own_bags(root, manifest, pieces, name))
+                else:
+                    size = 1 if tables is None else tables.sizes[feature]
+                    blocks = _single_ids(root, manifest, pieces, single.index(name))
+                    if tables is not None:
+                        blocks = (tables.expand(feature, ids[:, 0]) for ids in blocks)
+                    writer.append(rows, size, blocks)
+        files.append(writer.path)
+    return files
+
+
+def _single_ids(root: Path, manifest: Manifest, pieces: list[Piece], column: int) -> Iterator[NDArray[np.int32]]:
+    """The ids of a feature with one each, [rows, 1] in blocks."""
+    for piece in pieces:
+        yield np.array(piece.open(root, manifest).sparse[:, column : column + 1])
+
+
+def _own_bags(
+    root: Path, manifest: Manifest, pieces: list[Piece], name: str
+) -> tuple[int, Iterator[NDArray[np.int32]]]:
+    """The size of a feature's bags and the bags, [rows, size] in blocks."""
+    place = manifest.ragged.index(name)
+
+    def bags_of(piece: Piece) -> Bags:
+        return piece.open(root, manifest).bags[place]
+
+    size = int(bags_of(pieces[0]).lengths[0]) if pieces else 1
+
+    def blocks() -> Iterator[NDArray[np.int32]]:
+        for piece in pieces:
+            bags = bags_of(piece)
+            if (bags.lengths != size).any():
+                raise UserError(
+                    f"{root}: column {name} has bags of different sizes, such as {size} and "
+                    f"{bags.lengths[bags.lengths != size][0]}; MLPerf's files hold one size a column"
+                )
+            yield bags.ids.reshape(len(bags.lengths), size)
+
+    return size, blocks()
+
+
+def _refuse_bags(root: Path, manifest: Manifest) -> None:
+    if manifest.ragged:
+        raise UserError(
+            f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold; "
+            "use exchange.format=multi_hot"
+        )
 
 
 def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write terabyte_processed_{train,val,test}.bin.
 
     Raises:
-        UserError: the dataset does not hold the integers as they were, or not exactly.
+        UserError: the dataset does not hold the integers as they were, or not exactly, or it holds bags.
     """
+    _refuse_bags(root, manifest)
     if manifest.encoding["dense_transform"] != "raw":
         raise UserError(
             f"{root}: integers are transformed ({manifest.encoding['dense_transform']}), but .bin files hold them "
@@ -128,15 +196,22 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     needed = manifest.rows * 4 * (1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"]))
     if needed > free:
         raise UserError(f"{target}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; choose another place")
-    files = []
-    for split in manifest.splits:
-        path = target / f"terabyte_processed_{split}.bin"
-        with open(path, "wb") as file:
-            for block in split_blocks(root, manifest, split):
-                dense = block["dense"]
-                if np.abs(dense).max(initial=0) > EXACT_FLOAT32:
-                    raise UserError(f"{root}: an integer beyond 2^24 is rounded in float32; it cannot be exported")
-                record = np.concatenate((block["labels"], dense.astype(np.int32), block["sparse"]), axis=1)
-                file.write(record.astype(np.int32).data)
-        files.append(path)
+    files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
+    for split, path in zip(manifest.splits, files, strict=True):
+        temporary = temporary_path(path)
+        try:
+            _write_records(root, manifest, split, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return files
+
+
+def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
+    with open(path, "wb") as file:
+        for piece in split_pieces(manifest, split):
+            arrays = piece.open(root, manifest)
+            if np.abs(arrays.dense).max(initial=0) > EXACT_FLOAT32:
+                raise UserError(f"{root}: an integer beyond 2^24 is rounded in float32; it cannot be exported")
+            record = np.concatenate((arrays.labels, arrays.dense.astype(np.int32), arrays.sparse), axis=1)
+            file.write(record.astype(np.int32).data)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from common.errors import UserError
 from data_prep.parse import Block, parse_bytes
 from data_prep.schema import Schema
-from data_prep.table import Table, parse_table
+from data_prep.table import Table
+from data_prep.table_text import parse_table
 
 
 def parse_fields(

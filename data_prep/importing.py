@@ -1,7 +1,8 @@
 """Files of other programs as our shards."""
 
-import zipfile
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.dense import transform_dense
+from data_prep.existing import claimed, refuse_foreign_files
 from data_prep.format import (
     MANIFEST_NAME,
     Manifest,
@@ -18,39 +20,62 @@ from data_prep.format import (
     ShardArrays,
     Split,
     digest_file,
-    save_manifest,
     write_shard,
 )
+from data_prep.layout import finish, write_plan
+from data_prep.npz import MultiHotReader
+from data_prep.ragged import Bags
 from data_prep.schema import CRITEO
 from data_prep.sources import natural_key
 
 SHARD_ROWS = 1 << 20
+SHARD_IDS = 1 << 26  # of bags: a shard in memory is 256 MiB, and again while it is written
+IMPORTED = Path("imported")  # in the work's directory
 SPLITS = ("train", "val", "test")
 RECORD_COLUMNS = 40
 
 
 class _Builder:
-    """Collects shards and what the manifest says of them."""
+    """Collects shards and what the manifest says of them; they are moved to their places when all are there."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, work: Path, name: str) -> None:
+        """`work`: the directory that `existing.claimed` gives. Raises UserError where something else lies."""
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
-        self._root, self._name = root, name
+        refuse_foreign_files(root, work, ())
+        shutil.rmtree(work / IMPORTED, ignore_errors=True)
+        self._root, self._work, self._name = root, work, name
         self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
         self._positives = dict.fromkeys(SPLITS, 0)
         self._largest = np.zeros(len(CRITEO.sparse), np.int64)
         self._sources: list[dict[str, Any]] = []
+        self._schema = CRITEO
 
-    def add(self, split: str, labels: NDArray[Any], dense: NDArray[Any], sparse: NDArray[Any], where: Path) -> None:
-        """Write one shard, after checking what a reader relies on."""
+    def add(
+        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], where: Path
+    ) -> None:
+        """Write one shard, after checking what a reader relies on.
+
+        Args:
+            ids: of every feature, [rows, size]; bags of the sizes above 1.
+        """
         if labels.min() < 0 or labels.max() > 1:
             raise UserError(f"{where}: a label is neither 0 nor 1; not a file of this format")
-        if sparse.min() < 0 or sparse.max() > np.iinfo(np.int32).max:
-            raise UserError(f"{where}: an id is negative or beyond int32; not a file of this format")
+        for column in ids:
+            if column.min() < 0 or column.max() > np.iinfo(np.int32).max:
+                raise UserError(f"{where}: an id is negative or beyond int32; not a file of this format")
+        ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
+        if any(self._shards.values()) and ragged != self._schema.ragged:
+            raise UserError(f"{where}: bags of other sizes than the files before it; give files that belong together")
+        self._schema = replace(CRITEO, ragged=ragged)
+        bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
+        single = [column for column in ids if column.shape[1] == 1]
+        sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
         name = f"{len(self._shards[split]):05d}"
-        self._shards[split].append(write_shard(self._root, split, name, ShardArrays(labels, dense, sparse)))
+        arrays = ShardArrays(labels, dense, sparse, bags)
+        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays))
         self._positives[split] += int(labels.sum(dtype=np.int64))
-        self._largest = np.maximum(self._largest, sparse.max(axis=0))
+        self._largest = np.maximum(self._largest, [column.max() for column in ids])
 
     def note_source(self, path: Path, rows: int) -> None:
         """Name a file that was read."""
@@ -58,7 +83,7 @@ class _Builder:
         self._sources.append({"name": path.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows})
 
     def finish(self, transform: str | None) -> Manifest:
-        """Write the manifest."""
+        """Move the shards to their places and write the manifest."""
         splits = {}
         for split, shards in self._shards.items():
             rows = sum(shard.rows for shard in shards)
@@ -67,7 +92,7 @@ class _Builder:
         if not total:
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
         manifest = Manifest(
-            schema=CRITEO.to_manifest(),
+            schema=self._schema.to_manifest(),
             encoding={"name": self._name, "dense_transform": transform, "raw_schema": None},
             num_embeddings=dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True)),
             splits=splits,
@@ -76,51 +101,82 @@ class _Builder:
             label_rate=sum(self._positives.values()) / total,
             tool_version="clickwork 0.1.0",
         )
-        save_manifest(self._root, manifest)
-        return manifest
+        files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
+        write_plan(self._work, manifest, [(str(IMPORTED / file), str(file)) for file in sorted(files)])
+        return finish(self._work, self._root)
+
+
+def _fixed_bags(ids: NDArray[Any]) -> Bags:
+    """Bags [rows, size] of one feature."""
+    return Bags(ids.reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1])
 
 
 def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest:
     """Take over day_N_{dense,sparse,labels}.npy, halving the last day into val and test as TorchRec's reader does.
 
-    Of multi-hot bags the first id is taken, which is the one the others follow from (data_prep/multi_hot.py).
+    Args:
+        is_multi_hot: ids are in day_N_sparse_multi_hot.npz, as MLPerf v2 has them.
 
     Raises:
-        UserError: no such files, or not what they should be.
+        UserError: no such files, or not what they should be, or another job writes to `root`.
     """
     labels = sorted(source.glob("day_*_labels.npy"), key=natural_key)
     if not labels:
         raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
-    builder = _Builder(root, "imported_multi_hot" if is_multi_hot else "imported_npy")
-    for index, path in enumerate(labels):
-        arrays = _open_day(path, is_multi_hot)
-        rows = len(arrays[0])
+    with claimed(root) as work:
+        builder = _Builder(root, work, "imported_multi_hot" if is_multi_hot else "imported_npy")
+        for index, path in enumerate(labels):
+            is_last = index == len(labels) - 1 and len(labels) > 1
+            builder.note_source(path, _import_day(builder, path, is_multi_hot, is_last))
+        return builder.finish(None)
+
+
+def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:
+    """Take over one day; its rows."""
+    stem = path.name.removesuffix("_labels.npy")
+    labels, dense = _open(path), _open(path.with_name(f"{stem}_dense.npy"))
+    rows = len(labels)
+    if [labels.shape, dense.shape] != [(rows, 1), (rows, len(CRITEO.dense))]:
+        raise UserError(f"{path}: its day's arrays are {labels.shape} and {dense.shape}, not {(rows, 1)} and "
+                        f"{(rows, len(CRITEO.dense))}; get them again")  # fmt: skip
+    sparse_path = path.with_name(f"{stem}_sparse_multi_hot.npz" if is_multi_hot else f"{stem}_sparse.npy")
+    with _open_ids(sparse_path, is_multi_hot) as ids:
+        if ids.rows != rows:
+            raise UserError(f"{sparse_path}: {ids.rows} rows, but {path.name} has {rows}; get them again")
+        step = max(1, min(SHARD_ROWS, SHARD_IDS // sum(ids.sizes)))
         half = -(-rows // 2)
-        is_last = index == len(labels) - 1 and len(labels) > 1
-        parts = [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]
-        for split, first, stop in parts:
-            for start in range(first, stop, SHARD_ROWS):
-                end = min(start + SHARD_ROWS, stop)
-                labels_part, dense, sparse = (np.array(array[start:end]) for array in arrays)
-                builder.add(split, labels_part, dense, sparse, path)
-        builder.note_source(path, rows)
-    return builder.finish(None)
+        for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
+            for start in range(first, stop, step):
+                part = slice(start, min(start + step, stop))
+                columns = ids.read(part.stop - part.start)
+                builder.add(split, np.array(labels[part]), np.array(dense[part]), columns, sparse_path)
+    return rows
 
 
-def _open_day(labels: Path, is_multi_hot: bool) -> list[NDArray[Any]]:
-    """labels [rows, 1], dense, sparse of a day, memory-mapped."""
-    stem = labels.name.removesuffix("_labels.npy")
-    dense = _open(labels.with_name(f"{stem}_dense.npy"))
-    if is_multi_hot:
-        sparse = _first_ids(labels.with_name(f"{stem}_sparse_multi_hot.npz"))
-    else:
-        sparse = _open(labels.with_name(f"{stem}_sparse.npy"))
-    arrays = [_open(labels), dense, sparse]
-    rows = len(arrays[0])
-    expected = [(rows, 1), (rows, len(CRITEO.dense)), (rows, len(CRITEO.sparse))]
-    if [array.shape for array in arrays] != expected:
-        raise UserError(f"{labels}: its day's arrays are {[a.shape for a in arrays]}, not {expected}; get them again")
-    return arrays
+class _OneHotReader:
+    """day_N_sparse.npy [rows, F], read as `MultiHotReader` reads bags."""
+
+    def __init__(self, path: Path) -> None:
+        self._array, self._done = _open(path), 0
+        self.rows, self.sizes = len(self._array), (1,) * len(CRITEO.sparse)
+        if self._array.shape != (self.rows, len(CRITEO.sparse)):
+            raise UserError(f"{path}: {self._array.shape}, not {(self.rows, len(CRITEO.sparse))}; get it again")
+
+    def __enter__(self) -> "_OneHotReader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def read(self, rows: int) -> list[NDArray[Any]]:
+        """The next rows of every feature, [rows, 1]."""
+        part = np.array(self._array[self._done : self._done + rows])
+        self._done += rows
+        return [part[:, feature : feature + 1] for feature in range(part.shape[1])]
+
+
+def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
+    return MultiHotReader(path, len(CRITEO.sparse)) if is_multi_hot else _OneHotReader(path)
 
 
 def _open(path: Path) -> NDArray[Any]:
@@ -128,16 +184,6 @@ def _open(path: Path) -> NDArray[Any]:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
-
-
-def _first_ids(path: Path) -> NDArray[Any]:
-    """The first id of every bag, [rows, F]."""
-    try:
-        with np.load(path, allow_pickle=False) as members:
-            columns = [members[str(feature)][:, 0] for feature in range(len(CRITEO.sparse))]
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: not readable as multi-hot bags ({error}); get it again") from error
-    return np.stack(columns, axis=1)
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
@@ -149,19 +195,24 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
     transform = transform or DenseTransform.log1p
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
         raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use log1p or raw")
-    builder = _Builder(root, "imported_bin")
-    for split in SPLITS:
-        path = source / f"terabyte_processed_{split}.bin"
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; check exchange.source")
-        size = path.stat().st_size
-        if size % (4 * RECORD_COLUMNS):
-            raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
-        for records in _records(path, size // (4 * RECORD_COLUMNS)):
-            dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
-            builder.add(split, records[:, :1], dense, records[:, 14:], path)
-        builder.note_source(path, size // (4 * RECORD_COLUMNS))
-    return builder.finish(transform.value)
+    with claimed(root) as work:
+        builder = _Builder(root, work, "imported_bin")
+        for split in SPLITS:
+            _import_records(builder, split, source / f"terabyte_processed_{split}.bin", transform)
+        return builder.finish(transform.value)
+
+
+def _import_records(builder: _Builder, split: str, path: Path, transform: DenseTransform) -> None:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check exchange.source")
+    size = path.stat().st_size
+    if size % (4 * RECORD_COLUMNS):
+        raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
+    for records in _records(path, size // (4 * RECORD_COLUMNS)):
+        dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
+        ids = [records[:, column : column + 1] for column in range(14, RECORD_COLUMNS)]
+        builder.add(split, records[:, :1], dense, ids, path)
+    builder.note_source(path, size // (4 * RECORD_COLUMNS))
 
 
 def _records(path: Path, rows: int) -> Iterator[NDArray[np.int32]]:

@@ -4,7 +4,8 @@
     python -m data_prep.interchange data.path=DATASET exchange.source=DIRECTORY exchange.format=FORMAT
 
 Formats: `npy`, TorchRec's and MLPerf's day_N_{dense,sparse,labels}.npy, the last day holding val, then test;
-`multi_hot`, MLPerf v2's day_N_sparse_multi_hot.npz beside day_N_{dense,labels}.npy; `bin`, the
+`multi_hot`, MLPerf v2's day_N_sparse_multi_hot.npz beside day_N_{dense,labels}.npy (bags of the dataset, or made of
+its ids); `bin`, the
 terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 submission and DeepSpark: per row 40 int32, the label, the
 integers as they are in the raw file, the ids.
 """
@@ -28,6 +29,20 @@ def main(config: PrepConfig) -> int:
     root, exchange = dataset_path(config.data), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
+    for key in ("multi_hot_sizes", "distribution", "seed"):
+        if getattr(exchange, key) is not None and (
+            exchange.to is None or exchange.format is not ExchangeFormat.multi_hot
+        ):
+            raise UserError(f"exchange.{key}: has no effect but where bags are exported; leave it out")
+    try:
+        return _exchange(config, root)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{error.filename or exchange.to or root}: {reason}; check the paths and the disk") from error
+
+
+def _exchange(config: PrepConfig, root: Path) -> int:
+    exchange = config.exchange
     if exchange.to is not None:
         target = Path(exchange.to)
         target.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import SPLITS, split_sizes
+from data_prep.files import save_array
 from data_prep.format import (
     MANIFEST_NAME,
     FileDigest,
@@ -25,8 +26,10 @@ from data_prep.format import (
     write_atomically,
 )
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
+from data_prep.multi_hot import TABLES_DIRECTORY, table_files
 from data_prep.npy import NpyWriter
-from data_prep.shuffle import KINDS, GatheredShard, GatherTask, gathered_path
+from data_prep.ragged import Bags, pack, unpack
+from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, count_unknown, gathered_path
 from data_prep.work import Job, UnitRecord
 
 COPY_ROWS = 1 << 18
@@ -90,13 +93,18 @@ def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
     files: dict[str, FileDigest] = {}
     moves = []
     positives, unknown = record.positives, record.unknown
-    for kind in KINDS:
+    if not piece.is_whole and job.schema.ragged:
+        _cut_bags(job, piece)
+    for kind in job.kinds:
         path = job.unit_path(record.source, record.chunk, f"{kind}.npy")
         if piece.is_whole:
             files[kind] = record.files[f"{kind}.npy"]
+        elif kind in BAG_KINDS:
+            path = cut_path(job, piece, kind)
+            files[kind] = digest_file(path)
         else:
             whole = np.load(path, mmap_mode="r")
-            path = job.work / "cut" / f"{piece.split}-{piece.name}.{kind}.npy"
+            path = cut_path(job, piece, kind)
             path.parent.mkdir(exist_ok=True)
             part = whole[piece.start : piece.end]
             _copy_rows(part, path)
@@ -104,17 +112,38 @@ def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
             if kind == "labels":
                 positives = int(part.sum(dtype=np.int64))
             elif kind == "sparse" and any(record.unknown):
-                unknown = (part == job.rules.unknown_id).sum(axis=0).tolist()
+                unknown = count_unknown(job, part, _bags_of(job, piece))
         target = shard_path(root, piece.split, piece.name, kind)
         moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
     shard = Shard(piece.name, piece.end - piece.start, files)
     return BuiltShard(piece.split, shard, moves, positives, unknown)
 
 
+def cut_path(job: Job, piece: Piece, kind: str) -> Path:
+    """Where the array of a shard that is a part of a unit lies before it is moved to its place."""
+    return job.work / "cut" / f"{piece.split}-{piece.name}.{kind}.npy"
+
+
+def _bags_of(job: Job, piece: Piece) -> tuple[Bags, ...]:
+    """The bags of a piece's rows."""
+    if not job.schema.ragged:
+        return ()
+    paths = [job.unit_path(piece.record.source, piece.record.chunk, f"{kind}.npy") for kind in BAG_KINDS]
+    values, offsets = (np.load(path, mmap_mode="r") for path in paths)
+    return tuple(bags.part(piece.start, piece.end) for bags in unpack(values, offsets, len(job.schema.ragged)))
+
+
+def _cut_bags(job: Job, piece: Piece) -> None:
+    """Copy the bags of a part of a unit."""
+    cut_path(job, piece, "values").parent.mkdir(exist_ok=True)
+    for kind, array in zip(BAG_KINDS, pack(_bags_of(job, piece)), strict=True):
+        save_array(cut_path(job, piece, kind), array)
+
+
 def place_gathered(job: Job, root: Path, task: GatherTask, gathered: GatheredShard) -> BuiltShard:
     """As `build_shard`, for a shard that was gathered."""
     moves = []
-    for kind in KINDS:
+    for kind in job.kinds:
         path = gathered_path(job, task.split, task.name, kind)
         target = shard_path(root, task.split, task.name, kind)
         moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
@@ -146,8 +175,14 @@ def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:
     for feature in manifest.encoding.get("vocabulary", {}):
         name = str(vocabulary_path(job.work, feature).relative_to(job.work))
         moves.append((name, name))
-    save_manifest(job.work / "final", manifest)
-    write_atomically(job.work / PLAN_NAME, json.dumps(moves).encode())
+    moves += [(name, name) for name in table_files(job.work)]
+    write_plan(job.work, manifest, moves)
+
+
+def write_plan(work: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> None:
+    """Write down the moves, from the work's directory to the dataset's, and the manifest that comes after them."""
+    save_manifest(work / "final", manifest)
+    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
 
 
 def finish(work: Path, root: Path) -> Manifest:
@@ -173,5 +208,5 @@ def finish(work: Path, root: Path) -> Manifest:
 def clear_dataset(root: Path) -> None:
     """Remove a dataset, its manifest first."""
     (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*SPLITS, VOCABULARY_DIRECTORY):
+    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)

@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.files import sync, temporary_path, write_atomically
+from data_prep.files import sync, write_atomically
+from data_prep.npy import NpyWriter
+from data_prep.ragged import Bags
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PARETO_SHAPE = 0.25
 BLOCK_VALUES = 1 << 22
 RECORD_NAME, LOCK_NAME = "tables.json", "lock"
+TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
 
 
 class Distribution(Enum):
@@ -70,6 +73,11 @@ class MultiHot:
             raise UserError(
                 f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
             )
+
+    @classmethod
+    def from_plain(cls, entry: dict[str, Any]) -> "MultiHot":
+        """The inverse of `to_plain`."""
+        return cls(tuple(entry["sizes"]), Distribution(entry["distribution"]), entry["seed"])
 
     def to_plain(self) -> dict[str, Any]:
         """As the manifest's `encoding` holds it."""
@@ -122,6 +130,16 @@ class MultiHotTables:
         files = [None if size == 1 else table_path(directory, f) for f, size in enumerate(bags.sizes)]
         return cls([None if file is None else np.load(file, mmap_mode="r") for file in files])
 
+    def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
+        """The ids [rows, F] of all features as a shard has them: those of size 1, and the others' bags."""
+        single = [feature for feature, size in enumerate(self.sizes) if size == 1]
+        bags = [
+            Bags(self.expand(feature, ids[:, feature]).reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * size)
+            for feature, size in enumerate(self.sizes)
+            if size > 1
+        ]
+        return ids[:, single], bags
+
     def expand(self, feature: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Bags of one feature: [rows] ids to [rows, size] int32, the id itself first."""
         table = self.tables[feature]
@@ -131,6 +149,12 @@ class MultiHotTables:
 def table_path(directory: Path, feature: int) -> Path:
     """Where the table of the feature of that number lies."""
     return directory / f"{feature}.npy"
+
+
+def table_files(work: Path) -> list[str]:
+    """The files of the bags of all ids, relative to the work's directory."""
+    files = sorted(path for pattern in ("*.npy", "*.json") for path in (work / TABLES_DIRECTORY).glob(f"*/{pattern}"))
+    return [str(path.relative_to(work)) for path in files]
 
 
 def _is_there(path: Path, content: bytes) -> bool:
@@ -143,18 +167,14 @@ def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot)
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
         if size == 1:
             continue
-        path = table_path(directory, feature)
-        temporary = temporary_path(path)
-        table = np.lib.format.open_memmap(temporary, "w+", np.int32, (rows, size))
-        step = max(1, BLOCK_VALUES // (size - 1))
+        writer = NpyWriter(table_path(directory, feature), np.int32, size)
+        step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            table[start:stop, 0] = np.arange(start, stop)
-            table[start:stop, 1:] = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
-        table.flush()
-        del table
-        sync(temporary)
-        temporary.replace(path)
+            further = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
+            writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
+        writer.close()
+        sync(writer.path)
 
 
 def _draw(

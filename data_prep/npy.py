@@ -13,9 +13,9 @@ HEADER_BYTES = 128
 
 
 class NpyWriter:
-    """A two-dimensional .npy file that grows; it appears, whole, with `close`."""
+    """A .npy file [rows, width], or [rows] without a width, that grows; it appears, whole, with `close`."""
 
-    def __init__(self, path: Path, dtype: DTypeLike, width: int) -> None:
+    def __init__(self, path: Path, dtype: DTypeLike, width: int | None) -> None:
         self.path = path
         self.rows = 0
         self._dtype = np.dtype(dtype)
@@ -25,7 +25,7 @@ class NpyWriter:
         self._file.write(self._header())
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Write [rows, width] or, where the width is 1, [rows] values of the file's dtype."""
+        """Write [rows, width] or, where the width is 1 or None, [rows] values of the file's dtype."""
         array = np.ascontiguousarray(rows, self._dtype)
         view = array.reshape(-1).view(np.uint8).data
         while view:
@@ -41,7 +41,7 @@ class NpyWriter:
 
     def _header(self) -> bytes:
         stream = io.BytesIO()
-        shape = (self.rows, self._width)
+        shape = (self.rows,) if self._width is None else (self.rows, self._width)
         description = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(stream, description)
         header = stream.getvalue()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.diagnose import diagnose_row
 from data_prep.jit import count_trailing_zeros, jit, load_u64
+from data_prep.ragged import Bags
 from data_prep.schema import CRITEO, Schema
 
 PADDING = 16  # readable bytes behind the last row: the kernel loads eight at a time
@@ -40,12 +41,14 @@ class Block(NamedTuple):
     """Parsed rows.
 
     labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER where the field is empty; sparse [rows, F]
-    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other).
+    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other). Of a user's own table
+    dense is float64, and `bags` has the values of the columns that hold any number of them, which `sparse` lacks.
     """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.int32]
     sparse: NDArray[np.uint32]
+    bags: tuple[Bags, ...] = ()
 
 
 @jit
@@ -212,7 +215,7 @@ def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool 
         buffer[end] = NEWLINE
         end += 1
     block = empty_block(max_rows(end, schema, labelled), schema)
-    rows, position = parse_lines(buffer, 0, end, labelled, MISSING_INTEGER, *block)
+    rows, position = parse_lines(buffer, 0, end, labelled, MISSING_INTEGER, *block[:3])
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end

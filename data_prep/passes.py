@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.columns import raw_blocks
+from data_prep.columns import raw_blocks, unit_bags
 from data_prep.lookup import LookupTable, vocabulary_path
 from data_prep.npy import NpyWriter
 from data_prep.pool import counters
@@ -125,27 +125,70 @@ def run_pass_task(task: PassTask) -> UnitRecord:
     if done is not None:
         counters().add(record.files["raw"].bytes, record.rows)
         return done
-    tables = _tables(task)
-    columns = [job.schema.sparse.index(wanted.feature) for wanted in task.slices]
-    suffix = pass_suffix(task.number)
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, suffix), np.int32, len(tables))
+    found = list(zip(task.slices, _tables(task), strict=True))
+    single = [(job.schema.single.index(wanted.feature), table) for wanted, table in found
+              if wanted.feature in job.schema.single]  # fmt: skip
+    suffixes = [pass_suffix(task.number)]
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, suffixes[0]), np.int32, len(single))
     for values in raw_blocks(job, record):
-        ids = np.empty((len(tables), values.shape[1]), np.int32)
-        for i, (column, table) in enumerate(zip(columns, tables, strict=True)):
+        ids = np.empty((len(single), values.shape[1]), np.int32)
+        for i, (column, table) in enumerate(single):
             table.look_up(values[column], ids[i])
         writer.append(ids.T)
         counters().add(values.nbytes, values.shape[1])
     writer.close()
-    files = digest_unit_files(job, record.source, record.chunk, [suffix])
+    for i, (wanted, table) in enumerate(found):
+        if wanted.feature in job.schema.ragged:
+            suffixes.append(bags_suffix(task.number, i))
+            _look_up_bags(job, record, wanted.feature, table, suffixes[-1])
+    files = digest_unit_files(job, record.source, record.chunk, suffixes)
     done = UnitRecord(record.source, record.chunk, record.rows, 0, files)
     save_record(job, stage, done)
     return done
 
 
+def bags_suffix(number: int, index: int) -> str:
+    """Suffix of a unit's file with the ids that a pass found for its slice `index`, of a multi-valued column."""
+    return f"pass-{number}-{index}.npy"
+
+
+def _look_up_bags(job: Job, record: UnitRecord, feature: str, table: LookupTable, suffix: str) -> None:
+    """Look up the values of a unit's bags of one feature."""
+    bags = unit_bags(job, record.source, record.chunk)[job.schema.ragged.index(feature)]
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, suffix), np.int32, None)
+    for start in range(0, len(bags.ids), READ_VALUES):
+        values = np.array(bags.ids[start : start + READ_VALUES])
+        ids = np.empty(len(values), np.int32)
+        table.look_up(values, ids)
+        writer.append(ids)
+        counters().add(values.nbytes, 0)
+    writer.close()
+
+
+def _assemble_bags(job: Job, record: UnitRecord, passes: tuple[tuple[Slice, ...], ...]) -> list[int]:
+    """Write a unit's values.npy from its passes; how many values of each feature have no id of their own."""
+    writer = NpyWriter(job.unit_path(record.source, record.chunk, "values.npy"), np.int32, None)
+    unknown = []
+    for feature in job.schema.ragged:
+        suffixes = [bags_suffix(number, i) for number, slices in enumerate(passes)
+                    for i, wanted in enumerate(slices) if wanted.feature == feature]  # fmt: skip
+        found = [np.load(job.unit_path(record.source, record.chunk, suffix), mmap_mode="r") for suffix in suffixes]
+        unknown.append(0)
+        for start in range(0, len(found[0]), READ_VALUES):
+            ids = np.max([part[start : start + READ_VALUES] for part in found], axis=0)
+            unknown[-1] += int((ids == NOT_FOUND).sum())
+            writer.append(np.where(ids == NOT_FOUND, np.int32(job.rules.unknown_id), ids))
+    writer.close()
+    return unknown
+
+
 def assemble(
     job: Job, record: UnitRecord, features: tuple[str, ...], passes: tuple[tuple[Slice, ...], ...]
 ) -> NDArray[np.int64]:
-    """Write a unit's sparse.npy from its passes; how many values of each feature have no id of their own."""
+    """Write a unit's ids from its passes; how many values of each feature have no id of their own."""
+    all_features, features = features, tuple(feature for feature in features if feature not in job.schema.ragged)
+    passes_of_all = passes
+    passes = tuple(tuple(wanted for wanted in slices if wanted.feature not in job.schema.ragged) for slices in passes)
     paths = [job.unit_path(record.source, record.chunk, pass_suffix(i)) for i in range(len(passes))]
     found = [np.load(path, mmap_mode="r") for path in paths]
     writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(features))
@@ -163,4 +206,7 @@ def assemble(
         unknown += missing.sum(axis=0)
         writer.append(np.where(missing, np.int32(job.rules.unknown_id), ids))
     writer.close()
-    return unknown
+    counts = dict(zip(features, unknown.tolist(), strict=True))
+    if job.schema.ragged:
+        counts |= zip(job.schema.ragged, _assemble_bags(job, record, passes_of_all), strict=True)
+    return np.array([counts[feature] for feature in all_features], np.int64)

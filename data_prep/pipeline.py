@@ -15,14 +15,13 @@ from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource, DenseTransform, Encoding
-from data_prep.config import DataConfig, chunk_size, dataset_path, usable_cpus
+from data_prep.config import DataConfig, chunk_size, dataset_path, multi_hot_bags, usable_cpus
 from data_prep.days import synthetic_sources
 from data_prep.existing import (
     CLEARING_NAME,
+    claimed,
     find_finished,
-    finish_pending,
     keep_or_discard_work,
-    locked,
     refuse_foreign_files,
 )
 from data_prep.format import Manifest
@@ -30,14 +29,16 @@ from data_prep.generated import Generator, write_generated
 from data_prep.jit import compile_notice
 from data_prep.kernels import compile_kernels
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
+from data_prep.multi_hot import MultiHot
 from data_prep.pool import start_fork_server
 from data_prep.random_rows import RandomRows
 from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
-from data_prep.schema import CRITEO
+from data_prep.schema import CRITEO, Schema
 from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
-from data_prep.table import Table, load_table
+from data_prep.table import Table
+from data_prep.table_schema import load_table
 from data_prep.validation import GENERATED, refuse_idle_keys, validate
 from data_prep.work import Job
 
@@ -57,21 +58,20 @@ def preprocess(data: DataConfig) -> Manifest:
         refuse_idle_keys(data)
         return write_generated(data, root, _generator(data))
     try:
-        with locked(root) as work:
-            finish_pending(root, work)
-        with locked(root) as work:  # anew: what was pending took its lock with it
+        with claimed(root) as work:
             sources = tuple(_find_sources(data, root))
             rules = resolve_rules(data, len(sources))
             table = _user_table(data, sources)
             schema = CRITEO if table is None else table.schema
-            parameters = encoding_parameters(data, rules, table)
+            bags = _multi_hot(data, rules, schema)
+            parameters = encoding_parameters(data, rules, table, bags)
             found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
-            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table)
+            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -113,12 +113,32 @@ def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
     return load_table(Path(data.schema), sources)
 
 
-def encoding_parameters(data: DataConfig, rules: Rules, table: Table | None = None) -> dict[str, Any]:
+def _multi_hot(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
+    """What ids are expanded to, if anything.
+
+    Raises:
+        UserError: what does not fit the columns.
+    """
+    bags = multi_hot_bags(data)
+    if bags is None or max(bags.sizes) == 1:
+        return None
+    if rules.max_categories is not None:
+        raise UserError(f"data.multi_hot: not with data.encoding={rules.encoding.value}, which drops columns")
+    if schema.ragged:
+        raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
+    bags.check(len(schema.sparse))
+    return bags
+
+
+def encoding_parameters(
+    data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
+) -> dict[str, Any]:
     """What decides the shards' bytes besides the rows, as the manifest's `encoding` holds it."""
     return {
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged),
         "table": None if table is None else table.to_manifest(),
+        **({} if bags is None else {"multi_hot": bags.to_plain()}),
     }
 
 
@@ -161,6 +181,9 @@ def _count_unknown(result: Result) -> dict[str, dict[str, int]]:
 def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
     """The manifest."""
     schema = replace(job.schema, sparse=result.features)
+    if job.bags is not None:
+        several = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)
+        schema = replace(schema, ragged=tuple(several))
     ranges = [{"low": known.low.tolist(), "high": known.high.tolist()} for known in result.ranges]
     encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
     if result.vocabularies:

@@ -79,7 +79,7 @@ def _first_seen_between(parts: Sequence[Run], threshold: int, low: int, high: in
             kept &= part.first < high
         values.append(part.values[kept])
         first.append(part.first[kept])
-    return np.concatenate(values)[np.argsort(np.concatenate(first))]
+    return np.concatenate(values)[np.argsort(np.concatenate(first), kind="stable")]
 
 
 def _rank_by_frequency(parts: Sequence[Run], threshold: int, vocabulary: NDArray[np.uint32]) -> None:

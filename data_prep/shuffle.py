@@ -4,7 +4,7 @@ Both steps work in bounded memory, on any number of processes, and can be repeat
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from data_prep.arrange import LEFT_OUT, SPLITS, unit_positions
 from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.pool import counters
+from data_prep.ragged import Bags, join, pack, unpack
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
 
-KINDS = ("labels", "dense", "sparse")
+BAG_KINDS = ("values", "offsets")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,15 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
         order = np.argsort(positions, kind="stable")
         order = order[np.searchsorted(positions[order], LEFT_OUT, side="right") :]
         save_array(job.unit_path(record.source, record.chunk, "position.npy"), positions[order])
-        for kind in KINDS:
-            rows = np.load(job.unit_path(record.source, record.chunk, f"{kind}.npy"))
+        arrays = {kind: np.load(job.unit_path(record.source, record.chunk, f"{kind}.npy")) for kind in job.kinds}
+        if job.schema.ragged:
+            bags = unpack(arrays.pop("values"), arrays.pop("offsets"), len(job.schema.ragged))
+            moved = pack([feature.take(order) for feature in bags])
+            for kind, array in zip(BAG_KINDS, moved, strict=True):
+                save_array(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), array)
+        for kind, rows in arrays.items():
             save_array(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), rows[order])
-        suffixes = ["position.npy", *(f"moved-{kind}.npy" for kind in KINDS)]
+        suffixes = ["position.npy", *(f"moved-{kind}.npy" for kind in job.kinds)]
         files = digest_unit_files(job, record.source, record.chunk, suffixes)
         done = UnitRecord(record.source, record.chunk, len(order), 0, files)
         save_record(job, "moved", done)
@@ -96,17 +102,21 @@ def run_gather_task(task: GatherTask) -> GatheredShard:
     if shard is None:
         slices = [_slice(task, *unit) for unit in task.units]
         done.parent.mkdir(exist_ok=True)
-        positives, unknown = 0, np.zeros(0, np.int64)
-        for kind in KINDS:
+        positives, unknown = 0, [0]
+        bags = _gather_bags(task, slices) if job.schema.ragged else ()
+        if bags:
+            for kind, array in zip(BAG_KINDS, pack(bags), strict=True):
+                save_array(gathered_path(job, task.split, task.name, kind), array)
+        for kind in ("labels", "dense", "sparse"):
             array = _gather(task, kind, slices)
             if kind == "labels":
                 positives = int(array.sum(dtype=np.int64))
             elif kind == "sparse":
                 array = _finish_ids(task, array)
-                unknown = _count_unknown(job, array)
+                unknown = count_unknown(job, array, bags)
             save_array(gathered_path(job, task.split, task.name, kind), array)
-        files = {kind: digest_file(gathered_path(job, task.split, task.name, kind)) for kind in KINDS}
-        shard = GatheredShard(files, positives, unknown.tolist())
+        files = {kind: digest_file(gathered_path(job, task.split, task.name, kind)) for kind in job.kinds}
+        shard = GatheredShard(files, positives, unknown)
         write_atomically(done, json.dumps(asdict(shard)).encode())
     counters().add(sum(digest.bytes for digest in shard.files.values()), task.stop - task.start)
     return shard
@@ -116,7 +126,7 @@ def _load_gathered(task: GatherTask, done: Path) -> GatheredShard | None:
     try:
         shard = GatheredShard(**json.loads(done.read_bytes()))
         shard.files = {kind: FileDigest(**digest) for kind, digest in shard.files.items()}  # type: ignore[arg-type]
-        found = {k: digest_file(gathered_path(task.job, task.split, task.name, k)) for k in KINDS}
+        found = {k: digest_file(gathered_path(task.job, task.split, task.name, k)) for k in task.job.kinds}
     except (FileNotFoundError, ValueError):
         return None
     return shard if found == shard.files else None
@@ -149,6 +159,21 @@ def _parts(task: GatherTask, kind: str, slices: list[slice]) -> Iterator[tuple[N
             yield rows[part], positions[part]
 
 
+def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
+    """The bags of every multi-valued column, in the order of their positions."""
+    num_features = len(task.job.schema.ragged)
+    parts: list[tuple[Bags, ...]] = []
+    positions = []
+    for (source, chunk), part in zip(task.units, slices, strict=True):
+        if part.start < part.stop:
+            paths = [task.job.unit_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
+            values, offsets = (np.load(path, mmap_mode="r") for path in paths)
+            parts.append(tuple(bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features)))
+            positions.append(np.load(task.job.unit_path(source, chunk, "position.npy"), mmap_mode="r")[part])
+    order = np.argsort(np.concatenate(positions))
+    return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
+
+
 def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> NDArray[np.int32]:
     """What TorchRec does to ids after they are contiguous: its shuffle rounds, its reader wraps."""
     rules = task.job.rules
@@ -159,10 +184,14 @@ def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> NDArray[np.int32]:
     return ids
 
 
-def _count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Values without an id of their own, where an id is kept for them and nothing else."""
+def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> list[int]:
+    """Values of each feature without an id of their own, where an id is kept for them and nothing else."""
     rules = job.rules
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     if not is_reserved or (rules.wraps and rules.max_ind_range is not None):
-        return np.zeros(ids.shape[1], np.int64)
-    return (ids == rules.unknown_id).sum(axis=0)
+        return [0] * (ids.shape[1] + len(bags))
+    several = iter(int((feature.ids == rules.unknown_id).sum()) for feature in bags)
+    single = iter((ids == rules.unknown_id).sum(axis=0).tolist())
+    if not bags:
+        return list(single)
+    return [next(several if name in job.schema.ragged else single) for name in job.schema.sparse]

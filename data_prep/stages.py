@@ -19,6 +19,8 @@ from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
 from data_prep.layout import BuiltShard, build_shard, place_gathered, plan_pieces, split_rows
+from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
+from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
@@ -78,6 +80,8 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         else:
             pieces = plan_pieces(result.records, result.rows)
             result.built = [build_shard(job, root, piece) for piece in pieces]
+        if job.bags is not None:
+            _expand(job, job.bags, root, result, pool)
         result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
         result.seconds |= pool.seconds
     return result
@@ -190,6 +194,16 @@ def _shuffle(job: Job, root: Path, result: Result, pool: Pool) -> None:
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))
     result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]
+
+
+def _expand(job: Job, bags: MultiHot, root: Path, result: Result, pool: Pool) -> None:
+    """Ids to bags, in the finished shards."""
+    sizes = tuple(num_embeddings(job.rules, result, feature) for feature in result.features)
+    tasks = [ExpandTask(job, root, built, sizes) for built in result.built]
+    with _stage("multi-hot tables", 0, pool):
+        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, bags)
+    with _stage("multi-hot", sum(expanded_bytes(built, bags) for built in result.built), pool):
+        result.built = list(pool.map(run_expand_task, tasks))
 
 
 def num_embeddings(rules: Rules, result: Result, feature: str) -> int:

@@ -4,26 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.bayes import TRUTH_SUFFIX
-from data_prep.columns import write_runs
 from data_prep.days import described_blocks
-from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.diagnose import diagnose_row
-from data_prep.encode import encode_hash
-from data_prep.files import temporary_path
-from data_prep.fit import PARSED_RUNS
 from data_prep.format import FileDigest, digest_file
 from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
-from data_prep.npy import NpyWriter
+from data_prep.parquet import num_rows, plan_units, read_unit
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
 from data_prep.sources import GENERATED_ROW_BYTES, Source
 from data_prep.synthetic import BLOCK_ROWS
-from data_prep.table import Table, parse_table
-from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.table import Table
+from data_prep.table_text import parse_table
+from data_prep.unit_files import UnitFiles
+from data_prep.work import Job, UnitRecord, load_record
 
 MISSING_AS_ZERO = np.int32(0)
 TEXT_ROW_BYTES = 244  # of a generated row
@@ -31,7 +26,7 @@ TEXT_ROW_BYTES = 244  # of a generated row
 
 @dataclass(frozen=True)
 class ParseTask:
-    """One chunk of a plain or generated source, or all chunks (chunk None) of a compressed one."""
+    """One chunk of a plain or generated source, or all (chunk None) of a compressed one; of Parquet, one unit."""
 
     job: Job
     source: int
@@ -47,6 +42,8 @@ def parse_tasks(job: Job) -> list[ParseTask]:
         elif source.generated_rows is not None:
             chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+        elif job.table is not None and job.table.is_parquet:
+            tasks.extend(ParseTask(job, index, chunk) for chunk in range(len(plan_units(source, job.chunk_bytes))))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
@@ -74,6 +71,8 @@ def run_parse_task(task: ParseTask) -> list[UnitRecord]:
             return [_generate_unit(job, task.source, task.chunk)]
         counters().add(record.rows * GENERATED_ROW_BYTES, record.rows)
         return [record]
+    if job.table is not None and job.table.is_parquet:
+        return [record or _parse_parquet(job, job.table, task.source, task.chunk)]
     start = task.chunk * job.chunk_bytes
     if record is not None:
         counters().add(min(job.chunk_bytes, source.bytes - start), record.rows)
@@ -97,81 +96,9 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
     return records
 
 
-class _UnitFiles:
-    """The files a unit's rows go to while it is parsed."""
-
-    def __init__(self, job: Job, source: int, chunk: int) -> None:
-        self._job, self._source, self._chunk = job, source, chunk
-        self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
-        self._is_raw = job.rules.needs_statistics
-        as_read = np.int32 if job.table is None else np.float64
-        suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
-        self._dense = NpyWriter(job.unit_path(source, chunk, suffix), dtype, len(job.schema.dense))
-        self._suffixes = ["labels.npy", suffix]
-        self._ranges: list[DenseRange] = []
-        self._positives = 0
-        self._block_rows: list[int] = []
-        self._truth: NpyWriter | None = None
-        if job.sources[source].generated_rows is not None:
-            self._truth = NpyWriter(job.unit_path(source, chunk, TRUTH_SUFFIX), np.float32, 1)
-            self._suffixes.append(TRUTH_SUFFIX)
-        self._is_vocabulary = job.rules.order is not None
-        if self._is_vocabulary:
-            self._raw_path = job.unit_path(source, chunk, "raw")
-            self._raw = open(temporary_path(self._raw_path), "wb")  # noqa: SIM115
-        else:
-            path = job.unit_path(source, chunk, "sparse.npy")
-            self._sparse = NpyWriter(path, np.int32, len(job.schema.sparse))
-
-    def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
-        """Write the rows of a block, with their click probabilities if they were generated."""
-        job = self._job
-        if self._truth is not None and truth is not None:
-            self._truth.append(truth)
-        self._positives += int(block.labels.sum(dtype=np.int64))
-        self._block_rows.append(len(block.labels))
-        self._labels.append(block.labels)
-        if self._is_raw:
-            self._dense.append(block.dense)
-            self._ranges += [range_of(block.dense)] if len(block.labels) else []
-        else:
-            self._dense.append(transform_dense(block.dense, job.rules.dense))
-        if self._is_vocabulary:
-            self._raw.write(np.ascontiguousarray(block.sparse.T).data)
-        else:
-            assert job.rules.max_ind_range is not None
-            self._sparse.append(encode_hash(block.sparse, job.rules.max_ind_range))
-
-    def finish(self) -> UnitRecord:
-        """Close the files, count the values for a vocabulary, record the unit."""
-        job, source, chunk = self._job, self._source, self._chunk
-        self._labels.close()
-        self._dense.close()
-        if self._truth is not None:
-            self._truth.close()
-        record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
-        if self._is_vocabulary:
-            self._raw.close()
-            temporary_path(self._raw_path).replace(self._raw_path)
-            self._suffixes += ["raw"]
-        else:
-            self._sparse.close()
-            self._suffixes += ["sparse.npy"]
-            record.unknown = [0] * len(job.schema.sparse)
-        if job.rules.counts_while_parsing:
-            record.run_lengths = write_runs(job, source, chunk, self._block_rows, PARSED_RUNS)
-            self._suffixes += [PARSED_RUNS]
-        if self._ranges:
-            known = join_ranges(self._ranges)
-            record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
-        record.files = digest_unit_files(job, source, chunk, self._suffixes)
-        save_record(job, "parsed", record)
-        return record
-
-
 def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
     """Parse the lines of one chunk and write the unit's files."""
-    files = _UnitFiles(job, source, chunk)
+    files = UnitFiles(job, source, chunk)
     room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema) if job.table is None else 0, job.schema)
     for block in lines.until((chunk + 1) * job.chunk_bytes):
         if job.table is None:
@@ -185,7 +112,7 @@ def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRec
 
 def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
     """As `_parse_unit`, of a day that is generated: the same rows as parsing its text would give."""
-    files = _UnitFiles(job, source, chunk)
+    files = UnitFiles(job, source, chunk)
     blocks = _blocks_per_chunk(job)
     for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
         files.append(block, truth)
@@ -193,9 +120,20 @@ def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
     return files.finish()
 
 
+def _parse_parquet(job: Job, table: Table, source: int, chunk: int) -> UnitRecord:
+    """Read one unit of a Parquet file and write its files."""
+    files = UnitFiles(job, source, chunk)
+    file = job.sources[source]
+    bytes_per_row = file.bytes / max(1, num_rows(file))
+    for block in read_unit(file, table, plan_units(file, job.chunk_bytes)[chunk]):
+        files.append(block)
+        counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
+    return files.finish()
+
+
 def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Block:
     """Parse a block into `room`; the result are views of it."""
-    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *room)
+    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *room[:3])
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
         is_last = lines.is_last and position + len(line) + 1 >= lines.end

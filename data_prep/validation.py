@@ -11,6 +11,7 @@ from data_prep.config import (
     SyntheticConfig,
     chunk_size,
     dataset_path,
+    multi_hot_bags,
     parse_size,
 )
 
@@ -48,6 +49,7 @@ def validate(data: DataConfig) -> None:
     if not 0 <= data.sampling.negative_drop_rate <= 1:
         rate = data.sampling.negative_drop_rate
         raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
+    multi_hot_bags(data)
     _validate_synthetic(data.synthetic)
     _at_least("data.remote.tries", data.remote.tries, 1)
     if data.days is not None:

@@ -3,6 +3,8 @@
 A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.raw                         vocabulary: values, block after block, each [F, rows] uint32
+    00000-00012.{values,offsets}.npy        as in a shard, where a user's table has multi-valued columns
+    00000-00012.bags.npy                    vocabulary: the values of those columns as read, [L] uint32 feature-major
     00000-00012.integers.npy                integers as read, where their transform needs statistics first
     00000-00012.runs                        per feature its distinct values (see data_prep/columns.py)
     00000-00012.{position,moved-*}.npy      rows on their way to other shards (see data_prep/shuffle.py)
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from data_prep.files import temporary_path
 from data_prep.format import FileDigest, digest_file
+from data_prep.multi_hot import MultiHot
 from data_prep.rules import Rules
 from data_prep.schema import Schema
 from data_prep.sources import Source
@@ -26,7 +29,7 @@ except ImportError:
     from zlib import crc32
 
 WORK_DIRECTORY = ".work"
-SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy")
+SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 CRC_BYTES = 1 << 20
 ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
 
@@ -41,6 +44,12 @@ class Job:
     rules: Rules
     chunk_bytes: int
     table: Table | None = None  # of a user's own; None: Criteo's rows
+    bags: MultiHot | None = None  # what ids are expanded to, if anything
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The arrays of a shard as it leaves its unit."""
+        return ("labels", "dense", "sparse", *(("values", "offsets") if self.schema.ragged else ()))
 
     @property
     def shard_rows(self) -> int:
@@ -79,7 +88,9 @@ class UnitRecord:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of a parsed unit that are still to be encoded."""
-        return sum(digest.bytes for suffix, digest in self.files.items() if suffix in ("raw", "integers.npy"))
+        return sum(
+            digest.bytes for suffix, digest in self.files.items() if suffix in ("raw", "bags.npy", "integers.npy")
+        )
 
 
 def save_record(job: Job, stage: str, record: UnitRecord) -> None:

@@ -6,7 +6,10 @@ Shapes: B samples, F features, D embedding_dim. Ids are [B, F], one a bag, or ba
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -186,3 +189,23 @@ class Optimizer:
             if self.kind == "lamb" and weight.count_nonzero() and update.count_nonzero():
                 update = update * ((weight**2).sum() / (update**2).sum()).sqrt()
             weight -= rate * update
+
+
+def multi_hot_tables(
+    num_embeddings: Sequence[int], sizes: Sequence[int], distribution: str, seed: int = 0
+) -> list[Any]:
+    """The bags of all ids, [rows, size] per table, as facebookresearch/dlrm's torchrec_dlrm/multi_hot.py draws them.
+
+    One stream of NumPy's legacy generator, each table drawn at once.
+    """
+    rng = np.random.RandomState(seed)
+    tables = []
+    for rows, size in zip(num_embeddings, sizes, strict=True):
+        own = np.arange(rows)[:, None]
+        if distribution == "uniform":
+            further = rng.randint(0, rows, size=(rows, size - 1))
+        else:
+            with np.errstate(invalid="ignore"):
+                further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows
+        tables.append(np.concatenate((own, further), axis=1).astype(np.int32))
+    return tables

@@ -19,7 +19,7 @@ from app.config.data import multi_hot_bags
 from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.format import Manifest
-from data_prep.multi_hot import MultiHotTables
+from data_prep.multi_hot import TABLES_DIRECTORY, MultiHotTables
 
 
 @dataclass
@@ -145,5 +145,5 @@ def _open_tables(root: Path, manifest: Manifest, config: DataConfig) -> MultiHot
         return None
     if manifest.ragged:
         raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
-    directory = Path(config.multi_hot.directory or root / "multi_hot")
+    directory = Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
     return MultiHotTables.open(directory, list(manifest.num_embeddings.values()), bags)

@@ -17,6 +17,7 @@ from data_prep.format import MANIFEST_NAME, load_manifest, save_manifest, shard_
 from data_prep.multi_hot import Distribution
 from data_prep.ragged import Bags, join, pack, unpack
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
+from tests.reference import multi_hot_tables
 
 CONFIG = DataConfig(shuffle_block_rows=37, shuffle_window_blocks=3)
 ROWS = {"train": 400, "val": 101}
@@ -112,20 +113,6 @@ def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
     assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
 
 
-def reference_tables(sizes: list[int], distribution: str, seed: int) -> list[NDArray[np.int64]]:
-    """As facebookresearch/dlrm's Multihot draws them, all of a table at once."""
-    rng = np.random.RandomState(seed)  # what np.random.seed(seed) makes of the global generator
-    tables = []
-    for rows, size in zip(NUM_EMBEDDINGS.values(), sizes, strict=True):
-        if distribution == "uniform":
-            further = rng.randint(0, rows, size=(rows, size - 1))
-        else:
-            with np.errstate(invalid="ignore"):
-                further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows
-        tables.append(np.concatenate((np.arange(rows)[:, None], further), axis=1))
-    return tables
-
-
 @pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])
 def test_ids_are_expanded_while_they_are_read(
     dataset: Path, tmp_path: Path, distribution: str, seed: int | None
@@ -133,7 +120,7 @@ def test_ids_are_expanded_while_they_are_read(
     sizes = [3, 1, 40, 2]
     chosen = MultiHotConfig(sizes, Distribution(distribution), seed, str(tmp_path / "tables"))
     manifest = load_manifest(dataset)
-    tables = reference_tables(sizes, distribution, seed or 0)
+    tables = multi_hot_tables(list(NUM_EMBEDDINGS.values()), sizes, distribution, seed or 0)
     config = DataConfig(shuffle_block_rows=97, multi_hot=chosen)
     one_hot, multi_hot = (Split(dataset, manifest, "val", c, 0, 1) for c in (CONFIG, config))
     for one, many in zip(one_hot.eval_batches(200), multi_hot.eval_batches(200), strict=True):

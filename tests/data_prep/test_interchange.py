@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep.config import ExchangeConfig
 from data_prep.encode import Encoder
-from data_prep.exporting import export_bin, export_npy
-from data_prep.format import load_manifest
+from data_prep.existing import locked
+from data_prep.exporting import export_bin, export_multi_hot, export_npy
+from data_prep.format import load_manifest, open_shard, shard_path
 from data_prep.importing import import_bin, import_npy
 from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
 from data_prep.pipeline import preprocess
@@ -17,6 +19,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, load_split
 from tests.data_prep.test_published import awkward_day, run_torchrec
+from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
 
@@ -91,21 +94,6 @@ def test_bin_both_ways(tmp_path):
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
-def reference_tables(num_embeddings, sizes, distribution):
-    """MLPerf's lookup tables: one legacy stream over all tables in turn."""
-    rng = np.random.RandomState(0)
-    tables = []
-    for rows, size in zip(num_embeddings, sizes, strict=True):
-        own = np.arange(rows)[:, None]
-        if distribution is Distribution.uniform:
-            further = rng.randint(0, rows, size=(rows, size - 1))
-        else:
-            with np.errstate(invalid="ignore"):
-                further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows
-        tables.append(np.concatenate((own, further), axis=1).astype(np.int32))
-    return tables
-
-
 @pytest.mark.parametrize("distribution", list(Distribution))
 def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distribution):
     root = make(tmp_path, "data.max_ind_range=30")
@@ -114,7 +102,7 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
     assert process.returncode == 0, process.stderr
     manifest = load_manifest(root)
     rows = list(manifest.num_embeddings.values())
-    reference = reference_tables(rows, MLPERF_SIZES, distribution)
+    reference = multi_hot_tables(rows, MLPERF_SIZES, distribution.value)
     tables = MultiHotTables.open(tmp_path / "tables", rows, MultiHot(MLPERF_SIZES, distribution))
     assert tables.sizes == list(MLPERF_SIZES)
     sparse = load_split(root, "train")[2]
@@ -129,7 +117,70 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
                 np.testing.assert_array_equal(on_disk, tables.expand(feature, ids[:, feature]))
     process = exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days", "exchange.format=multi_hot")
     assert process.returncode == 0, process.stderr
-    assert_same(tmp_path / "back", root)
+    back = verify_dataset(tmp_path / "back")
+    assert [split.rows for split in back.splits.values()] == [split.rows for split in manifest.splits.values()]
+    (tmp_path / "again").mkdir()
+    export_multi_hot(tmp_path / "back", back, tmp_path / "again", ExchangeConfig())
+    for day in range(3):
+        for name in (f"day_{day}_labels.npy", f"day_{day}_dense.npy"):
+            assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "days" / name).read_bytes()
+        archives = [np.load(tmp_path / where / f"day_{day}_sparse_multi_hot.npz") for where in ("days", "again")]
+        for feature in range(26):
+            np.testing.assert_array_equal(archives[0][str(feature)], archives[1][str(feature)])
+
+
+def test_archives_may_be_compressed_but_not_damaged(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "days").mkdir()
+    bags = {str(f): rng.integers(0, 9, (50, size)).astype(np.int32) for f, size in enumerate(MLPERF_SIZES)}
+    for day in range(2):
+        np.save(tmp_path / "days" / f"day_{day}_labels.npy", rng.integers(0, 2, (50, 1)).astype(np.int32))
+        np.save(tmp_path / "days" / f"day_{day}_dense.npy", rng.random((50, 13)).astype(np.float32))
+        np.savez_compressed(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
+    manifest = import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
+    (shard,) = manifest.splits["train"].shards
+    arrays = open_shard(tmp_path / "back", "train", shard, 13, 26, len(manifest.ragged))
+    for name, found in zip(manifest.ragged, arrays.bags, strict=True):
+        np.testing.assert_array_equal(found.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
+    with pytest.raises(UserError, match=r"multi-hot columns .*, which these files cannot hold"):
+        export_npy(tmp_path / "back", manifest, tmp_path)
+    path = tmp_path / "days" / "day_1_sparse_multi_hot.npz"
+    for damage, message in [
+        (lambda: np.savez(path, **bags, **{"25x": bags["0"]}), None),
+        (lambda: np.savez(path, **{**bags, "3": bags["3"][:49]}), "array 3 is"),
+        (lambda: np.savez(path, **{**bags, "4": bags["4"][:, :5]}), None),
+        (lambda: np.savez(path, **{**bags, "2": bags["0"]}), "bags of other sizes than the files before it"),
+        (lambda: np.savez(path, **{k: v for k, v in bags.items() if k != "7"}), "not readable as multi-hot bags"),
+        (lambda: path.write_bytes(path.read_bytes()[:900]), "not readable as multi-hot bags"),
+    ]:
+        damage()
+        if message:
+            with pytest.raises(UserError, match=message):
+                import_npy(tmp_path / "days", tmp_path / "other", is_multi_hot=True)
+            assert not (tmp_path / "other").exists()
+
+
+def test_an_import_waits_for_no_other_job(tmp_path):
+    root = make(tmp_path)
+    (tmp_path / "days").mkdir()
+    export_npy(root, load_manifest(root), tmp_path / "days")
+    with locked(tmp_path / "back"), pytest.raises(UserError, match="another job is writing here"):
+        import_npy(tmp_path / "days", tmp_path / "back")
+    import_npy(tmp_path / "days", tmp_path / "back")
+    assert not (tmp_path / "back" / ".work").exists()
+
+
+def test_a_file_cut_off_by_an_error_is_not_there(tmp_path):
+    root = make(tmp_path, "data.dense_transform=raw", "data.max_ind_range=30")
+    manifest = load_manifest(root)
+    shard = manifest.splits["val"].shards[0]
+    dense = np.load(shard_path(root, "val", shard.name, "dense"), mmap_mode="r+")
+    dense[0, 0] = 2.0**25
+    dense.flush()
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(UserError, match="beyond 2\\^24"):
+        export_bin(root, manifest, tmp_path / "bin")
+    assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
 
 
 def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch):

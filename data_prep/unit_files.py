@@ -1,0 +1,131 @@
+"""The files that a unit's rows go to while it is parsed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.bayes import TRUTH_SUFFIX
+from data_prep.columns import write_runs
+from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
+from data_prep.encode import encode_hash
+from data_prep.files import temporary_path
+from data_prep.fit import PARSED_RUNS
+from data_prep.npy import NpyWriter
+from data_prep.parse import Block
+from data_prep.ragged import Bags, offsets_of
+from data_prep.work import Job, UnitRecord, digest_unit_files, save_record
+
+COPY_VALUES = 1 << 20
+
+
+class BagFiles:
+    """The bags of a unit's multi-valued columns: in memory their lengths, on disk, column by column, their values."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._unit = job, (source, chunk)
+        self._paths = [temporary_path(job.unit_path(source, chunk, f"bags-{i}")) for i in range(len(job.schema.ragged))]
+        self._files = [open(path, "wb+") for path in self._paths]  # noqa: SIM115
+        self._lengths: list[list[NDArray[np.int64]]] = [[] for _ in self._paths]
+
+    def append(self, bags: Sequence[Bags]) -> None:
+        """Write the bags of a block, one entry a column."""
+        for file, lengths, column in zip(self._files, self._lengths, bags, strict=True):
+            file.write(np.ascontiguousarray(column.ids, np.uint32).data)
+            lengths.append(column.lengths)
+
+    def finish(self) -> list[str]:
+        """Put the columns one behind the other; the suffixes of the files that are there then."""
+        job = self._job
+        is_vocabulary = job.rules.order is not None
+        suffix = "bags.npy" if is_vocabulary else "values.npy"
+        values = NpyWriter(job.unit_path(*self._unit, suffix), np.uint32 if is_vocabulary else np.int32, None)
+        for path, file in zip(self._paths, self._files, strict=True):
+            file.seek(0)
+            while len(read := np.fromfile(file, np.uint32, COPY_VALUES)):
+                values.append(read if is_vocabulary else encode_hash(read, job.rules.max_ind_range or 0))
+            file.close()
+            path.unlink()
+        values.close()
+        lengths = [np.concatenate([np.zeros(0, np.int64), *column]) for column in self._lengths]
+        offsets = NpyWriter(job.unit_path(*self._unit, "offsets.npy"), np.int64, None)
+        offsets.append(offsets_of(np.concatenate(lengths)))
+        offsets.close()
+        return [suffix, "offsets.npy"]
+
+
+class UnitFiles:
+    """The files a unit's rows go to while it is parsed."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._source, self._chunk = job, source, chunk
+        self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
+        self._is_raw = job.rules.needs_statistics
+        as_read = np.int32 if job.table is None else np.float64
+        suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
+        self._dense = NpyWriter(job.unit_path(source, chunk, suffix), dtype, len(job.schema.dense))
+        self._suffixes = ["labels.npy", suffix]
+        self._ranges: list[DenseRange] = []
+        self._positives = 0
+        self._block_rows: list[int] = []
+        self._truth: NpyWriter | None = None
+        if job.sources[source].generated_rows is not None:
+            self._truth = NpyWriter(job.unit_path(source, chunk, TRUTH_SUFFIX), np.float32, 1)
+            self._suffixes.append(TRUTH_SUFFIX)
+        self._is_vocabulary = job.rules.order is not None
+        if self._is_vocabulary:
+            self._raw_path = job.unit_path(source, chunk, "raw")
+            self._raw = open(temporary_path(self._raw_path), "wb")  # noqa: SIM115
+        else:
+            path = job.unit_path(source, chunk, "sparse.npy")
+            self._sparse = NpyWriter(path, np.int32, len(job.schema.single))
+        self._bags = BagFiles(job, source, chunk) if job.schema.ragged else None
+
+    def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
+        """Write the rows of a block, with their click probabilities if they were generated."""
+        job = self._job
+        if self._truth is not None and truth is not None:
+            self._truth.append(truth)
+        self._positives += int(block.labels.sum(dtype=np.int64))
+        self._block_rows.append(len(block.labels))
+        self._labels.append(block.labels)
+        if self._is_raw:
+            self._dense.append(block.dense)
+            self._ranges += [range_of(block.dense)] if len(block.labels) else []
+        else:
+            self._dense.append(transform_dense(block.dense, job.rules.dense))
+        if self._is_vocabulary:
+            self._raw.write(np.ascontiguousarray(block.sparse.T).data)
+        else:
+            assert job.rules.max_ind_range is not None
+            self._sparse.append(encode_hash(block.sparse, job.rules.max_ind_range))
+        if self._bags is not None:
+            self._bags.append(block.bags)
+
+    def finish(self) -> UnitRecord:
+        """Close the files, count the values for a vocabulary, record the unit."""
+        job, source, chunk = self._job, self._source, self._chunk
+        self._labels.close()
+        self._dense.close()
+        if self._truth is not None:
+            self._truth.close()
+        record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
+        if self._is_vocabulary:
+            self._raw.close()
+            temporary_path(self._raw_path).replace(self._raw_path)
+            self._suffixes += ["raw"]
+        else:
+            self._sparse.close()
+            self._suffixes += ["sparse.npy"]
+            record.unknown = [0] * len(job.schema.sparse)
+        if self._bags is not None:
+            self._suffixes += self._bags.finish()
+        if job.rules.counts_while_parsing:
+            record.run_lengths = write_runs(job, source, chunk, self._block_rows, PARSED_RUNS)
+            self._suffixes += [PARSED_RUNS]
+        if self._ranges:
+            known = join_ranges(self._ranges)
+            record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+        record.files = digest_unit_files(job, source, chunk, self._suffixes)
+        save_record(job, "parsed", record)
+        return record
