@@ -1,6 +1,5 @@
 """Composition: what a checkpoint of a session holds, and how a session goes on from one."""
 
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,6 @@ from app.safe_reader import SafeReader
 from app.session import Session
 from common.errors import UserError
 from data_prep.format import Manifest
-
-log = logging.getLogger("clickwork")
 
 
 class Resumed(NamedTuple):

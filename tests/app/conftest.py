@@ -59,6 +59,21 @@ def run_app(tmp_path: Path) -> Command:
     return run
 
 
+@pytest.fixture(scope="session")
+def overrides(dataset: Path) -> list[str]:
+    """Five checkpoints over two epochs, evaluated in between."""
+    return [*SMALL, f"data.path={dataset}", "train.max_steps=60", "checkpoint.every_steps=12",
+            "train.eval_every_steps=20", "runtime.platform=cpu"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("whole")
+    assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
+    return directory / "runs/whole"
+
+
 def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Wait for the processes that `forked` started in `cwd`; the status is the first one's that is not 0."""
     deadline = time.monotonic() + 240

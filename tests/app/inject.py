@@ -123,6 +123,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "no memory": limit_memory,
+    "another user": lambda uid: at_call(run.Record, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: [spoil_loss(k, lambda loss: loss * float("inf")) for k in range(n, n + 20)] and None,

@@ -23,21 +23,6 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
     return ended(forked("train", *overrides, cwd=cwd, fault=f"{fault}:{number}"), cwd)
 
 
-@pytest.fixture(scope="session")
-def overrides(dataset: Path) -> list[str]:
-    """Five checkpoints over two epochs, evaluated in between."""
-    return [*SMALL, f"data.path={dataset}", "train.max_steps=60", "checkpoint.every_steps=12",
-            "train.eval_every_steps=20", "runtime.platform=cpu"]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happened to."""
-    directory = tmp_path_factory.mktemp("whole")
-    assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
-    return directory / "runs/whole"
-
-
 @pytest.mark.parametrize(
     ("fault", "number", "asynchronous", "at_step"),
     [

@@ -1,0 +1,128 @@
+"""Signals, and numbers that are not finite: where training stops, what it says, that it goes on."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from app.checkpoint import whole_checkpoints
+from tests.app.conftest import Command, ended, forked
+from tests.app.test_train import events, losses, summary
+
+
+def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1):
+    return ended(forked("train", *overrides, cwd=cwd, processes=processes, fault=fault), cwd)
+
+
+@pytest.mark.parametrize(("processes", "most"), [(1, 31), (2, 40)])
+def test_the_step_is_finished_and_no_more_are_begun(
+    processes: int, most: int, overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    """SIGTERM in step 31: alone, that one is the last; several processes ask each other every ten steps."""
+    stopped = injected("signal in the step:31", *overrides, "run.name=x", cwd=tmp_path, processes=processes)
+    assert stopped.returncode == 75, stopped.stderr
+    assert "SIGTERM: stopping" in stopped.stderr
+    assert "the same command goes on" in stopped.stderr
+    run = tmp_path / "runs/x"
+    assert summary(run)["status"] == "interrupted"
+    assert summary(run)["steps"] == most
+    assert whole_checkpoints(run / "checkpoints")[-1].name == f"step_{most:08d}"
+
+
+def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -> None:
+    stopped = injected("two signals:31", *overrides, "run.name=x", cwd=tmp_path)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / "runs/x/summary.json").exists()
+
+
+@pytest.mark.parametrize("number", [3, 15])
+def test_a_signal_in_an_evaluation_is_seen_inside(
+    number: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    """Of 8 batches: in the third of the first evaluation, in the seventh of the second; steps are 20 and 40."""
+    small = [*overrides, "eval.global_batch_size=64", "run.name=x"]
+    stopped = injected(f"signal in the evaluation:{number}", *small, cwd=tmp_path)
+    assert stopped.returncode == 75, stopped.stderr
+    run = tmp_path / "runs/x"
+    step = 20 if number == 3 else 40
+    assert summary(run)["steps"] == step
+    assert [event["step"] for event in events(run, "eval")] == [20, 40][: step // 20 - 1]
+    assert run_app("train", *small).returncode == 0
+    assert [event["step"] for event in events(run, "eval")] == [20, 40, 60]
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+    assert losses(run) == losses(uninterrupted)
+
+
+def test_a_signal_while_sums_are_compared_leaves_nothing(
+    overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    stopped = injected("signal in the sums:2", *overrides, "run.name=x", cwd=tmp_path)
+    assert stopped.returncode == 75, stopped.stderr
+    assert "asked to stop while sums were compared" in stopped.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_windows_of_losses_do_not_depend_on_interruptions(
+    overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    """Logged every 25 steps, stopped after 31: the window from 26 to 50 is told of whole."""
+    windows = [*overrides, "train.log_every_steps=25"]
+    assert run_app("train", *windows, "run.name=whole").returncode == 0
+    assert injected("stop:31", *windows, "run.name=cut", cwd=tmp_path).returncode == 75
+    assert run_app("train", *windows, "run.name=cut").returncode == 0
+    told = [
+        [(event["step"], event["steps"], event["loss"], event["accuracy"]) for event in events(tmp_path / run, "train")]
+        for run in ("runs/whole", "runs/cut")
+    ]
+    assert told[0] == told[1]
+    assert [step for step, *_ in told[0]] == [25, 50, 60]
+
+
+PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("loss not finite:40", "first not finite: the loss (nan)"),
+        ("gradients not finite:40", "first not finite: the gradient of dense_arch.0.bias"),
+        ("table not finite:40", "first not finite: what the tables gave"),
+    ],
+)
+@pytest.mark.parametrize("log_every", [1, 50])
+def test_what_is_not_finite_stops_it_before_it_is_saved(
+    fault: str, said: str, log_every: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    found = injected(fault, *overrides, f"train.log_every_steps={log_every}", "run.name=x", cwd=tmp_path)
+    assert found.returncode == 2, found.stderr
+    assert PLACE + said in found.stderr
+    assert "Traceback" not in found.stderr
+    run = tmp_path / "runs/x"
+    assert summary(run)["status"] == "failed"
+    assert whole_checkpoints(run / "checkpoints")[-1].name == "step_00000036"
+    if log_every == 1:
+        assert run_app("train", *overrides, "run.name=x").returncode == 0
+        assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+    skip = [*overrides, "train.on_nan=skip", "run.name=x"]
+    done = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)
+    assert done.returncode == 0, done.stderr
+    assert PLACE + "the loss is not finite: skipped" in done.stderr
+    run = tmp_path / "runs/x"
+    assert (summary(run)["steps"], summary(run)["train"]["skipped_steps"]) == (60, 1)
+    assert [event["loss"] for event in events(run, "train") if event["step"] == 40] == [None]
+    assert json.loads((run / "summary.json").read_text())["train"]["loss"] > 0
+
+
+def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], tmp_path: Path) -> None:
+    skip = [*overrides, "train.on_nan=skip"]
+    lost = injected("losses not finite:20", *skip, "run.name=lost", cwd=tmp_path)
+    assert lost.returncode == 2, lost.stderr
+    assert "step 30: 11 steps in a row were skipped" in lost.stderr
+    gradients = injected("gradients not finite:40", *skip, "run.name=gradients", cwd=tmp_path)
+    assert gradients.returncode == 2
+    assert "first not finite: the gradient of" in gradients.stderr
