@@ -78,6 +78,9 @@ lock: ## Resolve requirements/environment.in into its lock again (needs uv); ARG
 	  --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
 	  --output-file requirements/environment.lock $(ARGS)
 
+golden: environment ## Make tests/golden again, the run that `make test` replays: only where bits are meant to change
+	$(python) -m tests.golden.make
+
 clean: ## Remove .venv and what the tools cache; runs/ and data/ stay
 	@test ! -e $(VENV)/clickwork.json || rm -rf $(VENV)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

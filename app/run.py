@@ -114,6 +114,8 @@ class Run:
         self.record.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
         for line in summary.describe(figures, self.measured_before):
             log.info(line)
+        if self.stop.signal is not None:
+            log.info("stopped %.1f s after %s", time.perf_counter() - self.stop.came_at, self.stop.signal.name)
         return status
 
     def seconds(self) -> dict[str, float]:

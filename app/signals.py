@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from types import FrameType
 
 # USR1 is what Slurm sends ahead of a time limit (sbatch --signal=USR1@60).
@@ -13,6 +14,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.came_at = 0.0  # time.perf_counter()
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
 
@@ -22,6 +24,6 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             os._exit(128 + number)
-        self.signal = signal.Signals(number)
+        self.signal, self.came_at = signal.Signals(number), time.perf_counter()
         if os.environ.get("LOCAL_RANK", "0") == "0":  # not through logging: it may be in the midst of a line
             os.write(2, f"{self.signal.name}: stopping as soon as may be, with a checkpoint; again: at once\n".encode())

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import REPOSITORY, SMALL, Command
 from tests.app.datasets import write_dataset
 
 
@@ -139,3 +139,18 @@ def test_a_record_without_checkpoints_is_verified_by_its_figures(
     told = run_app("verify", "run=runs/run")
     assert told.returncode == 1
     assert json.loads(told.stdout)["losses"]["first_step"] == 14
+
+
+def test_the_golden_run_replays(run_app: Command) -> None:
+    """tests/golden/run is the record of a run made once (`make golden`): to the bit on its kind of machine and stack,
+    within the tolerance elsewhere."""
+    golden = REPOSITORY / "tests/golden"
+    told = run_app("verify", f"run={golden}/run", f"data_path={golden}/data")
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["steps"] == 24
+    assert report["compared_at"] == []
+    assert report["evaluation"].keys() == {"logloss", "auc"}
+    elsewhere = [line for line in report["changed_since"] if line.startswith(("versions ", "hardware cpu"))]
+    assert report["verdict"] == "identical" or elsewhere, told.stderr
+    assert report["largest_difference"] < 1e-4
