@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import sys
+import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
@@ -28,8 +29,6 @@ log = logging.getLogger("clickwork")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
-PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 FOR_EVER = datetime.timedelta(days=365)
 
 
@@ -109,35 +108,12 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
+    if launched:
+        store = _this_generation(store, rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
-
-
-@contextmanager
-def clear_words() -> Iterator[None]:
-    """Say in one line what machines do to a process: no memory, or another process of the run that has gone.
-
-    Raises:
-        UserError: instead of the MemoryError, OSError or RuntimeError that it was.
-    """
-    try:
-        yield
-    except (MemoryError, OSError, RuntimeError) as error:
-        text = str(error)
-        no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY)
-        if not no_memory and not (isinstance(error, RuntimeError) and any(sign in text for sign in PEER_GONE)):
-            raise
-        if no_memory:
-            said = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): use a smaller train.global_batch_size "
-            said += "or data.shuffle_window_blocks, or more processes; a run that is there goes on from its checkpoint"
-        else:
-            said = "another process of the run ended, killed perhaps for want of memory; the same command goes on from "
-            said += "the last checkpoint"
-        if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
-            log.error("rank %s: %s", os.environ.get("RANK"), said)
-        raise UserError(said) from error
 
 
 def stop() -> None:
@@ -167,6 +143,40 @@ def _launched() -> bool:
         missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in given)
         raise UserError(f"environment: {given[0]} is set but not {missing}; unset it, or start with torchrun")
     return bool(given)
+
+
+def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
+    """A part of the store that only the processes started together use.
+
+    torchrun starts a job again with the store of the processes that were lost, and their addresses in it: gloo would
+    call on them. So rank 0 draws a name, and answers whoever asks with a token of its own until all have heard it.
+
+    Raises:
+        RuntimeError: not all came within the timeout.
+    """
+    meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
+    name = uuid.uuid4().hex
+    others = set(range(1, world_size)) if rank == 0 else set()
+    if rank > 0:
+        meeting.set(f"ask/{rank}", name)
+        while not meeting.check([f"answer/{name}"]):
+            _wait(until, rank)
+        answer = meeting.get(f"answer/{name}").decode()
+        meeting.set(f"heard/{answer}/{rank}", "")
+        return dist.PrefixStore(answer, store)
+    while others:
+        for other in others:
+            if meeting.check([f"ask/{other}"]):
+                meeting.set(f"answer/{meeting.get(f'ask/{other}').decode()}", name)
+        others = {other for other in others if not meeting.check([f"heard/{name}/{other}"])}
+        _wait(until, rank)
+    return dist.PrefixStore(name, store)
+
+
+def _wait(until: float, rank: int) -> None:
+    if time.monotonic() > until:
+        raise RuntimeError(f"process {rank}: timed out waiting for the other processes to start")
+    time.sleep(0.02)
 
 
 def _default_threads(launched: bool, local_world_size: int) -> int:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import prepare, progress, resume, runtime, session, trackers
+from app import peers, prepare, progress, resume, runtime, session, trackers
 from app.config import CONFIG_DIR, AppConfig
 from app.data import verify_splits
 from app.record import Record, read_summary
@@ -33,7 +33,7 @@ def main(config: AppConfig) -> int:
     progress.log_to_terminal(here.rank)
     record = Record(Path(config.run.dir), here.rank)
     try:
-        with runtime.clear_words():
+        with peers.clear_words(here.rank, config.runtime.timeout_minutes):
             return _train(config, here, record, stop, began)
     finally:
         record.give_up()

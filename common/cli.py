@@ -15,13 +15,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.errors import UserError
+from common.errors import LostPeerError, UserError
 from common.help import describe, groups_of, keys_of
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by a signal after a clean checkpoint; the same command goes on
+# EX_TEMPFAIL: stopped by a signal after a clean checkpoint, or other processes were lost; the same command goes on
+EXIT_STOPPED = 75
 
 ConfigT = TypeVar("ConfigT")
 
@@ -98,6 +99,9 @@ def run_command(
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except LostPeerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_STOPPED
     except BrokenPipeError:
         sys.stdout = None  # `... | head`: nobody reads any more
         return EXIT_DONE

@@ -1,6 +1,7 @@
 """Which checkpoint a command means, and with which configuration it goes on from it."""
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +17,24 @@ log = logging.getLogger("clickwork")
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     """The path of the checkpoint to start from, if any; damaged ones are passed over with a warning.
 
+    Where torchrun started the job again after a loss, that is the run's newest, whatever the job began with.
+
     Raises:
         UserError: the one that was asked for is not there or is damaged.
     """
-    if config.resume == "never":
+    wanted = config.resume
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    if restarted and wanted != "auto" and checkpoint.whole_checkpoints(checkpoints):
+        log.info("resume: torchrun started the job again, so checkpoint.resume is auto now, not %s", wanted)
+        wanted = "auto"
+    if wanted == "never":
         return None
-    if config.resume == "auto":
+    if wanted == "auto":
         path, skipped = checkpoint.newest(checkpoints)
         for reason in skipped:
             log.warning("resume: passed over %s", reason)
         return None if path is None else str(path)
-    asked = Path(config.resume)
+    asked = Path(wanted)
     if asked.name == checkpoint.LATEST and asked.is_file():
         asked = asked.parent.parent
     if (asked / record.CHECKPOINTS).is_dir():

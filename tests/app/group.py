@@ -4,17 +4,17 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from app import optimizer, runtime, session
+from app import optimizer, runtime, session, train
 from app.config import CONFIG_DIR, AppConfig
 from app.validation import validate
-from common.cli import compose_config
+from common.cli import compose_config, run_command
 from data_prep.format import load_manifest
 
 TIMEOUT_SECONDS = 240
@@ -25,51 +25,73 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
 
     Returns for each case its losses, the plan, and the sums over each parameter's values, as rank 0 saw them.
     """
+    arguments = ([list(case) for case in cases], str(out))
+    statuses = _start(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
+    assert statuses == [0] * world_size, out.with_suffix(".log").read_text()
+    return json.loads(out.read_text())
+
+
+def train_group(overrides: Sequence[str], world_size: int, cwd: Path) -> list[int | None]:
+    """`python -m app.train` on `world_size` processes of one machine in `cwd`; their exit statuses."""
+    return _start(_train, (list(overrides), str(cwd)), world_size, world_size, cwd / "group.log")
+
+
+def _start(
+    target: Callable[..., None], arguments: tuple[Any, ...], world_size: int, local_world_size: int, log: Path
+) -> list[int | None]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify"])
-    local = local_world_size or world_size
+    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify", "app.recommend"])
     processes = []
     for rank in range(world_size):
         environment = {
             "RANK": rank,
-            "LOCAL_RANK": rank % local,
+            "LOCAL_RANK": rank % local_world_size,
             "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": local,
+            "LOCAL_WORLD_SIZE": local_world_size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": store.port,
             "TORCHELASTIC_USE_AGENT_STORE": True,
         }
         variables = {key: str(value) for key, value in environment.items()}
-        process = context.Process(target=_member, args=(variables, [list(case) for case in cases], str(out)))
+        process = context.Process(target=_member, args=(variables, str(log), target, arguments))
         process.start()
         processes.append(process)
     for process in processes:
         process.join(TIMEOUT_SECONDS)
-    assert [process.exitcode for process in processes] == [0] * world_size, out.with_suffix(".log").read_text()
-    return json.loads(out.read_text())
+    return [process.exitcode for process in processes]
 
 
-def _member(variables: dict[str, str], cases: list[list[str]], out: str) -> None:
+def _member(variables: dict[str, str], log: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ.update(variables)
-    os.dup2(os.open(Path(out).with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    target(*arguments)
+
+
+def _train(overrides: list[str], cwd: str) -> None:
+    os.chdir(cwd)
+    sys.argv = ["app.train", *overrides]
+    runtime.leave(run_command(train.main, AppConfig, CONFIG_DIR))
+
+
+def _cases(cases: list[list[str]], out: str) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, cases[0])
     here = runtime.start(config.runtime, seed=0, deterministic=True)
     results = [_trained(case, here) for case in cases]
     if here.rank == 0:
         Path(out).write_text(json.dumps(results))
     dist.barrier()
-    sys.stderr.flush()
-    os._exit(0)
+    runtime.leave(0)
 
 
 def _trained(overrides: list[str], here: runtime.Runtime) -> dict[str, Any]:
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     validate(config)
-    root = Path(config.data.path)
+    root = Path(config.data.path or "")
     this = session.build(config, here, root, load_manifest(root))
-    losses, epoch = [], 0
-    while len(losses) < config.train.max_steps:
+    losses: list[float] = []
+    epoch = 0
+    while len(losses) < (config.train.max_steps or 0):
         for batch in this.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
             optimizer.set_learning_rate(this.optimizer, config.optimizer.lr)
             this.optimizer.zero_grad()

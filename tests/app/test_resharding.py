@@ -1,0 +1,61 @@
+"""A checkpoint goes on with other numbers of processes and other ways to spread the tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.app.conftest import SMALL
+from tests.app.group import train_group
+from tests.app.test_train import losses, summary
+
+COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows
+
+
+def train(cwd: Path, dataset: Path, processes: int, *overrides: str) -> None:
+    config = [*SMALL, f"data.path={dataset}", "run.name=x", *overrides]
+    assert train_group(config, processes, cwd) == [0] * processes, (cwd / "group.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each optimizer's run of one process, not interrupted."""
+    runs = {}
+    for algorithm in ("sgd", "adagrad", "rowwise_adagrad"):
+        cwd = tmp_path_factory.mktemp(algorithm)
+        train(cwd, dataset, 1, *COMMON, f"optimizer={algorithm}", "train.max_steps=30")
+        runs[algorithm] = cwd / "runs/x"
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "first", "then"),
+    [
+        ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
+        ("rowwise_adagrad", (2, "row_wise"), (3, "row_wise")),
+        pytest.param("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise"), marks=pytest.mark.slow),
+        ("adagrad", (2, "row_wise"), (2, "column_wise")),
+        pytest.param("adagrad", (2, "column_wise"), (3, "data_parallel"), marks=pytest.mark.slow),
+        pytest.param("adagrad", (1, "table_wise"), (2, "grid_shard"), marks=pytest.mark.slow),
+        ("sgd", (2, "row_wise"), (2, "column_wise")),
+        pytest.param("sgd", (2, "table_column_wise"), (1, "data_parallel"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_goes_on_elsewhere(
+    algorithm: str,
+    first: tuple[int, str],
+    then: tuple[int, str],
+    whole: dict[str, Path],
+    dataset: Path,
+    tmp_path: Path,
+) -> None:
+    for (processes, kind), steps in ((first, 15), (then, 30)):
+        train(tmp_path, dataset, processes, *COMMON, f"optimizer={algorithm}", f"train.max_steps={steps}",
+              f"sharding.types={kind}")  # fmt: skip
+    moved = tmp_path / "runs/x"
+    assert summary(moved)["world_size"] == then[0]
+    assert len(losses(moved)) == 30
+    np.testing.assert_allclose(losses(moved), losses(whole[algorithm]), rtol=1e-5)
+    assert summary(moved)["eval"]["auc"] == pytest.approx(summary(whole[algorithm])["eval"]["auc"], rel=1e-5)
+    log = (tmp_path / "group.log").read_text()
+    assert "results agree with an uninterrupted run within rounding only" in log
