@@ -32,7 +32,8 @@ def main(config: PlanAppConfig) -> int:
     validate_plan(config.plan)
     rows, bag_sizes = _table_sizes(config)
     resolved = _resolved(config.topology)
-    tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved))
+    multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
+    tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
     content = _planned(config, resolved, tables, bag_sizes)
     content["what_if"] = [
         _what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)

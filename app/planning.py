@@ -107,6 +107,12 @@ def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
     return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding)
 
 
+def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
+    """Features of a dataset whose bags may have another number of ids than one."""
+    sizes = bag_sizes_of(config, manifest)
+    return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
+
+
 def with_an_update_for_tables(
     config: ShardingConfig, name: OptimizerName, tables: Sequence[sharding.Table], device: torch.device
 ) -> ShardingConfig:

@@ -150,7 +150,8 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     if not manifest.num_embeddings or not manifest.schema["dense"]:
         raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device)
+    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
+                                              planning.multi_hot_features(config, manifest))  # fmt: skip
     plan = planning.plan_for(config, runtime, sparse_arch, planning.bag_sizes_of(config, manifest))
     model = sharding.distribute(
         DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch),

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
@@ -86,7 +90,7 @@ class TablesConfig(TableConfig):
     alpha: float | None = None  # mixed_dimension: how fast widths fall with the number of rows; null: 0.3
     power_of_2: bool | None = None  # mixed_dimension: round widths to powers of 2; null: true
     shared: dict[str, list[str]] = field(default_factory=dict)  # a name for each table that serves several features
-    overrides: dict[str, TableOverride] = field(default_factory=dict)  # by feature, or by name of a shared table
+    overrides: dict[str, Any] = field(default_factory=dict)  # feature or shared table: keys of TableOverride
 
 
 DEFAULTS = TableConfig(
@@ -107,9 +111,28 @@ _HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
 }
 
 
+def override_of(tables: TablesConfig, name: str) -> TableOverride:
+    """What stands under `model.tables.overrides.<name>`; nothing, if nothing does.
+
+    Raises:
+        UserError: an unknown key or a value of the wrong type.
+    """
+    own = tables.overrides.get(name, {})
+    if isinstance(own, TableOverride):
+        return own
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TableOverride), own)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise UserError(
+            f"model.tables.overrides.{name}={own}: {str(error).splitlines()[0]}; its keys are "
+            f"{', '.join(item.name for item in fields(TableOverride))}"
+        ) from error
+
+
 def settings_of(tables: TablesConfig, name: str | None = None) -> TableConfig:
     """The settings in force for a table that has an override, or for those that have none."""
-    levels = [level for level in (tables.overrides.get(name or ""), tables, DEFAULTS) if level is not None]
+    levels = [tables, DEFAULTS] if name is None else [override_of(tables, name), tables, DEFAULTS]
     return TableConfig(
         *(next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
     )
@@ -118,14 +141,16 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableConfig:
 def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     every = settings_of(tables)
-    own = {name: settings_of(tables, name) for name in tables.overrides}
+    overrides = {name: override_of(tables, name) for name in tables.overrides}
+    own = {name: settings_of(tables, name) for name in overrides}
     _require_use("model.tables", tables, [every, *own.values()])
     for name, settings in own.items():
-        _require_use(f"model.tables.overrides.{name}", tables.overrides[name], [settings])
+        _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
     if tables.min_rows is not None and every.kind is TableKind.plain:
         raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
     require_at_least({"model.tables.min_rows": (tables.min_rows, 0), "model.tables.alpha": (tables.alpha, 0)})
-    levels = {"model.tables": tables, **{f"model.tables.overrides.{name}": o for name, o in tables.overrides.items()}}
+    levels: dict[str, TableConfig] = {"model.tables": tables}
+    levels |= {f"model.tables.overrides.{name}": override for name, override in overrides.items()}
     for path, level in levels.items():
         require_at_least({f"{path}.qr_collisions": (level.qr_collisions, 2)})
         require_positive({f"{path}.init_std": level.init_std})

@@ -3,7 +3,7 @@
 Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L ids of a feature.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +56,9 @@ class SparseArch(nn.Module):
         self.row_weights = nn.ModuleDict()
         for embedding in embeddings:
             if embedding.width < embedding_dim:
-                self.projections[embedding.name] = _projection(embedding.width, embedding_dim)
+                self.projections[embedding.key] = _projection(embedding.width, embedding_dim)
             if embedding.row_weights is not None:
-                self.row_weights[embedding.name] = _RowWeights(embedding)
+                self.row_weights[embedding.key] = _RowWeights(embedding)
         self._order: Tensor | None = None
         self._order_known = False
 
@@ -74,7 +74,7 @@ class SparseArch(nn.Module):
     @property
     def _is_as_pooled(self) -> bool:
         """Whether the pooled bags are the vectors already."""
-        return self.divide is None and not self.rows and not self.projections
+        return self.divide is None and not (len(self.rows) or len(self.projections) or len(self.row_weights))
 
     def _assemble(
         self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
@@ -87,8 +87,10 @@ class SparseArch(nn.Module):
                     vector = self._pool(embedding, feature, rows, sparse_features)
                 else:
                     vector = _combine(embedding, pooled[feature], pooled.get(feature + REMAINDER))
-                if embedding.name in self.projections:
-                    vector = self.projections[embedding.name](vector)
+                    if embedding.row_weights is not None:  # one id a bag
+                        vector = vector * self.row_weights[embedding.key](sparse_features[feature].values())
+                if embedding.key in self.projections:
+                    vector = self.projections[embedding.key](vector)
                 vectors[feature] = vector
         return torch.stack([vectors[feature] for feature in self.feature_names], dim=1)
 
@@ -100,7 +102,7 @@ class SparseArch(nn.Module):
         second = rows[feature + REMAINDER].values() if embedding.operation is not None else None
         values = _combine(embedding, rows[feature].values(), second)
         if embedding.row_weights is not None:
-            values = values * self.row_weights[embedding.name](sparse_features[feature].values())
+            values = values * self.row_weights[embedding.key](sparse_features[feature].values())
         sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
         return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
@@ -115,13 +117,20 @@ class SparseArch(nn.Module):
         return values if self._order is None else values.index_select(1, self._order)
 
 
-def make_sparse_arch(config: ModelConfig, num_embeddings: Mapping[str, int], device: torch.device) -> SparseArch:
+def make_sparse_arch(
+    config: ModelConfig,
+    num_embeddings: Mapping[str, int],
+    device: torch.device,
+    multi_hot: Collection[str] | None = None,
+) -> SparseArch:
     """The embeddings that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
+
+    `multi_hot`: features whose bags may have another number of ids than one; None: all.
 
     Raises:
         UserError: settings that do not fit the features, or a storage that the device has not.
     """
-    embeddings = make_embeddings(config, num_embeddings)
+    embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
         if device.type == "cpu" and embedding.tables[0].storage is Storage.bf16:
             raise UserError(

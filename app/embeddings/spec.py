@@ -1,7 +1,7 @@
 """Which tables a model has: settings and the dataset's table sizes to weight matrices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from app.config.tables import (
     TableInit,
     TableKind,
     TablesConfig,
+    override_of,
     settings_of,
 )
 from app.embeddings.dimensions import alpha_rule, as_stored
@@ -76,15 +77,23 @@ class Embedding:
     tables: tuple[Table, ...]
 
     @property
+    def key(self) -> str:
+        """A name for modules, which may not be called `keys` or `values` as a feature may."""
+        return f"t_{self.name}"
+
+    @property
     def by_id(self) -> bool:
         """Whether rows are combined or weighted before they are pooled."""
         return self.tables[0].by_id
 
 
-def make_embeddings(config: ModelConfig, num_embeddings: Mapping[str, int]) -> list[Embedding]:
+def make_embeddings(
+    config: ModelConfig, num_embeddings: Mapping[str, int], multi_hot: Collection[str] | None = None
+) -> list[Embedding]:
     """The embeddings of all features, in the order of their first feature; `num_embeddings`: rows by feature.
 
-    A shared table has as many rows as its largest feature needs.
+    A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have another
+    number of ids than one (None: all); a bag of one id is pooled where it lies, since pooling changes nothing there.
 
     Raises:
         UserError: the settings name features that the dataset has not, or contradict each other.
@@ -97,16 +106,25 @@ def make_embeddings(config: ModelConfig, num_embeddings: Mapping[str, int]) -> l
     embeddings = []
     for name, by_rule in zip(names, ruled, strict=True):
         settings = settings_of(tables, name)
-        explicit = name in tables.overrides and tables.overrides[name].kind is not None
+        own = override_of(tables, name)
         least = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
-        if not explicit and rows[name] <= least:
+        if own.kind is None and rows[name] <= least:
             settings.kind = TableKind.plain
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
             width = as_stored(by_rule, width) if settings.dim is None else settings.dim
-        path = tables.overrides[name].row_weights_path if name in tables.overrides else None
         features = tuple(feature for feature in num_embeddings if owners[feature] == name)
-        embeddings.append(_make_embedding(name, features, rows[name], width, settings, path))
+        embeddings.append(
+            _make_embedding(
+                name,
+                features,
+                rows[name],
+                width,
+                settings,
+                own.row_weights_path,
+                multi_hot is None or not set(multi_hot).isdisjoint(features),
+            )
+        )
     made = [table for embedding in embeddings for table in embedding.tables]
     _require_distinct([table.name for table in made])
     _require_distinct([key for table in made for key in table.keys])
@@ -114,7 +132,13 @@ def make_embeddings(config: ModelConfig, num_embeddings: Mapping[str, int]) -> l
 
 
 def _make_embedding(
-    name: str, features: tuple[str, ...], rows: int, width: int, settings: TableConfig, path: str | None
+    name: str,
+    features: tuple[str, ...],
+    rows: int,
+    width: int,
+    settings: TableConfig,
+    path: str | None,
+    multi_hot: bool,
 ) -> Embedding:
     operation = settings.qr_operation if settings.kind is TableKind.qr else None
     weighted = settings.pooling is Pooling.weighted
@@ -123,7 +147,7 @@ def _make_embedding(
             f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
             "are all 1, which is pooling=sum"
         )
-    by_id = weighted or operation is QROperation.mult
+    by_id = multi_hot and (weighted or operation is QROperation.mult)
     collisions = settings.qr_collisions or 1
     shapes = {f"t_{name}": (rows, width)}
     if operation is not None:

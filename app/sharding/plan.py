@@ -131,7 +131,7 @@ def shardable(key: str, kinds: Sequence[str], table: Table) -> list[str]:
     if table.by_id:
         left = [kind for kind in left if kind in BY_ID_TYPES]
         reason = (
-            f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted), which can be "
+            f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted, of bags), which can be "
             f"{', '.join(BY_ID_TYPES)}"
         )
     if not table.is_fp32 and "data_parallel" in left:

@@ -10,6 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models import dlrm
 
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
+from app.config.model import DenseInit
 from app.embeddings import make_sparse_arch
 from app.model import DLRM, CatInteraction, DCNInteraction, DotInteraction, ProjectionInteraction
 from common.cli import compose_config
@@ -117,6 +118,20 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
         assert mine.grad is not None
         assert torch.count_nonzero(mine.grad), name
         assert torch.equal(mine.grad, other.grad), name
+
+
+def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        Interaction.projection, embedding_dim=DIM, dense_arch=[400, DIM], over_arch=[300, 1],
+        projection_branch1=[500, DIM], dense_init=DenseInit.facebookresearch,
+    )  # fmt: skip
+    model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    for layer in (model.dense_arch[0], model.over_arch[0], model.interaction.branch1[0]):
+        outputs, inputs = layer.weight.shape
+        assert layer.weight.std().item() == pytest.approx((2 / (inputs + outputs)) ** 0.5, rel=0.05)
+        assert layer.bias.std().item() == pytest.approx(outputs**-0.5, rel=0.15)
+        assert layer.weight.abs().max() > 3 * layer.weight.std()  # normal, not uniform
 
 
 # MLPerf's DLRM-DCNv2: rows of its 26 tables, none above 40 million.

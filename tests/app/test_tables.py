@@ -89,12 +89,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("neighbour", ["plain", "add"])  # alone and beside another kind
-def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str) -> None:
+@pytest.mark.parametrize(("neighbour", "multi_hot"), [("plain", True), ("add", True), ("plain", False)])
+def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi_hot: bool) -> None:
     config = _config({"b": CASES[case], "d": CASES[neighbour]})
-    module = embeddings.make_sparse_arch(config, FEATURES, CPU)
+    module = embeddings.make_sparse_arch(config, FEATURES, CPU, list(FEATURES) if multi_hot else [])
+    assert multi_hot or not module.rows  # one id is pooled where it lies
     _draw(module)
-    batch = _bags(seed=1)
+    batch = _bags(seed=1, multi_hot=multi_hot)
     found = module(_as_kjt(batch))
     vectors = _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
@@ -143,6 +144,12 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
         embeddings.make_sparse_arch(_config({"b": own}), FEATURES, CPU)
+
+
+def test_a_feature_may_be_called_as_a_method_is() -> None:
+    tables = TablesConfig(kind=MIXED, dim=8, pooling=Pooling.weighted, min_rows=0)
+    module = embeddings.make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9}, CPU)
+    assert len(module.projections) == len(module.row_weights) == 2
 
 
 def test_tables_and_their_sizes_follow_the_formulas() -> None:
@@ -281,12 +288,13 @@ def _config(overrides: dict[str, TableOverride]) -> ModelConfig:
     return ModelConfig(embedding_dim=DIM, tables=TablesConfig(overrides=overrides))
 
 
-def _bags(seed: int) -> dict[str, list[Tensor]]:
-    """Up to four ids a bag, sometimes none."""
+def _bags(seed: int, multi_hot: bool = True) -> dict[str, list[Tensor]]:
+    """Up to four ids a bag, sometimes none; or always one."""
     draw = torch.Generator().manual_seed(seed)
     return {
         feature: [
-            torch.randint(0, rows, (int(n),), generator=draw) for n in torch.randint(0, 5, (BATCH,), generator=draw)
+            torch.randint(0, rows, (int(n) if multi_hot else 1,), generator=draw)
+            for n in torch.randint(0, 5, (BATCH,), generator=draw)
         ]
         for feature, rows in FEATURES.items()
     }
@@ -309,7 +317,7 @@ def _draw(module: embeddings.SparseArch) -> None:
 
 
 def _weight(module: torch.nn.Module, table: str) -> Tensor:
-    (found,) = (parameter for name, parameter in module.named_parameters() if name.endswith(f".{table}.weight"))
+    (found,) = (parameter for name, parameter in module.named_parameters() if sharding.table_of(name) == table)
     return found
 
 
@@ -326,8 +334,8 @@ def _vectors(
     vectors = {}
     for one in module.embeddings:
         kind = "plain" if one.operation is None else one.operation.value
-        weights = others.get(f"row_weights.{one.name}.weight")
-        projection = others.get(f"projections.{one.name}.weight")
+        weights = others.get(f"row_weights.{one.key}.weight")
+        projection = others.get(f"projections.{one.key}.weight")
         for feature in one.features:
             own = [tables[table.name] for table in one.tables]
             vector = reference.pool(bags[feature], own, kind, one.pooling.value, weights)
@@ -387,6 +395,7 @@ def _parts(this: session.Session, stream: list[Batch]) -> loop.Parts:
 
 
 def _manifest(**changes: Any) -> Manifest:
-    schema = {"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(FEATURES)}
+    schema = {"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(FEATURES),
+              "ragged": list(FEATURES)}  # fmt: skip
     return Manifest(schema=schema, encoding={}, num_embeddings=FEATURES, splits={}, sources=[], rows=0, label_rate=0.0,
                     tool_version="test", **changes)  # fmt: skip
