@@ -49,14 +49,14 @@ def main(config: BenchConfig) -> int:
         log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
                  here.num_threads)  # fmt: skip
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
-        ceilings = measure_ceilings(here.device, dtype, config.seconds)
+        ceilings = measure_ceilings(here.device, dtype, config.seconds, here.highest)
         log.info("bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s", ceilings.bytes_per_second / 1e9,
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []
         for case in _cases(config, shape, here, dtype):
             timed.append((case, measure(case.work, here.device, config.seconds, here.highest)))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
-        ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds))
+        ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:
             _tell(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
     finally:

@@ -15,7 +15,9 @@ from app.config import to_plain
 from app.curves import click_curves
 from app.health import Health
 from app.keeper import Keeper
-from app.meter import Meter, memory_in_use, step_time_histogram
+from app.meter import PHASES, Meter, memory_in_use, step_time_histogram
+from app.power import EnergyMeter
+from app.profiling import Profiler
 from app.progress import Progress
 from app.record import Record
 from app.session import Session, mean_over_ranks
@@ -57,6 +59,7 @@ class Run:
         if train.epochs is not None or not asked:
             asked.append((train.epochs or 1) * self.steps_per_epoch)
         self.total_steps = min(asked)
+        self.energy = EnergyMeter(self.runtime.device)
         self.progress = Progress(self.total_steps, shown=self.runtime.rank == 0)
 
     def restore(self, path: Path) -> None:
@@ -94,9 +97,12 @@ class Run:
             log.info("%s", self.resumed)
             self._event("resume", self.state.step, line=self.resumed)
         self.progress.start(self.state.step)
+        self.profiler = self._profiler()
+        self.energy.start()
         try:
             status = loop.train(self._parts(), self.config.train, self.state)
             self.keeper.wait()
+            self.profiler.close()
         except Exception as error:
             figures = summary.failed(self.session, self.state, error, self.seconds())
             self.record.summary(figures)
@@ -106,7 +112,7 @@ class Run:
             self.progress.close()
             self.keeper.close()
             self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
-        figures = summary.summarise(self.session, self.state, status, self.seconds())
+        figures = summary.summarise(self.session, self.state, status, self.seconds(), self._gauges())
         self.record.summary(figures)
         self.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
@@ -122,6 +128,20 @@ class Run:
         """Seconds spent so far, those before a resumption included."""
         spent = {"total": time.perf_counter() - self.began, **self.meter.spent}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in spent.items()}
+
+    def _profiler(self) -> Profiler:
+        """Traces as asked for; among several processes, exchanges of a warm-up step are measured too."""
+        warm_up = self.config.train.warmup_steps_excluded
+        sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
+        directory = self.record.directory / trackers.TENSORBOARD
+        steps = self.config.runtime.profile_steps
+        return Profiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
+
+    def _gauges(self) -> dict[str, Any]:
+        """Mean seconds of a step's phases and of what processes exchange in it, on the slowest of them; power."""
+        phases = {name: self.runtime.highest(self.meter.phases.get(name, 0.0)) or None for name in PHASES}
+        exchanged = self.runtime.highest(self.profiler.communication_seconds or 0.0) or None
+        return {"phase_seconds": {**phases, "communication": exchanged}, "power": self.energy.figures()}
 
     def _track(self, plain: dict[str, Any]) -> None:
         """Open the views of the run for other tools, cut back to where it goes on."""
@@ -150,6 +170,7 @@ class Run:
             interrupted=self._interrupted,
             checkpoint_due=self.keeper.due,
             meter=self.meter,
+            step_begins=self.profiler.step_begins,
         )
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -173,7 +194,8 @@ class Run:
         rate = self.config.train.global_batch_size * len(steps.seconds) / total
         self._event("train", state.step, epoch=state.epoch, steps=len(steps.losses), loss=loss, accuracy=accuracy,
                     logloss=loss if self.config.loss.is_logloss else None, lr=steps.lr, samples_per_second=rate,
-                    input_wait_fraction=steps.input_wait / total,
+                    input_wait_fraction=steps.input_wait / total, phase_seconds=self.meter.phases,
+                    watts=self.energy.watts(),
                     **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
         self.progress.update(state.step, state.epoch, loss, rate, auc)

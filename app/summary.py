@@ -11,12 +11,15 @@ from app import metrics, provenance
 from app.loop import State
 from app.meter import throughput
 from app.session import Session
+from app.utilisation import utilisation
 
 COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
 
 
-def summarise(session: Session, state: State, status: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """The content of summary.json; a collective call."""
+def summarise(
+    session: Session, state: State, status: str, seconds: dict[str, float], gauges: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of summary.json; a collective call. `gauges` has what was measured beside steps: phases, power."""
     runtime, train = session.runtime, session.config.train
     losses = state.all_losses()
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
@@ -41,7 +44,8 @@ def summarise(session: Session, state: State, status: str, seconds: dict[str, fl
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
             "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
         },
-        "power": None,
+        "utilisation": utilisation(session, rates["samples_per_second_per_device"], seconds["train"]),
+        **gauges,
         "seconds": seconds,
         "digest": {
             "parameters": session.parameters_digest(),

@@ -34,12 +34,16 @@ class RuntimeConfig:
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
     precision: Precision | None = None  # null: fp32; for a run that is there, its own
     timeout_minutes: float = 30.0  # longest wait of a process for another
+    profile_steps: list[int] | None = None  # first and last step, counted from 1, of a torch.profiler trace
 
 
 def validate_runtime(runtime: RuntimeConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"runtime.num_threads": (runtime.num_threads, 1)})
     require_positive({"runtime.timeout_minutes": runtime.timeout_minutes})
+    steps = runtime.profile_steps
+    if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+        raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
     if runtime.timeout_minutes > MOST_MINUTES:
         raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
     if (runtime.num_threads or 0) > MOST_THREADS:

@@ -57,6 +57,8 @@ class Meter(Protocol):
     """See app.meter."""
 
     def start(self) -> None: ...
+    def step_begins(self) -> None: ...
+    def phase_done(self, phase: str) -> None: ...
     def step_done(self, input_wait: float) -> None: ...
     def take(self) -> tuple[NDArray[np.float32], float]: ...
 
@@ -74,6 +76,7 @@ class Parts:
         health_names: names of its K, in the order in which a step computes them; "the loss" is one of them.
         optimizer: zero_grad() and step() for all parameters.
         set_learning_rate: sets the rate of a step and returns it.
+        step_begins: told the number of each step, counted from 1, when its batch is there.
         mean_over_ranks: this process's values, of any shape, to all processes' mean; NaN where one is.
         evaluate: metrics of the evaluation split; raises Stopped if asked to stop on the way.
         save: begins to write a checkpoint of the state, if that step has none yet.
@@ -101,4 +104,5 @@ class Parts:
     report: Callable[[State, Steps], None] = lambda state, steps: None
     interrupted: Callable[[int], bool] = lambda step: False
     checkpoint_due: Callable[[int], bool] = lambda step: False
+    step_begins: Callable[[int], None] = lambda step: None
     not_finite: Callable[[Tensor], bool] = lambda loss: not bool(torch.isfinite(loss))

@@ -29,15 +29,20 @@ def train(parts: Parts, config: TrainConfig, state: State) -> str:
         waiting_since = time.perf_counter()
         for batch in parts.batches(state.epoch, state.step_in_epoch):
             input_wait = time.perf_counter() - waiting_since
+            parts.step_begins(state.step + 1)
+            parts.meter.step_begins()
             window.lr = parts.set_learning_rate(state.step)
             parts.optimizer.zero_grad()
             logits = parts.forward(batch)
             loss = parts.loss(logits, batch.labels)
+            parts.meter.phase_done("forward")
             if config.on_nan is OnNan.skip and parts.not_finite(loss):
                 window.skip()  # before the backward, which updates the tables
             else:
                 loss.backward()
+                parts.meter.phase_done("backward")
                 parts.optimizer.step()
+                parts.meter.phase_done("optimizer")
             window.add(loss, logits, batch.labels)
             state.step += 1
             state.step_in_epoch += 1

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.meter.phases import Phases
+
 STEP_TIME_BINS = 60
 
 
@@ -27,6 +29,16 @@ class Meter:
         self._input_wait = 0.0
         self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
+        self._phases = Phases(device, self._mark, self._between)
+        self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` that knew them
+
+    def step_begins(self) -> None:
+        """The step's batch is there."""
+        self._phases.step_begins()
+
+    def phase_done(self, phase: str) -> None:
+        """The step has done one of PHASES."""
+        self._phases.done(phase)
 
     def step_done(self, input_wait: float) -> None:
         """Note the end of a step, of which `input_wait` seconds were spent waiting for its batch."""
@@ -49,6 +61,7 @@ class Meter:
         )
         wait, self._input_wait = self._input_wait, 0.0
         self._marks = self._marks[-1:]
+        self.phases = self._phases.take() or self.phases
         now = time.perf_counter()
         self.spent["train"] += now - self._began
         self._began = now

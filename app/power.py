@@ -1,0 +1,129 @@
+"""Energy that devices used, from the counters that platforms have: NVML, AMD SMI, RAPL."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger("clickwork")
+
+RAPL = Path("/sys/class/powercap")
+Counter = Callable[[], float]  # joules since some time
+
+
+class EnergyMeter:
+    """Joules of this process's device, or of the whole machine's processors, since `start`."""
+
+    def __init__(self, device: torch.device, rapl: Path = RAPL) -> None:
+        self.source, self._counter = _find_counter(device, rapl)
+        self._began: tuple[float, float] | None = None
+        self._last: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._began = self._last = self._read()
+
+    def watts(self) -> float | None:
+        """Mean power since the last call, or since the start."""
+        before, self._last = self._last, self._read()
+        return _mean(before, self._last)
+
+    def figures(self) -> dict[str, Any] | None:
+        """Mean power and energy since the start, and who measured it; None where nobody does."""
+        now = self._read()
+        watts = _mean(self._began, now)
+        if watts is None or now is None or self._began is None:
+            return None
+        return {"mean_watts": watts, "joules": now[1] - self._began[1], "source": self.source}
+
+    def _read(self) -> tuple[float, float] | None:
+        if self._counter is None:
+            return None
+        try:
+            return time.perf_counter(), self._counter()
+        except (OSError, ValueError, RuntimeError) as error:
+            log.warning("power: %s no longer tells (%s)", self.source, error)
+            self._counter = None
+            return None
+
+
+def _mean(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    if before is None or after is None or after[0] <= before[0]:
+        return None
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None]:
+    if device.type != "cuda":
+        counter = _rapl(rapl)
+        return "RAPL: processor packages of the whole machine", counter
+    if torch.version.hip:
+        return "AMD SMI: this process's GPU", _amd(device)
+    return "NVML: this process's GPU", _nvml(device)
+
+
+def _nvml(device: torch.device) -> Counter | None:
+    """NVML's energy counter, through nvidia-ml-py if it is installed; found by UUID, as indices differ from CUDA's."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID((uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode())
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except Exception as error:  # noqa: BLE001  # not installed, no driver, no such counter: each its own exception
+        log.info("power: not measured (NVML: %s)", error)
+        return None
+    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3  # millijoules
+
+
+def _amd(device: torch.device) -> Counter | None:
+    """AMD SMI's energy accumulator, through the amdsmi package that ROCm brings."""
+    try:
+        import amdsmi
+
+        amdsmi.amdsmi_init()
+        properties: Any = torch.cuda.get_device_properties(device)
+        bus = properties.pci_bus_id
+        handles = amdsmi.amdsmi_get_processor_handles()
+        handle = next(h for h in handles if int(amdsmi.amdsmi_get_gpu_device_bdf(h).split(":")[1], 16) == bus)
+        amdsmi.amdsmi_get_energy_count(handle)
+    except Exception as error:  # noqa: BLE001  # as above
+        log.info("power: not measured (AMD SMI: %s)", error)
+        return None
+
+    def joules() -> float:
+        read = amdsmi.amdsmi_get_energy_count(handle)
+        return float(read["energy_accumulator"]) * float(read["counter_resolution"]) / 1e6  # microjoules
+
+    return joules
+
+
+def _rapl(root: Path) -> Counter | None:
+    """The packages' counters in sysfs, in microjoules, which start again at 0 at max_energy_range_uj; root's only."""
+    packages = []
+    for zone in sorted(root.glob("*rapl:*")):
+        try:
+            if zone.name.count(":") == 1 and (zone / "name").read_text().startswith("package"):
+                packages.append(_Package(zone))
+        except (OSError, ValueError):
+            continue
+    return (lambda: sum(package.joules() for package in packages)) if packages else None
+
+
+class _Package:
+    """One counter, made to go on where it starts again."""
+
+    def __init__(self, zone: Path) -> None:
+        self._file = zone / "energy_uj"
+        self._range = int((zone / "max_energy_range_uj").read_text())
+        self._last, self._turns = int(self._file.read_text()), 0
+
+    def joules(self) -> float:
+        now = int(self._file.read_text())
+        self._turns += now < self._last
+        self._last = now
+        return (self._turns * self._range + now) / 1e6
