@@ -15,7 +15,9 @@ QUIET_SECONDS = 30.0  # between plain lines where there is no terminal
 class Progress:
     """Shows steps done, loss, global samples/s and the time left."""
 
-    def __init__(self, total_steps: int, shown: bool) -> None:
+    def __init__(self, total_steps: int, shown: bool, all_windows: bool = False) -> None:
+        """all_windows: a line for each window of steps, not only now and then."""
+        self._all_windows = all_windows
         self._bar: Any = None
         self._last_line = time.monotonic()
         self._shown, self._total = shown, total_steps
@@ -26,21 +28,26 @@ class Progress:
         if self._shown and sys.stderr.isatty():
             self._bar = tqdm(total=self._total, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
 
-    def update(self, step: int, epoch: int, loss: float | None, samples_per_second: float, auc: float | None) -> None:
-        """Show the state after `step`; the rate is global."""
+    def update(
+        self,
+        step: int,
+        epoch: int,
+        loss: float | None,
+        accuracy: float,
+        samples_per_second: float,
+        auc: float | None,
+    ) -> None:
+        """Show the state after `step`, with the window's loss and accuracy; the rate is global."""
         if not self._shown:
             return
-        seen = (
-            f"epoch {epoch} "
-            + ("all skipped " if loss is None else f"loss {loss:.4f} ")
-            + f"{samples_per_second:,.0f} samples/s"
-        )
+        found = "all skipped" if loss is None else f"loss {loss:.4f} accuracy {accuracy:.2%}"
+        seen = f"epoch {epoch} {found} {samples_per_second:,.0f} samples/s"
         if auc is not None:
             seen += f" AUC {auc:.4f}"
         if self._bar is not None:
             self._bar.set_postfix_str(seen, refresh=False)
             self._bar.update(step - self._bar.n)
-        elif time.monotonic() - self._last_line >= QUIET_SECONDS:
+        if self._all_windows or (self._bar is None and time.monotonic() - self._last_line >= QUIET_SECONDS):
             self._last_line = time.monotonic()
             log.info("step %d/%d %s", step, self._total, seen)
 

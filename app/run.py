@@ -12,6 +12,7 @@ import torch
 from app import loop, losses, optimizer, provenance, resume, sharding, summary, trackers
 from app.batch import Batch
 from app.config import to_plain
+from app.course import course_of
 from app.curves import click_curves
 from app.health import Health
 from app.keeper import Keeper
@@ -22,7 +23,6 @@ from app.progress import Progress
 from app.record import Record
 from app.session import Session, mean_over_ranks
 from app.signals import StopRequest
-from common.errors import UserError
 
 log = logging.getLogger("clickwork")
 
@@ -41,26 +41,10 @@ class Run:
         self.began = began
         self.measured_before = 0  # steps, before a resumption
         self.keeper = Keeper(session, record.checkpoints, self.meter, self.seconds, self._event)
-        train = self.config.train
-        if train.global_batch_size % self.runtime.world_size:
-            raise UserError(
-                f"train.global_batch_size={train.global_batch_size}: not divisible by the {self.runtime.world_size} "
-                "processes; every process takes an equal part"
-            )
-        self.split = session.split("train")
-        self.steps_per_epoch = self.split.num_batches(train.global_batch_size)
-        if train.max_steps != 0 and not self.steps_per_epoch:
-            raise UserError(
-                f"train.global_batch_size={train.global_batch_size}: the training split has only "
-                f"{self.split.rows} rows; use a smaller batch"
-            )
-        by_samples = None if train.max_samples is None else train.max_samples // train.global_batch_size
-        asked = [limit for limit in (train.max_steps, by_samples) if limit is not None]
-        if train.epochs is not None or not asked:
-            asked.append((train.epochs or 1) * self.steps_per_epoch)
-        self.total_steps = min(asked)
+        self.split, train = session.split("train"), self.config.train
+        self.steps_per_epoch, self.total_steps, self.course = course_of(train, self.split.rows, self.runtime.world_size)
         self.energy = EnergyMeter(self.runtime.device)
-        self.progress = Progress(self.total_steps, shown=self.runtime.rank == 0)
+        self.progress = Progress(self.total_steps, self.runtime.rank == 0, train.print_windows)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint; a collective call. Raises UserError as app.resume.restore does."""
@@ -77,7 +61,7 @@ class Run:
             return False
         self.state.evaluation = before["eval"]
         same_split = before["eval"].get("split") == self.config.eval.split
-        return same_split and (self.state.step >= self.total_steps or loop.reached(self.state, self.config.train))
+        return same_split and (self.state.step >= self.total_steps or loop.reached(self.state, self.course))
 
     def train(self) -> str:
         """Train from the state to the end and write the run's directory; return the status."""
@@ -100,7 +84,7 @@ class Run:
         self.profiler = self._profiler()
         self.energy.start()
         try:
-            status = loop.train(self._parts(), self.config.train, self.state)
+            status = loop.train(self._parts(), self.course, self.state)
             self.keeper.wait()
             self.profiler.close()
         except Exception as error:
@@ -198,7 +182,7 @@ class Run:
                     watts=self.energy.watts(),
                     **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
-        self.progress.update(state.step, state.epoch, loss, rate, auc)
+        self.progress.update(state.step, state.epoch, loss, accuracy, rate, auc)
 
     def _evaluate(self, state: loop.State) -> dict[str, Any]:
         split = self.config.eval.split
@@ -209,8 +193,7 @@ class Run:
             curves = self.record.curves(about, lambda: click_curves(*predictions))
             optimizer.set_step(self.session.optimizer, state.step)
         self.trackers.curves(state.step, curves)
-        figures = {key: value for key, value in result.items() if key != "samples"}
-        self._event("eval", state.step, eval_samples=result["samples"], **figures)
+        self._evaluated("eval", state.step, result)
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:
             lack = "has not both labels" if result["samples"] else "has no rows"
@@ -218,7 +201,22 @@ class Run:
         if self.runtime.rank == 0 and summary.is_collapsed(result):
             log.warning("eval: next to a constant predictor (AUC %.4f, NE %.4f): look at optimizer.lr and the data",
                         result["auc"], result["ne"])  # fmt: skip
+        if self.config.eval.train_split:
+            self._compare_with_train(state, result)
         return {"step": state.step, **result}
+
+    def _evaluated(self, kind: str, step: int, result: dict[str, Any]) -> None:
+        figures = {key: value for key, value in result.items() if key != "samples"}
+        self._event(kind, step, eval_samples=result["samples"], **figures)
+
+    def _compare_with_train(self, state: loop.State, result: dict[str, Any]) -> None:
+        """Evaluate the training split too and tell both as AMD's blog does, with what unmasks its accuracy."""
+        with self.meter.apart("eval"):
+            on_train = self.session.measure("train", self.session.predict("train"))
+            optimizer.set_step(self.session.optimizer, state.step)
+        self._evaluated("eval_train", state.step, on_train)
+        for line in summary.describe_beside_train(on_train, result, state.step / max(self.steps_per_epoch, 1)):
+            log.info(line)
 
     def _interrupted(self, step: int) -> bool:
         """Whether a signal came or the time is over, at any process.

@@ -214,6 +214,8 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    # Of data-parallel tables; that their gradients are right is tested (tests/app/test_optimizer.py).
+    warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
     # FBGEMM's, of data-parallel tables on CPU; that their gradients are right is tested against plain torch.
     warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

@@ -76,6 +76,25 @@ def failed(session: Session, state: State, error: Exception, seconds: dict[str, 
     }  # fmt: skip
 
 
+def unmeasured(world_size: int, parameters: dict[str, int], seconds: float) -> dict[str, Any]:
+    """The summary of a run that was built and not trained."""
+    return {
+        "status": "completed",
+        "steps": 0,
+        "samples": 0,
+        "world_size": world_size,
+        "parameters": parameters,
+        "train": {"loss": None, "logloss": None, "skipped_steps": 0},
+        "best": None,
+        "eval": dict.fromkeys(metrics.NAMES),
+        "throughput": throughput(np.empty(0, np.float32), 0.0, 1, 1, 0),
+        "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
+        "power": None,
+        "seconds": {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0},
+        "digest": {"parameters": None, "losses": None},
+    }
+
+
 def mean_loss(losses: NDArray[np.float32]) -> float | None:
     """Mean of the finite ones (steps may have been skipped), None if there is none."""
     finite = losses[np.isfinite(losses)]
@@ -106,6 +125,20 @@ def describe_evaluation(evaluation: dict[str, Any]) -> str:
     figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
     shown = [f"{key} {evaluation[key]:.5f}" for key in figures if evaluation[key] is not None]
     return f"{evaluation['split']} ({evaluation['samples']:,} samples) " + " ".join(shown)
+
+
+def describe_beside_train(train: dict[str, Any], held_out: dict[str, Any], epochs: float) -> list[str]:
+    """Accuracy and average loss of both splits after so many epochs, and a guess that needs no model."""
+    lines = [f"epoch {epochs:g}"]
+    for result in (train, held_out):
+        if result["samples"]:
+            auc = "not defined" if result["auc"] is None else f"{result['auc']:.5f}"
+            majority = max(result["base_rate"], 1 - result["base_rate"])
+            lines.append(
+                f"{result['split']} accuracy = {result['accuracy']:.2%}, avg loss = {result['logloss']:.6f}, "
+                f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
+            )
+    return lines
 
 
 def describe(summary: dict[str, Any], measured_before: int) -> list[str]:

@@ -9,8 +9,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import peers, prepare, progress, resume, runtime, session, trackers
+from app import outline, peers, prepare, progress, resume, runtime, session, trackers
 from app.config import CONFIG_DIR, AppConfig
+from app.config.train import with_batch_of_all
 from app.data import verify_splits
 from app.record import Record, read_summary
 from app.report import write_report
@@ -29,11 +30,16 @@ def main(config: AppConfig) -> int:
     validate(config)
     trackers.require_clients(config.record)
     stop = StopRequest()
-    here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
+    only_built = outline.is_wanted(config)
+    arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
+    here = runtime.start(arithmetic, config.train.seed, config.train.deterministic)
     progress.log_to_terminal(here.rank)
+    config.train = with_batch_of_all(config.train, here.world_size)
     record = Record(Path(config.run.dir), here.rank)
     try:
         with peers.clear_words(here.rank, config.runtime.timeout_minutes):
+            if only_built:
+                return outline.write(config, here, record, began)
             return _train(config, here, record, stop, began)
     finally:
         record.give_up()
@@ -44,6 +50,7 @@ def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopR
     root = prepare.dataset_path(config.data)
     here.on_rank_0(lambda: prepare.prepare(config.data, lambda: bool(stop)))
     manifest = load_manifest(root)
+    prepare.require_agreement(config.data, manifest)
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify,
                                           lambda: bool(stop)))  # fmt: skip
     here.on_rank_0(record.open)

@@ -89,12 +89,13 @@ def main(config: VerifyConfig) -> int:
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
     """The run's configuration, to the step of its newest checkpoint, without stops on the way."""
     train = replace(
-        trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, target_auc=None,
-        max_minutes=None,
+        trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, eval_every_fraction=None,
+        target_auc=None, target_accuracy=None, max_minutes=None,
     )  # fmt: skip
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     threads = replace(trained.runtime, num_threads=num_threads)
-    return replace(trained, train=train, checkpoint=never, runtime=threads, record=RecordConfig(tensorboard=False))
+    once, quiet = replace(trained.eval, train_split=False), RecordConfig(tensorboard=False)
+    return replace(trained, train=train, eval=once, checkpoint=never, runtime=threads, record=quiet)
 
 
 def _compare_records(then: Path, now: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Entry points: Hydra overrides from the command line in, an exit status out."""
 
 import difflib
+import json
 import os
 import signal
 import sys
@@ -32,6 +33,9 @@ def compose_config(
 ) -> ConfigT:
     """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
 
+    A schema may have a static method `implied`: of the composed values it says which others they imply, by dotted
+    key. Those are then in force, unless `overrides` say otherwise.
+
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
     """
@@ -56,6 +60,10 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
             composed = compose(name, overrides=list(overrides))
+            implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
+            if implied:
+                added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
+                composed = compose(name, overrides=[*added, *overrides])
         # Merged into the schema once more, since an override that begins with + may add a key of its own.
         config = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)

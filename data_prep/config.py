@@ -134,6 +134,7 @@ class DataConfig:
         frequency_threshold: vocabulary: values seen fewer times than this in the train split get id 0.
         max_ind_range: rows per table at most; hash: the modulus; vocabulary: the most frequent
             max_ind_range - 1 values keep ids. None: no cap.
+        max_categories: amd_blog: columns of more values are dropped; None: 10,000, as the blog.
         vocabulary_order: vocabulary: see VocabularyOrder; None: by frequency.
         dense_transform: see DenseTransform; None: what belongs to the encoding.
         split: see SplitConfig.
@@ -158,6 +159,7 @@ class DataConfig:
     encoding: Encoding = Encoding.vocabulary
     frequency_threshold: int = 1
     max_ind_range: int | None = None
+    max_categories: int | None = None
     vocabulary_order: VocabularyOrder | None = None
     dense_transform: DenseTransform | None = None
     split: SplitConfig = field(default_factory=SplitConfig)

@@ -138,6 +138,10 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
         negative_drop_rate=data.sampling.negative_drop_rate,
         sampling_seed=data.sampling.seed,
     )
+    if data.max_categories is not None:
+        if data.encoding is not Encoding.amd_blog:
+            raise UserError(f"data.max_categories: has no effect with data.encoding={data.encoding.value}")
+        rules = replace(rules, max_categories=data.max_categories)
     if data.vocabulary_order is not None:
         if data.encoding is not Encoding.vocabulary:
             raise UserError(f"data.vocabulary_order: has no effect with data.encoding={data.encoding.value}")

@@ -98,6 +98,17 @@ def mixed_dimension(num_embeddings: list[int], base: int, alpha: float, power_of
     return dims
 
 
+def scalar_pairs(dense: Tensor, sparse: list[Tensor], mixed: bool) -> Tensor:
+    """AMD's blog of 2024: products of all pairs i <= j of the 320 elements of a row, then the dense vector.
+
+    mixed: as it joins [B, 1, D] of each feature along dimension 0 and reads [F * B, 1, D] as B rows.
+    """
+    joined = torch.cat([vector.unsqueeze(1) for vector in sparse], dim=0 if mixed else 1)
+    rows = torch.cat([joined.view(len(dense), -1), dense], dim=1)
+    products = [torch.stack([row[i] * row[j] for i in range(len(row)) for j in range(i, len(row))]) for row in rows]
+    return torch.cat([torch.stack(products), dense], dim=1)
+
+
 def dlrm_logits(
     dense: Tensor, bags: list[list[Tensor]], tables: list[Tensor], dense_arch: Layers, over_arch: Layers,
     kind: str = "dot", itself: bool = False,

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
-from app.config.data import DataConfig, MultiHotConfig, SyntheticConfig, VerifyData
+from app.config.data import DataConfig, DataScale, MultiHotConfig, SyntheticConfig, VerifyData
 from app.config.loss import LossConfig, LossName
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
@@ -17,12 +17,14 @@ from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.topology import TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, OnNan, RunConfig, TrainConfig
+from common.errors import UserError
 
 __all__ = [
     "CONFIG_DIR",
     "AppConfig",
     "CheckpointConfig",
     "DataConfig",
+    "DataScale",
     "EvalConfig",
     "EvaluateConfig",
     "Interaction",
@@ -77,6 +79,20 @@ class AppConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     published: PublishedConfig = field(default_factory=PublishedConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
+
+    @staticmethod
+    def implied(composed: DictConfig) -> dict[str, Any]:
+        """The recipe's tiny values, if data.scale=tiny: common.cli puts them below the user's own.
+
+        Raises:
+            UserError: the recipe has none.
+        """
+        if composed.data.scale is not DataScale.tiny:
+            return {}
+        if not composed.tiny:
+            raise UserError("data.scale=tiny: this recipe does not say what it would be")
+        return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
 
 
 @dataclass

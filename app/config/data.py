@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from app.config.checks import require_at_least
+from app.config.published_tables import published_tables
 from common.errors import UserError
 from data_prep.multi_hot import Distribution, MultiHot
 
@@ -15,6 +16,13 @@ class VerifyData(Enum):
     auto = "auto"
     always = "always"
     never = "never"
+
+
+class DataScale(Enum):
+    """full: the data as they are; tiny: what the recipe says under `tiny`, in place of its own values."""
+
+    full = "full"
+    tiny = "tiny"
 
 
 @dataclass
@@ -46,9 +54,13 @@ class MultiHotConfig:
 class DataConfig:
     """Where the dataset is, or what to make it from, and how it is read."""
 
-    path: str | None = None  # dataset directory; null with data.raw null: the synthetic day is made
+    path: str | None = None  # dataset directory; null with data.raw null: default_path
     raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet
-    default_path: str = "data/synthetic"  # data.path where neither is given
+    default_path: str = "data/synthetic"  # data.path where neither is given; made from `source` if it is not there
+    source: str | None = "synthetic"  # data_prep's data=…: synthetic, random, criteo_kaggle, criteo_1tb; null: none
+    scale: DataScale = DataScale.full
+    published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
+    prep: dict[str, Any] = field(default_factory=dict)  # further keys for data_prep as they are, without their data.
     encoding: str | None = None  # the next four are handed to data_prep; null: its default
     frequency_threshold: int | None = None
     max_ind_range: int | None = None
@@ -71,6 +83,8 @@ def validate_data(data: DataConfig) -> None:
     """Raises UserError for values that cannot work."""
     if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
+    if data.published_tables is not None:
+        published_tables(data.published_tables)
     require_at_least(
         {
             "data.shuffle_block_rows": (data.shuffle_block_rows, 1),

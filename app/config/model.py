@@ -16,13 +16,15 @@ class Interaction(Enum):
     """What is made of the features' vectors: see docs/models.md.
 
     dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
-    al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection).
+    al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection); scalar_pairs: products of
+    all pairs of the vectors' elements, each with itself too (AMD's blog of 2024).
     """
 
     dot = "dot"
     cat = "cat"
     dcn = "dcn"
     projection = "projection"
+    scalar_pairs = "scalar_pairs"
 
 
 class DenseInit(Enum):
@@ -42,6 +44,8 @@ class ModelConfig:
 
     interaction: Interaction = Interaction.dot
     interaction_itself: bool = False  # dot: a vector's product with itself too
+    mixes_samples: bool = False  # scalar_pairs: the blog's defect, vectors of one sample stand in other samples' rows
+    dense_final_relu: bool = True  # a ReLU after dense_arch's last layer too
     embedding_dim: int = MISSING  # D, of every feature's vector; a multiple of 4 (FBGEMM)
     dense_arch: list[int] = MISSING  # widths of its layers, the last being D
     over_arch: list[int] = MISSING  # widths of its layers, the last being 1
@@ -73,6 +77,7 @@ def _validate_interaction(model: ModelConfig) -> None:
     """Each interaction has its own settings; those of another would do nothing."""
     owners = {
         "interaction_itself": Interaction.dot,
+        "mixes_samples": Interaction.scalar_pairs,
         "dcn_num_layers": Interaction.dcn,
         "dcn_low_rank_dim": Interaction.dcn,
         "projection_branch1": Interaction.projection,

@@ -1,6 +1,6 @@
 """`run`, `train`, `eval` and `checkpoint`: the course of a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from omegaconf import MISSING
@@ -28,15 +28,19 @@ class RunConfig:
 class TrainConfig:
     """How long, how much at once, and what is looked at on the way."""
 
-    global_batch_size: int = MISSING  # samples a step over all processes
+    global_batch_size: int = 0  # samples a step over all processes; 0: local_batch_size times their number
+    local_batch_size: int | None = None  # samples a step of each process
     epochs: int | None = None  # null: one, or as many as max_steps or max_samples take
     max_steps: int | None = None  # stop after so many steps; 0 builds the run and ends
     max_samples: int | None = None  # stop before the step that would exceed so many samples
     max_minutes: float | None = None  # stop resumably once this process has run so long
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
+    eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05 evaluates 20 times, 1 at its end
     target_auc: float | None = None  # stop once an evaluation reaches it
-    log_every_steps: int = 50
+    target_accuracy: float | None = None  # likewise
+    log_every_steps: int = 50  # steps in one window: a line of metrics.jsonl
+    print_windows: bool = False  # each window on the terminal too, as benchmarks print them
     warmup_steps_excluded: int = 10  # first steps of this process left out of throughput figures
     on_nan: OnNan = OnNan.stop  # skip: waits for the device at each step
     deterministic: bool = False  # GPU: slower kernels with fixed summation order. On CPU always so
@@ -47,6 +51,7 @@ class EvalConfig:
     """Evaluation during and after training."""
 
     split: str = "val"
+    train_split: bool = False  # evaluate the training split as well, each time, and set both side by side
     global_batch_size: int = 16_384
 
 
@@ -72,18 +77,51 @@ def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
 
 def validate_train(train: TrainConfig) -> None:
     """Raises UserError for values that cannot work."""
-    least = {"global_batch_size": 1, "epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
+    _validate_batch(train)
+    least = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
              "log_every_steps": 1, "warmup_steps_excluded": 0}  # fmt: skip
     require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in least.items()})
     require_positive({"train.max_minutes": train.max_minutes})
-    if train.target_auc is not None and not 0 < train.target_auc <= 1:
-        raise UserError(f"train.target_auc={train.target_auc}: must be in (0, 1]")
+    for key in ("target_auc", "target_accuracy", "eval_every_fraction"):
+        share = getattr(train, key)
+        if share is not None and not 0 < share <= 1:
+            raise UserError(f"train.{key}={share}: must be in (0, 1]")
+    if train.eval_every_steps is not None and train.eval_every_fraction is not None:
+        raise UserError(
+            f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
+            f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
+        )
     if train.seed >= 2**63:
         raise UserError(f"train.seed={train.seed}: must be below 2^63")
     if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
         raise UserError(
             f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
         )
+
+
+def _validate_batch(train: TrainConfig) -> None:
+    total, local = train.global_batch_size, train.local_batch_size
+    if local is not None and total:
+        raise UserError(
+            f"train.global_batch_size={total}: has no effect with train.local_batch_size={local}; set "
+            "train.local_batch_size=null or train.global_batch_size=0"
+        )
+    key, value = ("global", total) if local is None else ("local", local)
+    require_at_least({f"train.{key}_batch_size": (value, 1)})
+
+
+def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
+    """The same with the global batch said, where each process's was given."""
+    if train.local_batch_size is None:
+        return train
+    return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
+
+
+def steps_between_evaluations(train: TrainConfig, steps_per_epoch: int) -> int | None:
+    """Steps from one evaluation to the next, at least 1; None: there is one at the end only."""
+    if train.eval_every_fraction is None:
+        return train.eval_every_steps
+    return max(1, int(train.eval_every_fraction * steps_per_epoch + 1e-9))
 
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:

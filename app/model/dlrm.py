@@ -20,7 +20,7 @@ class DLRM(nn.Module):
         """sparse_arch: bags of the F features to [B, F, D]."""
         super().__init__()
         self.sparse_arch = sparse_arch
-        self.dense_arch = mlp(num_dense, config.dense_arch, final_relu=True)
+        self.dense_arch = mlp(num_dense, config.dense_arch, config.dense_final_relu)
         self.interaction = make_interaction(config, num_sparse)
         self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
         if config.dense_init is DenseInit.facebookresearch:

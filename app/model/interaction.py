@@ -50,6 +50,14 @@ class _PairProducts(torch.autograd.Function):
         return left + right.transpose(1, 2), None, None
 
 
+def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
+    """Places [P] in a flat [V, V] of the pairs, row by row, and the pair [V * V] of each place; P where it is none."""
+    row, column = torch.triu_indices(num_vectors, num_vectors, offset=0 if itself else 1)
+    pair_of = torch.full((num_vectors, num_vectors), len(row))
+    pair_of[row, column] = torch.arange(len(row))
+    return row * num_vectors + column, pair_of.flatten()
+
+
 class DotInteraction(nn.Module):
     """The dense vector, and the products of all pairs of the F+1 vectors, itself included if so asked.
 
@@ -61,14 +69,10 @@ class DotInteraction(nn.Module):
 
     def __init__(self, num_sparse: int, embedding_dim: int, itself: bool) -> None:
         super().__init__()
-        num_vectors = num_sparse + 1
-        row, column = torch.triu_indices(num_vectors, num_vectors, offset=0 if itself else 1)
-        num_pairs = len(row)
-        pair_of = torch.full((num_vectors, num_vectors), num_pairs)
-        pair_of[row, column] = torch.arange(num_pairs)
-        self.register_buffer("pairs", row * num_vectors + column, persistent=False)
-        self.register_buffer("pair_of", pair_of.flatten(), persistent=False)
-        self.num_outputs = embedding_dim + num_pairs
+        pairs, pair_of = _upper_triangle(num_sparse + 1, itself)
+        self.register_buffer("pairs", pairs, persistent=False)
+        self.register_buffer("pair_of", pair_of, persistent=False)
+        self.num_outputs = embedding_dim + len(pairs)
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
@@ -127,7 +131,34 @@ class ProjectionInteraction(nn.Module):
         return torch.cat([dense, torch.bmm(left, right).flatten(1)], dim=1)
 
 
-AnyInteraction = DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction
+class ScalarPairsInteraction(nn.Module):
+    """Products of all pairs of the vectors' elements, each with itself too, then the dense vector (AMD's blog of 2024).
+
+    `mixes_samples`: as the blog computes it. It joins the features' [B, 1, D] along B instead of F and reads the
+    result as B rows: row b then holds vectors b * F to b * F + F - 1 of a list that goes feature by feature, which
+    are other samples' but for a few.
+    """
+
+    pairs: Tensor
+    pair_of: Tensor
+
+    def __init__(self, num_sparse: int, embedding_dim: int, mixes_samples: bool) -> None:
+        super().__init__()
+        pairs, pair_of = _upper_triangle((num_sparse + 1) * embedding_dim, itself=True)
+        self.register_buffer("pairs", pairs, persistent=False)
+        self.register_buffer("pair_of", pair_of, persistent=False)
+        self.mixes_samples = mixes_samples
+        self.num_outputs = len(pairs) + embedding_dim
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
+        rows = sparse.transpose(0, 1) if self.mixes_samples else sparse
+        elements = torch.cat([rows.reshape(len(dense), -1), dense], dim=1)
+        products = _PairProducts.apply(elements.unsqueeze(2), self.pairs, self.pair_of)
+        return torch.cat([products, dense], dim=1)
+
+
+AnyInteraction = DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction
 
 
 def make_interaction(config: ModelConfig, num_sparse: int) -> AnyInteraction:
@@ -140,6 +171,8 @@ def make_interaction(config: ModelConfig, num_sparse: int) -> AnyInteraction:
     if config.interaction is Interaction.dcn:
         rank = config.dcn_low_rank_dim or (num_sparse + 1) * dim // DCN_RANK_PART
         return DCNInteraction(num_sparse, dim, config.dcn_num_layers or DCN_NUM_LAYERS, rank)
+    if config.interaction is Interaction.scalar_pairs:
+        return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
     widths = [PROJECTION_VECTORS * dim]
     return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
                                  config.projection_branch2 or widths)  # fmt: skip

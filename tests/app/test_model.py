@@ -12,7 +12,14 @@ from torchrec.models import dlrm
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
 from app.config.model import DenseInit
 from app.embeddings import make_sparse_arch
-from app.model import DLRM, CatInteraction, DCNInteraction, DotInteraction, ProjectionInteraction
+from app.model import (
+    DLRM,
+    CatInteraction,
+    DCNInteraction,
+    DotInteraction,
+    ProjectionInteraction,
+    ScalarPairsInteraction,
+)
 from common.cli import compose_config
 from tests import reference
 
@@ -197,3 +204,29 @@ def _ids() -> KeyedJaggedTensor:
     torch.manual_seed(2)
     values = torch.cat([torch.randint(0, n, (BATCH,)) for n in FEATURES.values()])
     return KeyedJaggedTensor(list(FEATURES), values, lengths=torch.ones(3 * BATCH, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_scalar_pairs_equal_the_blogs_computation(mixes: bool) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(BATCH, 4, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(BATCH, 3, 4, dtype=torch.float64, requires_grad=True)
+    ours = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
+    theirs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    weights = torch.randn_like(ours)
+    found = torch.autograd.grad((ours * weights).sum(), [dense, sparse])
+    torch.testing.assert_close(found, torch.autograd.grad((theirs * weights).sum(), [dense, sparse]))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mixes: bool) -> None:
+    model = _model(Interaction.scalar_pairs, itself=False, mixes_samples=mixes)
+    dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
+    before = model(dense, ids)
+    values = ids.values().clone()
+    values[BATCH] = (values[BATCH] + 1) % FEATURES["cat_1"]  # the second feature of the first sample: vector 9 of 27
+    changed = model(dense, KeyedJaggedTensor(list(FEATURES), values, lengths=ids.lengths())) != before
+    assert changed.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
+    alone = model(dense[:1], KeyedJaggedTensor(list(FEATURES), ids.values()[::BATCH], lengths=torch.ones(3).int()))
+    assert torch.allclose(alone, before[:1], rtol=1e-5, atol=1e-6) != mixes
