@@ -48,6 +48,11 @@ class Rows(NamedTuple):
         bags = tuple(feature.part(start, stop) for feature in self.bags)
         return Rows(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
 
+    def take(self, order: NDArray[np.integer]) -> "Rows":
+        """The rows numbered `order`, in that order."""
+        bags = tuple(feature.take(order) for feature in self.bags)
+        return Rows(self.labels[order], self.dense[order], self.sparse[order], bags)
+
 
 def join_rows(parts: list[Rows]) -> Rows:
     """The rows of all parts, part after part."""

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ class Candidates(NamedTuple):
     first_row: int
 
 
-def read_candidates(path: Path, raw_columns: Sequence[str], label: str) -> Candidates:
+def read_candidates(
+    path: Path, raw_columns: Sequence[str], label: str, separators: Mapping[str, str] | None = None
+) -> Candidates:
     """Read a file by the ending of its name.
 
     .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
@@ -29,6 +31,7 @@ def read_candidates(path: Path, raw_columns: Sequence[str], label: str) -> Candi
 
     Args:
         raw_columns: names of the columns of a raw file, in its order; label: which of them is the label.
+        separators: by multi-valued column, what joins the values of a list (Parquet, JSON) to text.
 
     Raises:
         UserError: not readable, of no known form, or without rows (file, row, remedy).
@@ -40,9 +43,10 @@ def read_candidates(path: Path, raw_columns: Sequence[str], label: str) -> Candi
         if suffix in DELIMITERS:
             found = _read_text(path, DELIMITERS[suffix], raw_columns, label)
         elif suffix == ".parquet":
-            found = _read_parquet(path)
+            found = _read_parquet(path, separators or {})
         else:
-            found = _from_objects(path, _read_json(path) if suffix == ".json" else _read_json_lines(path))
+            objects = _read_json(path) if suffix == ".json" else _read_json_lines(path)
+            found = _from_objects(path, objects, separators or {})
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     except UnicodeDecodeError as error:
@@ -97,7 +101,7 @@ def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: st
     return Candidates(columns, len(body), first_row)
 
 
-def _read_parquet(path: Path) -> Candidates:
+def _read_parquet(path: Path, separators: Mapping[str, str]) -> Candidates:
     try:
         import pyarrow.parquet  # not at the top: of the many that score, few score Parquet
     except ImportError as error:
@@ -107,7 +111,10 @@ def _read_parquet(path: Path) -> Candidates:
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
     columns = {
-        name: [_to_text(value, path, row, name) for row, value in enumerate(table.column(name).to_pylist(), start=1)]
+        name: [
+            _to_text(value, path, row, name, separators)
+            for row, value in enumerate(table.column(name).to_pylist(), start=1)
+        ]
         for name in table.column_names
     }
     return Candidates(columns, table.num_rows, 1)
@@ -137,19 +144,27 @@ def _read_json_lines(path: Path) -> list[Any]:
     return objects
 
 
-def _from_objects(path: Path, objects: Sequence[Any]) -> Candidates:
+def _from_objects(path: Path, objects: Sequence[Any], separators: Mapping[str, str]) -> Candidates:
     for row, item in enumerate(objects, start=1):
         if not isinstance(item, dict):
             raise UserError(f"{path}: row {row}: not an object of columns")
     names = dict.fromkeys(name for item in objects for name in item)
     columns = {
-        name: [_to_text(item.get(name), path, row, name) for row, item in enumerate(objects, start=1)] for name in names
+        name: [_to_text(item.get(name), path, row, name, separators) for row, item in enumerate(objects, start=1)]
+        for name in names
     }
     return Candidates(columns, len(objects), 1)
 
 
-def _to_text(value: Any, path: Path, row: int, column: str) -> str:
+def _texts(values: Sequence[Any], path: Path, column: str, separators: Mapping[str, str]) -> list[str]:
+    """A column's fields, the first of which is of row 1."""
+    return [_to_text(value, path, row, column, separators) for row, value in enumerate(values, start=1)]
+
+
+def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[str, str]) -> str:
     """As it would stand in a raw file."""
+    if isinstance(value, list) and column in separators:
+        return separators[column].join(_to_text(item, path, row, column, {}) for item in value)
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -5,17 +5,17 @@ A score depends on nothing but its candidate: neither on the order nor on the nu
 """
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app import checkpoint, loop, progress, ranking, resume, runtime, session
-from app.batch import Batch, OneHotBatches, Rows
+from app.batch import Rows
 from app.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
 from app.config import CONFIG_DIR
 from app.config.recommend import RecommendConfig, validate_recommend
+from app.data import BatchMaker
 from app.session import Session
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
@@ -68,10 +68,11 @@ def main(config: RecommendConfig) -> int:
 def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
     """The candidates with all columns that the model reads."""
     path, label = Path(config.candidates), encoder.schema.label
-    candidates = read_candidates(path, encoder.raw_columns, label)
+    form = (encoder.raw_columns, label, encoder.separators)
+    candidates = read_candidates(path, *form)
     if config.user is not None:
         user = Path(config.user)
-        candidates = with_user(candidates, read_candidates(user, encoder.raw_columns, label), user)
+        candidates = with_user(candidates, read_candidates(user, *form), user)
     wanted = (*encoder.schema.dense, *encoder.schema.sparse)
     ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
     if ignored:
@@ -88,16 +89,12 @@ def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int
 
 def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
-    rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse)
-    make = OneHotBatches(list(session.manifest.num_embeddings), PIECE_ROWS)
-
-    def pieces() -> Iterator[Batch]:
-        for start in range(0, len(order), PIECE_ROWS):
-            mine = order[start : start + PIECE_ROWS]
-            yield make.batch(Rows(rows.labels[mine], rows.dense[mine], rows.sparse[mine]))
-
+    rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
+    make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
+    starts = range(0, len(order), PIECE_ROWS)
+    pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
     session.model.eval()
-    found, _ = loop.predict(session.on_device(pieces()), session.forward)
+    found, _ = loop.predict(session.on_device(pieces), session.forward)
     logits = np.empty(len(order), np.float32)
     logits[order] = found.numpy()
     return logits

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.dense import DenseRange, transform_dense
-from data_prep.fields import parse_fields
+from data_prep.fields import parse_fields, text_separators
 from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
 from data_prep.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
@@ -138,6 +138,11 @@ class Encoder:
     def raw_columns(self) -> tuple[str, ...]:
         """Names of all columns of a raw file, in its order."""
         return self.schema.columns if self._table is None else self._table.names
+
+    @property
+    def separators(self) -> dict[str, str]:
+        """What stands between the values of each multi-valued column where rows are given as text."""
+        return text_separators(self._table)
 
     def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
         """Parse unlabelled rows given as columns of text; see `data_prep.fields.parse_fields`."""

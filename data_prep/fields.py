@@ -11,6 +11,13 @@ from data_prep.schema import Schema
 from data_prep.table import Table
 from data_prep.table_text import parse_table
 
+LIST_SEPARATOR = "\x1f"  # ASCII's unit separator: between the values of a column that holds lists in its files
+
+
+def text_separators(table: Table | None) -> dict[str, str]:
+    """What stands between the values of each multi-valued column, in text."""
+    return {} if table is None else {name: text or LIST_SEPARATOR for name, text in table.separators}
+
 
 def parse_fields(
     columns: Mapping[str, Sequence[str]], schema: Schema, table: Table | None, name: str, first_row: int
@@ -37,5 +44,5 @@ def parse_fields(
         return parse_bytes(text.encode(), name, schema, labelled=False, first_row=first_row)
     lines = io.StringIO()
     csv.writer(lines, delimiter=table.delimiter, lineterminator="\n").writerows(rows)
-    table = replace(table, header=True, names=names)
+    table = replace(table, header=True, names=names, separators=tuple(text_separators(table).items()), is_parquet=False)
     return parse_table(lines.getvalue().encode(), table, name, first_row, labelled=False)

@@ -67,7 +67,7 @@ class Split:
         self.features = list(manifest.num_embeddings)
         self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size = config, rank, world_size
-        self._ragged, self._tables = manifest.ragged, _open_tables(root, manifest, config)
+        self._maker = BatchMaker(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
         """Whole global batches in an epoch; the rows left over are dropped (others in each epoch)."""
@@ -95,10 +95,7 @@ class Split:
         self, order: Order, global_batch_size: int, first: int, last: int, counts: list[int]
     ) -> Iterator[Batch]:
         """Cut the stream of this process's rows into batches of `counts` rows, padded to equal size."""
-        local = global_batch_size // self._world_size
-        batches: OneHotBatches | MultiHotBatches = OneHotBatches(self.features, local)
-        if self._ragged or self._tables:
-            batches = MultiHotBatches(self.features, self._ragged, self._tables, local)
+        batches = self._maker.of_size(global_batch_size // self._world_size)
         window = self._shards.read([], np.empty(0, np.int64))
         stream, used = self._windows(order, global_batch_size, first, last), 0
         for count in counts:
@@ -134,16 +131,22 @@ class Split:
                 yield pending.result()
 
 
-def _open_tables(root: Path, manifest: Manifest, config: DataConfig) -> MultiHotTables | None:
-    """What expands ids while they are read, if the configuration asks for that.
+class BatchMaker:
+    """Makes batches of a dataset's rows: one id a bag, bags of the rows' own, or bags that ids are expanded to."""
 
-    Raises:
-        UserError: it cannot.
-    """
-    bags = multi_hot_bags(config)
-    if bags is None:
-        return None
-    if manifest.ragged:
-        raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
-    directory = Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
-    return MultiHotTables.open(directory, list(manifest.num_embeddings.values()), bags)
+    def __init__(self, root: Path, manifest: Manifest, config: DataConfig) -> None:
+        """Raises UserError if the configuration asks for bags that these rows cannot have."""
+        self._features, self._ragged = list(manifest.num_embeddings), manifest.ragged
+        self._tables: MultiHotTables | None = None
+        bags = multi_hot_bags(config)
+        if bags is not None:
+            if manifest.ragged:
+                raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
+            directory = Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
+            self._tables = MultiHotTables.open(directory, list(manifest.num_embeddings.values()), bags)
+
+    def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
+        """For batches of so many rows, the last ones padding."""
+        if self._ragged or self._tables:
+            return MultiHotBatches(self._features, self._ragged, self._tables, local_batch_size)
+        return OneHotBatches(self._features, local_batch_size)

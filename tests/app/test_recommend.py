@@ -99,6 +99,55 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     assert logits(scenario)["ad 3"] == logits(expected)["4"]
 
 
+def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"rating": int(rng.integers(1, 6)), "age": int(rng.integers(10, 70)), "user": f"u{rng.integers(30)}",
+         "genres": [f"g{g}" for g in rng.choice(8, rng.integers(0, 4), replace=False)]}
+        for _ in range(400)
+    ]  # fmt: skip
+    with open(tmp_path / "raw.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["rating", "age", "user", "genres"])
+        writer.writeheader()
+        writer.writerows({**row, "genres": "|".join(row["genres"])} for row in rows)
+    (tmp_path / "schema.yaml").write_text(
+        'label: {column: rating, rule: ">= 4"}\ndense: [age]\nsparse: [user, {column: genres, separator: "|"}]\n'
+    )
+    preprocess(config(f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", "data=custom",
+                      f"data.schema={tmp_path}/schema.yaml"))  # fmt: skip
+    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
+    test = rows[-summary["samples"] :]
+    lists = [{key: row[key] for key in ("age", "user", "genres")} for row in test]
+    (tmp_path / "lists.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lists))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(lists), tmp_path / "lists.parquet")
+    with open(tmp_path / "text.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["age", "user", "genres"])
+        writer.writeheader()
+        writer.writerows({**item, "genres": "|".join(item["genres"])} for item in lists)
+    ranked = ranking(run_app, tmp_path, "lists.jsonl")
+    labels = [int(test[int(candidate["candidate"]) - 1]["rating"] >= 4) for candidate in ranked]
+    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(summary["logloss"], rel=1e-6)
+    for name in ("text.csv", "lists.parquet"):
+        assert ranking(run_app, tmp_path, name) == ranked, name
+
+
+def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: Path) -> None:
+    text = oracle.make_rows(400, seed=4)
+    (tmp_path / "raw.tsv").write_bytes(text)
+    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=4", "eval.split=test",
+                   f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", ""))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
+    lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]
+    (tmp_path / "test.tsv").write_text("".join(lines))
+    ranked = ranking(run_app, tmp_path, "test.tsv")
+    labels = [int(lines[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
+    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(summary["logloss"], rel=1e-6)
+
+
 def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path: Path) -> None:
     known = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
     strange = [*known]
