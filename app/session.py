@@ -104,10 +104,14 @@ class Session:
             "bayes": manifest.extra.get("bayes"),
         }
 
-    def describe_tables(self) -> dict[str, dict[str, int]]:
-        """Size of each table, whole; bytes are of its weights alone."""
+    def describe_tables(self) -> dict[str, dict[str, Any]]:
+        """Size of each table, whole, and how much is looked up in it; bytes are of its weights alone."""
+        bag_sizes, arch = planning.bag_sizes_of(self.config, self.manifest), self.model.module.sparse_arch
+        features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
         return {
             name: {
+                "features": len(features[name]),
+                "ids_per_sample": sum(bag_sizes[feature] for feature in features[name]),
                 "num_embeddings": weight.size(0),
                 "embedding_dim": weight.size(1),
                 "bytes": weight.size(0) * weight.size(1) * weight.dtype.itemsize,

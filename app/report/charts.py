@@ -8,7 +8,7 @@ import numpy as np
 
 from app.report.read import RunFiles
 from app.report.thin import MOST_POINTS, least_and_greatest
-from app.report.verdict import baseline
+from app.report.verdict import baseline, truth
 
 MIB = 2**20
 
@@ -71,7 +71,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
     """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
     split = str(run.evaluation.get("split") or "test")
     constant = baseline(run.evaluation.get("base_rate"))
-    bayes = run.manifest["dataset"].get("bayes") or {}
+    known = truth(run)
     published = run.config.get("published") or {}
     charts = []
     for key, title, y, train in (
@@ -85,7 +85,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             chart.series.append(_of(run, "train", train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
         chart.series.append(_of(run, "eval", key, f"test ({split})", 1, kind="points"))
-        for name, value, color in (("majority class", constant[key], 3), ("planted truth", bayes.get(key), 2),
+        for name, value, color in (("majority class", constant[key], 3), ("planted truth", known.get(key), 2),
                                    ("published", published.get(key), 4)):  # fmt: skip
             if value is not None and run.steps and not (key == "auc" and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))

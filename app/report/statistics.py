@@ -1,5 +1,6 @@
 """Is a difference more than noise: Welch's test over runs, and a ratio of speeds with its interval."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 Values = Sequence[float] | NDArray[np.float64]
 
 CONFIDENCE = 0.95
-NODES = 400  # of the quadrature for Student's t
+NODES = 200  # of the quadrature for Student's t
 
 
 class Difference(NamedTuple):
@@ -84,7 +85,7 @@ def t_two_sided(t: float, df: float) -> float:
     start = math.atan(abs(t) / math.sqrt(df))
     # Beyond `end` the integrand is below 1e-16 of its greatest, at `start`.
     end = min(math.pi / 2, math.acos(math.cos(start) * 10 ** (-16 / max(df - 1, 1e-9)))) if df > 1 else math.pi / 2
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    nodes, weights = _nodes()
     angles = start + (end - start) * (nodes + 1) / 2
     constant = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
     return min(1.0, float(2 * constant * (weights * np.cos(angles) ** (df - 1)).sum() * (end - start) / 2))
@@ -99,6 +100,12 @@ def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if t_two_sided(middle, df) > 1 - confidence else (low, middle)
     return high
+
+
+@functools.cache
+def _nodes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    return nodes, weights
 
 
 def _degrees(parts: Sequence[float], sizes: Sequence[int]) -> float:

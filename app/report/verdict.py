@@ -29,6 +29,24 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
     return {"auc": 0.5, "ne": 1.0, "logloss": entropy, "accuracy": max(base_rate, 1 - base_rate)}
 
 
+def truth(run: RunFiles) -> dict[str, Any]:
+    """What the planted truth of a synthetic dataset scores, and `of` what; empty without one.
+
+    On the labels that were drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
+    """
+    bayes = run.manifest["dataset"].get("bayes")
+    if not bayes:
+        return {}
+    split = run.evaluation.get("split")
+    scores = (bayes.get("splits") or {}).get(split) or {}
+    entropy = baseline(run.evaluation.get("base_rate"))["logloss"]
+    if scores.get("sampled_auc") is None or entropy is None:
+        return {**{key: bayes.get(key) for key in FIGURES}, "of": f"all {count(bayes.get('rows'))} rows"}
+    logloss = scores["sampled_logloss"]
+    return {"auc": scores["sampled_auc"], "ne": logloss / entropy, "logloss": logloss, "accuracy": None,
+            "of": f"the same {count(scores['rows'])} rows"}  # fmt: skip
+
+
 def comparisons(run: RunFiles) -> list[Row]:
     """This run, the constant predictor, the planted truth and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
@@ -39,10 +57,9 @@ def comparisons(run: RunFiles) -> list[Row]:
     rows = [Row("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
     constant = baseline(evaluation.get("base_rate"))
     rows.append(Row("Majority class", constant, None, "the base rate predicted for everybody: what must be beaten"))
-    if bayes := run.manifest["dataset"].get("bayes"):
-        truth = {key: bayes.get(key) for key in FIGURES}
-        remark = f"the true probabilities, over all {count(bayes.get('rows'))} rows: nobody can do better"
-        rows.append(Row("Planted truth", truth, None, remark))
+    if known := truth(run):
+        remark = f"the true probabilities of {known.pop('of')}: what nobody can beat but by luck"
+        rows.append(Row("Planted truth", known, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
         rows.append(Row("Published", {key: published.get(key) for key in FIGURES},
@@ -87,10 +104,10 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
          f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
-    if bayes := run.manifest["dataset"].get("bayes"):
-        gap, ne_gap = bayes["auc"] - auc, ne - bayes["ne"]
-        said.append(("plain", f"Gap to the planted truth: AUC {gap:.4f} below its {bayes['auc']:.4f}, "
-                              f"NE {ne_gap:.4f} above its {bayes['ne']:.4f}."))  # fmt: skip
+    if known := truth(run):
+        gap, ne_gap = known["auc"] - auc, ne - known["ne"]
+        said.append(("plain", f"Gap to the planted truth: AUC {gap:.4f} below its {known['auc']:.4f}, "
+                              f"NE {ne_gap:.4f} above its {known['ne']:.4f}."))  # fmt: skip
     return said
 
 

@@ -1,0 +1,85 @@
+"""Runs' directories with known figures, as app.run leaves them."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.curves import click_curves
+from app.meter import step_time_histogram, throughput
+from app.metrics import click_metrics
+from app.provenance import describe_run
+from common.cli import compose_config
+
+MANIFEST = {"format": "clickwork-run", **describe_run(), "from_step": 0, "earlier": []}
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    return to_plain(compose_config(AppConfig, CONFIG_DIR, ["run.name=x", *overrides]))
+
+
+def write_run(
+    directory: Path,
+    *overrides: str,
+    steps: int = 100,
+    every: int = 10,
+    seed: int = 0,
+    step_ms: float = 10.0,
+    gain: float = 1.0,
+    world_size: int = 1,
+    platform: str = "cpu",
+    status: str = "completed",
+    bayes: dict[str, Any] | None = None,
+    manifest: dict[str, Any] | None = None,
+) -> Path:
+    """A run whose logits know the labels by `gain`, whose steps take about `step_ms`."""
+    config = copy.deepcopy(_composed(overrides))
+    config["run"] = {"name": directory.name, "dir": f"runs/{directory.name}"}
+    config["train"]["seed"] = seed
+    rng = np.random.default_rng([seed, round(1e6 * gain)])
+    labels = (rng.random(4000) < 0.25).astype(np.float32)
+    logits = (rng.standard_normal(4000) + gain * labels - 1.5).astype(np.float32)
+    seconds = (step_ms / 1e3 * rng.uniform(0.95, 1.05, steps)).astype(np.float32)
+    batch = config["train"]["global_batch_size"]
+    dataset = {"path": "data/x", "digest": "d" * 64, "rows": {"train": 10_000, "val": 4000}, "label_rate": 0.25,
+               "encoding": "vocabulary", "sources": ["day_0.tsv"], "bayes": bayes}  # fmt: skip
+    made = {**copy.deepcopy(MANIFEST), "dataset": dataset, "seeds": {"train.seed": seed}, "world_size": world_size,
+            "platform": platform, "num_threads": 1, **(manifest or {})}  # fmt: skip
+    made["tables"] = {"t_a": {"features": 1, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16,
+                              "bytes": 64_000}}  # fmt: skip
+    made["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
+    losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
+    events = [
+        {"event": "train", "step": step, "samples": step * batch, "seconds": step * step_ms / 1e3, "epoch": 0,
+         "steps": every, "loss": float(losses[step - every : step].mean()),
+         "logloss": float(losses[step - every : step].mean()), "accuracy": 0.75, "lr": 0.01,
+         "samples_per_second": float(batch * every / seconds[step - every : step].sum()),
+         "input_wait_fraction": 0.01, "host_bytes": 5e8, "device_bytes": None}
+        for step in range(every, steps + 1, every)
+    ]  # fmt: skip
+    evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
+    events.append({"event": "eval", "step": steps, "samples": steps * batch, "seconds": 9.0, "eval_samples": 4000,
+                   **{k: v for k, v in evaluation.items() if k != "samples"}})  # fmt: skip
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    (directory / "manifest.json").write_text(json.dumps(made))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    curves = {"step": steps, "split": "val", **click_curves(logits, labels)}
+    (directory / "curves.json").write_text(json.dumps(curves))
+    (directory / "step_times.json").write_text(json.dumps(step_time_histogram(seconds)))
+    summary = {
+        "status": status, "steps": steps, "samples": steps * batch, "world_size": world_size,
+        "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100}, "train": {"logloss": 0.46},
+        "eval": {"step": steps, **evaluation}, "throughput": throughput(seconds, 0.1, batch, world_size, 0),
+        "memory": {"host_peak_bytes": 6e8, "device_peak_bytes": None}, "power": None,
+        "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},
+        "digest": {"parameters": f"{seed}{gain}{platform}", "losses": "l"},
+    }  # fmt: skip
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory

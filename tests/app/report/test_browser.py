@@ -1,0 +1,184 @@
+"""Reports in a real browser: Debian's Chromium, headless. Skipped, and said so, where there is none."""
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from app.report import write_report
+from app.report.read import read_run
+from app.report.side_by_side import Comparison
+from tests.app.report.conftest import LongRun
+from tests.app.report.runs import write_run
+from tests.browser import browser, emulate, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()}: reports are not looked at in a browser")
+
+RESPONSIVE_MS = 1000  # this machine's cores are shared; a page that scans 200,000 points at a move takes longer
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    with browser() as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_run(tmp_path_factory.mktemp("runs") / "seen", steps=300))
+
+
+def load(driver: webdriver.Chrome, page: Path, width: int = 1280, dark: bool = False) -> None:
+    driver.get_log("browser")
+    driver.get_log("performance")
+    emulate(driver, width, 900, dark)
+    driver.get(page.resolve().as_uri())
+    driver.execute_script("try { localStorage.clear() } catch {}")
+
+
+def requests(driver: webdriver.Chrome) -> list[str]:
+    """Every address that was asked for, the pictures inside the page left out."""
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in asked if not url.startswith("data:")]
+
+
+def picture(element: WebElement) -> np.ndarray:
+    """Pixels [height, width, 3] as they are seen."""
+    return np.asarray(Image.open(io.BytesIO(element.screenshot_as_png)).convert("RGB"), dtype=np.int64)
+
+
+def near(pixels: np.ndarray, color: str) -> int:
+    """How many pixels have nearly a colour, written #rrggbb."""
+    wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(pixels - wanted).sum(axis=2) < 40).sum())
+
+
+def css(driver: webdriver.Chrome, name: str) -> str:
+    return str(driver.execute_script(f"return getComputedStyle(document.documentElement).getPropertyValue('{name}')"))
+
+
+def test_it_loads_alone_and_in_silence(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report)
+    assert requests(driver) == [report.resolve().as_uri()]
+    assert driver.get_log("browser") == []
+    assert driver.title == "seen"
+    assert driver.find_element(By.CSS_SELECTOR, ".badge").text == "completed"
+
+
+def test_charts_are_drawn_in_their_colours(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report)
+    charts = driver.find_elements(By.CSS_SELECTOR, "[data-chart]")
+    assert len(charts) == 13
+    first = css(driver, "--c0")
+    for chart in charts:
+        name = chart.get_attribute("data-chart")
+        color = css(driver, "--c1") if name in ("auc", "ne", "input_wait") else first
+        canvas = chart.find_element(By.TAG_NAME, "canvas")
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        assert near(picture(canvas), color) > 25, name
+
+
+def test_the_line_is_where_the_numbers_are(driver: webdriver.Chrome, report: Path) -> None:
+    """Train logloss falls: the line is high on the left and low on the right."""
+    load(driver, report)
+    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
+    wanted = np.array([int(css(driver, "--c0")[i : i + 2], 16) for i in (1, 3, 5)])
+    rows, columns = np.nonzero(np.abs(pixels - wanted).sum(axis=2) < 40)
+    left, right = rows[columns < np.quantile(columns, 0.1)], rows[columns > np.quantile(columns, 0.9)]
+    assert left.mean() < right.mean() - 20
+
+
+def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report, dark=True)
+    button, body = driver.find_element(By.ID, "theme"), driver.find_element(By.TAG_NAME, "body")
+    canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
+    seen = {}
+    for expected in ("system", "light", "dark"):
+        assert button.text == f"Theme: {expected}"
+        canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
+        seen[expected] = (body.value_of_css_property("background-color"), picture(canvas).mean())
+        assert near(picture(canvas), css(driver, "--c0")) > 25
+        button.click()
+    assert seen["system"] == seen["dark"]
+    assert seen["light"][1] > 200 > 80 > seen["dark"][1]
+
+
+def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report)
+    manifest = driver.find_element(By.XPATH, "//details[contains(., 'manifest.json')]")
+    assert not manifest.find_element(By.TAG_NAME, "pre").is_displayed()
+    manifest.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    assert manifest.find_element(By.TAG_NAME, "pre").is_displayed()
+    numbers = driver.find_element(By.CSS_SELECTOR, "[data-table=logloss]")
+    assert not numbers.find_elements(By.TAG_NAME, "table")
+    numbers.find_element(By.TAG_NAME, "summary").click()
+    rows = [row.text.split() for row in numbers.find_elements(By.CSS_SELECTOR, "tbody tr")]
+    train = read_run(report.parent).of_kind("train")
+    shown = {int(row[0]): row[1] for row in rows}
+    assert all(float(shown[event["step"]]) == pytest.approx(event["logloss"], rel=1e-4) for event in train)
+
+
+def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report)
+    chart = driver.find_element(By.CSS_SELECTOR, "[data-chart=logloss]")
+    assert "Arrow keys" in (chart.get_attribute("aria-label") or "")
+    chart.send_keys(Keys.ARROW_LEFT)
+    told = driver.find_element(By.CSS_SELECTOR, "[data-reading=logloss]").get_attribute("textContent") or ""
+    assert told.startswith("step 300: train 0.4")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_a_narrow_screen_needs_no_sideways_scrolling(width: int, driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report, width=width)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_it_prints_light_on_few_pages(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report, dark=True)
+    printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert len(printed["data"]) > 50_000
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return document.documentElement.dataset.theme") is None  # as it was before
+
+
+@pytest.mark.slow
+def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_run: LongRun) -> None:
+    page = write_report(long_run.directory)
+    began = time.perf_counter()
+    load(driver, page)
+    assert time.perf_counter() - began < 10
+    redraw = "const began = performance.now(); document.getElementById('theme').click(); " \
+             "return performance.now() - began"  # fmt: skip
+    assert driver.execute_script(redraw) < RESPONSIVE_MS  # all charts anew
+    move = """
+        const over = document.querySelector("#logloss .u-over"), box = over.getBoundingClientRect();
+        const began = performance.now();
+        for (let i = 0; i < 50; i++) over.dispatchEvent(new MouseEvent("mousemove", {
+          clientX: box.left + i * box.width / 50, clientY: box.top + 50, bubbles: true}));
+        return (performance.now() - began) / 50;"""
+    assert driver.execute_script(move) < RESPONSIVE_MS / 20
+    assert driver.get_log("browser") == []
+
+
+def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / f"r{lr}", f"optimizer.lr={lr}", seed=n)) for n, lr in enumerate((0.01, 0.02))]
+    page = tmp_path / "compare.html"
+    page.write_text(Comparison(runs, 0.001, 0.01).page(tmp_path))
+    load(driver, page)
+    assert requests(driver) == [page.resolve().as_uri()]
+    assert driver.get_log("browser") == []
+    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
+    assert min(near(pixels, css(driver, name)) for name in ("--c0", "--c1")) > 25
+    marked = driver.find_element(By.CSS_SELECTOR, ".differing td")
+    plain = driver.find_element(By.CSS_SELECTOR, "#main table td")
+    assert marked.value_of_css_property("background-color") != plain.value_of_css_property("background-color")

@@ -1,0 +1,133 @@
+"""Several runs side by side: what is the same, what is significant, what agrees."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from app.config import CONFIG_DIR, ReportConfig
+from app.report.__main__ import main
+from app.report.compare import compare_auc, compare_platforms, compare_sizes, compare_speed
+from app.report.groups import differences, group
+from app.report.read import RunFiles, read_run
+from app.report.side_by_side import Comparison
+from common.cli import compose_config
+from common.errors import UserError
+from tests.app.report.runs import write_run
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
+    """Two learning rates, four seeds each; the second is better and 1.5 times faster."""
+    root = tmp_path_factory.mktemp("sweep")
+    return [
+        read_run(write_run(root / f"lr{lr}-{seed}", f"optimizer.lr={lr}", seed=seed, gain=gain, step_ms=step_ms))
+        for lr, gain, step_ms in ((0.01, 1.0, 15.0), (0.02, 1.4, 10.0))
+        for seed in range(4)
+    ]
+
+
+def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
+    groups = group(sweep)
+    assert [(entry.label, len(entry.runs)) for entry in groups] == [("A", 4), ("B", 4)]
+    differing, same = differences(sweep)
+    assert set(differing) == {"optimizer.lr", "train.seed"}
+    assert differing["optimizer.lr"] == ["0.01"] * 4 + ["0.02"] * 4
+    assert same["versions.torch"]
+
+
+def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
+    assert len(group(runs)) == 2
+    assert differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
+
+
+def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
+    first, second = group(sweep)
+    speed = compare_speed(first, second)
+    assert speed is not None
+    assert speed.over == "4 and 4 runs"
+    assert speed.ratio.ratio == pytest.approx(1.5, rel=0.01)
+    assert speed.ratio.low is not None
+    assert 1.45 < speed.ratio.low < speed.ratio.ratio
+    auc = compare_auc(first, second)
+    assert auc is not None
+    aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
+    assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
+    said = " ".join(text for _, text in Comparison(sweep, 0.001, 0.01).sentences())
+    assert "significant (p =" in said
+    assert "not significant" not in said
+
+
+def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
+    said = [text for _, text in Comparison([sweep[0], sweep[4]], 0.001, 0.01).sentences()]
+    assert "stretches within one run each" in said[0]
+    assert "95% interval" in said[0]
+    assert "a test over seeds takes two of either" in said[1]
+
+
+def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
+    again = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
+    first, second = group([sweep[0], again, sweep[4], sweep[5]])
+    auc = compare_auc(first, second)
+    assert auc is not None
+    assert auc.seeds == (1, 2)
+    assert auc.difference.p is None
+
+
+def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
+    hardware = {"hardware": {"devices": [{"name": "X"}]}, "versions": {"torch": "2.13+rocm"}}
+    cuda = read_run(write_run(tmp_path / "cuda", "runtime.platform=cuda", platform="cuda"))
+    rocm = read_run(write_run(tmp_path / "rocm", "runtime.platform=rocm", platform="rocm", manifest=hardware))
+    (parity,) = compare_platforms([cuda, rocm], 0.001, 0.01)
+    assert (parity.verdict, parity.agrees, parity.auc, parity.loss) == ("agree", True, 0.0, 0.0)
+    off = read_run(write_run(tmp_path / "off", platform="rocm", gain=1.05, manifest=hardware))
+    (parity,) = compare_platforms([cuda, off], 0.001, 0.01)
+    assert (parity.verdict, parity.agrees) == ("differ", False)
+    expected = np.mean([abs(a["loss"] - b["loss"]) / a["loss"]
+                        for a, b in zip(cuda.of_kind("train"), off.of_kind("train"), strict=True)])  # fmt: skip
+    assert parity.loss == pytest.approx(expected)
+    shorter = read_run(write_run(tmp_path / "shorter", platform="rocm", steps=50))
+    (parity,) = compare_platforms([cuda, shorter], 0.001, 0.01)
+    assert parity.agrees is None
+    for number, other in enumerate(({"seed": 1}, {"world_size": 2})):
+        run = read_run(write_run(tmp_path / f"other{number}", platform="rocm", **other))
+        assert compare_platforms([cuda, run], 0.001, 0.01) == []
+        said = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]
+        assert any("No parity verdict for cuda and rocm" in text for text in said)
+
+
+def test_scaling_efficiency_is_strong_or_weak(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "one", step_ms=10))
+    two = read_run(write_run(tmp_path / "two", step_ms=6, world_size=2))
+    four = read_run(write_run(tmp_path / "four", "train.global_batch_size=2048", step_ms=12, world_size=4))
+    base, strong, weak = compare_sizes([four, two, one])
+    assert (base.run.name, base.kind, base.efficiency) == ("one", "base", 1)
+    assert (strong.kind, weak.kind) == ("strong", "weak")
+    assert strong.efficiency == pytest.approx(10 / 6 / 2, rel=0.01)
+    assert weak.efficiency == pytest.approx(10 / 12, rel=0.01)
+
+
+def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path) -> None:
+    page = Comparison(sweep, 0.001, 0.01).page(tmp_path)
+    differing = page.split('<div class="differing">')[1].split("</table>")[0]
+    assert "optimizer.lr" in differing
+    assert "model.embedding_dim" not in differing
+    assert "model.embedding_dim" in page
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("[]", "give at least one run"),
+        ("[a,a]", "names a run twice"),
+        ("[nothing]", "run=nothing: not a run's directory"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_show(
+    runs: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))

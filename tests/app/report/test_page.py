@@ -1,0 +1,108 @@
+"""The report as a file: of a real run, whole, alone, small."""
+
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from app.report import write_report
+from app.report.thin import MOST_POINTS
+from tests.app.conftest import SMALL, Command
+from tests.app.report.conftest import LongRun
+from tests.app.report.runs import write_run
+
+CHARTS = ["logloss", "accuracy", "auc", "ne", "calibration", "scores", "roc", "pr", "lr", "throughput", "step_times",
+          "input_wait", "memory", "power"]  # fmt: skip
+MOST_BYTES = 2_000_000
+
+
+class Page(html.parser.HTMLParser):
+    """What a page refers to, its text and its charts' numbers."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.text = ""
+        self.ids: list[str] = []
+        self._inside = ""
+        self.feed(text)
+        found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+        assert found
+        self.charts = json.loads(found[1])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        values = dict(attrs)
+        self.references += [str(values[key]) for key in ("src", "href", "action", "data", "srcset") if key in values]
+        self.ids += [str(values["id"])] if "id" in values else []
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
+    done = run_app("train", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert "report: runs/real/report.html" in done.stderr
+    page = Page((tmp_path / "runs/real/report.html").read_text())
+    assert set(page.references) <= {"data:,", "#main"}
+    assert sorted(page.charts) == sorted(CHARTS)
+    summary = json.loads((tmp_path / "runs/real/summary.json").read_bytes())
+    for figure in (f"{summary['eval']['auc']:.4f}", f"{summary['eval']['ne']:.4f}",
+                   f"{summary['throughput']['samples_per_second']:,.0f}"):  # fmt: skip
+        assert figure in page.text
+    events = [json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()]
+    train = [event for event in events if event["event"] == "train"]
+    drawn = {key: {s["name"]: s for s in page.charts[key]["series"]} for key in CHARTS}
+    assert drawn["logloss"]["train"]["y"] == pytest.approx([event["logloss"] for event in train], rel=1e-5)
+    assert drawn["accuracy"]["train"]["y"] == pytest.approx([event["accuracy"] for event in train], rel=1e-5)
+    assert drawn["accuracy"]["train"]["y"] == [pytest.approx(round(64 * y) / 64) for y in
+                                               drawn["accuracy"]["train"]["y"]]  # fmt: skip
+    assert drawn["auc"]["test (val)"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
+    assert sum(drawn["step_times"]["steps"]["y"]) == len(train) - 10
+    assert all(f"t_cat_{i}" in page.text for i in range(3))
+    assert "make verify RUN=" in page.text
+    assert "not measured" in page.text  # power
+
+
+def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    cut = run_app("train", *SMALL, f"data.path={dataset}", "run.name=cut", "train.max_minutes=0.00001")
+    assert cut.returncode == 75, cut.stderr
+    assert "Interrupted after" in (tmp_path / "runs/cut/report.html").read_text()
+    burst = run_app("train", *SMALL, f"data.path={dataset}", "run.name=burst", "optimizer=sgd", "optimizer.lr=1e30")
+    assert burst.returncode == 2, burst.stderr
+    page = (tmp_path / "runs/burst/report.html").read_text()
+    assert "Failed after" in page
+    assert "the loss is" in page
+
+
+@pytest.mark.slow
+def test_200_000_steps_stay_small_and_keep_their_peak(long_run: LongRun) -> None:
+    path = write_report(long_run.directory)
+    assert path.stat().st_size < MOST_BYTES
+    page = Page(path.read_text())
+    (train,) = [series for series in page.charts["logloss"]["series"] if series["name"] == "train"]
+    assert len(train["x"]) <= MOST_POINTS
+    assert train["y"][train["x"].index(long_run.step)] == long_run.peak
+    assert "drawn as the least and the greatest" in page.text
+
+
+def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    run = write_run(tmp_path / "run", manifest={"image": evil, "argv": ["train.py", f"run.name={evil}"]})
+    text = write_report(run).read_text()
+    assert evil not in text
+    assert evil in Page(text).text
+
+
+def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None:
+    text = write_report(write_run(tmp_path / "run")).read_text()
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    told = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
+    assert len(told) == len(CHARTS) - 1  # power was not measured
+    assert all("least" in words for words in told)

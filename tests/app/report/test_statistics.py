@@ -1,0 +1,63 @@
+"""Tests of significance and intervals, against SciPy and by simulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from app.report.statistics import batch_means, speed_ratio, t_quantile, t_two_sided, welch
+
+
+@pytest.mark.parametrize("df", [1, 1.3, 2, 3.7, 10, 57.2, 1000, 1e5])
+@pytest.mark.parametrize("t", [0.0, 0.01, 0.7, 2.5, 12.0])
+def test_students_t_is_scipys(t: float, df: float) -> None:
+    assert t_two_sided(t, df) == pytest.approx(2 * stats.t.sf(t, df), rel=1e-6, abs=1e-12)
+    assert t_two_sided(-t, df) == t_two_sided(t, df)
+
+
+@pytest.mark.parametrize("df", [1, 2.4, 9, 250])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_quantiles_are_scipys(df: float, confidence: float) -> None:
+    assert t_quantile(df, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, df), rel=1e-5)
+
+
+values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss occurred")  # SciPy's, of values that hardly differ
+@given(values, values)
+def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
+    ours = welch(first, second)
+    if np.ptp(first) == np.ptp(second) == 0:
+        assert ours.p == (1.0 if first[0] == second[0] else 0.0)
+        return
+    theirs = stats.ttest_ind(second, first, equal_var=False)
+    interval = theirs.confidence_interval(0.95)
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+
+
+def test_one_value_on_a_side_has_no_test() -> None:
+    assert welch([0.7], [0.71, 0.72]) == (pytest.approx(0.015), None, None, None)
+    assert speed_ratio([2.0], [1.0, 1.0]) == (2.0, None, None)
+
+
+def test_the_interval_of_a_speed_ratio_covers_it() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        first, second = 2.0 * rng.normal(1, 0.05, 5), rng.normal(1, 0.15, 8)
+        ratio = speed_ratio(first, second)
+        assert ratio.low is not None
+        assert ratio.high is not None
+        covered += ratio.low <= 2.0 <= ratio.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_batch_means_keep_the_total_and_are_few() -> None:
+    seconds, samples = np.arange(1.0, 101), np.full(100, 10.0)
+    means = batch_means(seconds, samples)
+    assert len(means) == 20
+    assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
+    assert len(batch_means(seconds[:3], samples[:3])) == 1

@@ -1,0 +1,107 @@
+"""What a report says first, against scikit-learn's own constant predictor."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+
+from app.report.read import RunFiles, read_run
+from app.report.verdict import baseline, comparisons, sentences
+from common.errors import UserError
+from tests.app.report.runs import write_run
+
+PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
+
+
+def said(run: RunFiles, *words: str) -> tuple[str, str]:
+    """The one sentence that has these words, with its kind."""
+    (found,) = [(kind, text) for kind, text in sentences(run) if all(word in text for word in words)]
+    return found
+
+
+def test_the_majority_class_is_scikit_learns_dummy() -> None:
+    labels = (np.random.default_rng(0).random(1000) < 0.2).astype(int)
+    nothing = np.zeros((1000, 1))
+    dummy = DummyClassifier(strategy="prior").fit(nothing, labels)
+    preds = dummy.predict_proba(nothing)[:, 1]
+    ours = baseline(float(labels.mean()))
+    assert ours["accuracy"] == pytest.approx(accuracy_score(labels, dummy.predict(nothing)))
+    assert ours["logloss"] == pytest.approx(log_loss(labels, preds))
+    assert ours["auc"] == roc_auc_score(labels, preds)
+    assert ours["ne"] == 1
+
+
+def test_a_run_better_than_the_majority_and_one_that_is_not(tmp_path: Path) -> None:
+    good = read_run(write_run(tmp_path / "good", gain=1.2))
+    assert said(good, "than the majority class")[0] == "good"
+    none = read_run(write_run(tmp_path / "none", gain=0.0))
+    assert said(none, "No better than the majority class")[0] == "bad"
+    assert said(none, "Misses what quickstart promises")[0] == "bad"
+    assert said(good, "Keeps what quickstart promises")[0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gain", "kind", "words"),
+    [
+        ([], 1.0, "good", ["Reproduces quickstart", "within ± 0.02"]),
+        ([], 0.2, "bad", ["Does not reproduce quickstart"]),
+        ([], 2.0, "plain", ["Better than quickstart"]),
+        (["published.train_rows=39000000"], 1.0, "plain", ["not held to them", "39,000,000", "10,000"]),
+        (["published.tolerance=null"], 1.0, "plain", ["no tolerance is given"]),
+    ],
+)
+def test_against_published_figures(
+    overrides: list[str], gain: float, kind: str, words: list[str], tmp_path: Path
+) -> None:
+    run = read_run(write_run(tmp_path / "run", *PUBLISHED, *overrides, gain=gain))
+    assert said(run, *words)[0] == kind
+    (published,) = [row for row in comparisons(run) if row.name == "Published"]
+    assert published.figures["auc"] == 0.76
+    assert "A table" in published.remark
+
+
+def test_the_gap_to_the_planted_truth_is_on_the_labels_of_the_split(tmp_path: Path) -> None:
+    val = {"auc": 0.9, "logloss": 0.4, "ne": 0.7, "rows": 4000, "sampled_auc": 0.8, "sampled_logloss": 0.41}
+    bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000, "splits": {"val": val}}
+    run = read_run(write_run(tmp_path / "run", bayes=bayes))
+    auc = run.evaluation["auc"]
+    assert said(run, "planted truth")[1].startswith(f"Gap to the planted truth: AUC {0.8 - auc:.4f} below its 0.8000")
+    (row,) = [row for row in comparisons(run) if row.name == "Planted truth"]
+    assert row.figures["logloss"] == 0.41
+    assert row.figures["ne"] == pytest.approx(0.41 / baseline(run.evaluation["base_rate"])["logloss"])
+    del bayes["splits"]
+    run = read_run(write_run(tmp_path / "older", bayes=bayes))
+    assert "below its 0.8500" in said(run, "planted truth")[1]
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_a_run_that_did_not_end_well_says_so_first(status: str, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", status=status))
+    kind, text = sentences(run)[0]
+    assert kind == "bad"
+    assert text.lower().startswith(status)
+
+
+def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run")
+    (directory / "summary.json").unlink()
+    text = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(text[:5]) + text[5][:20])
+    run = read_run(directory)
+    assert (run.status, run.steps, run.evaluation) == ("unfinished", 50, {})
+    assert said(run, "No summary")[0] == "bad"
+    (directory / "metrics.jsonl").write_text("".join(text[:2]) + "nonsense\n" + "".join(text[3:]))
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 3 is not an event"):
+        read_run(directory)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run's directory"):
+        read_run(tmp_path)
+    directory = write_run(tmp_path / "run")
+    (directory / "manifest.json").write_text(json.dumps({"format": "clickwork-run"}))
+    with pytest.raises(UserError, match="another version"):
+        read_run(directory)
