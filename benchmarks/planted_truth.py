@@ -32,6 +32,7 @@ from data_prep.format import load_manifest, open_shard
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH = 1024
+DENSE_SCALE = 8  # logarithms of the large integers, to the size of the other features: the solver needs it
 SHARED = ["model.dense_arch=[64,16]", "model.over_arch=[128,64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
           "optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}"]  # fmt: skip
 OF_MODEL = {
@@ -129,7 +130,7 @@ def one_hot(root: Path, split: str, sizes: np.ndarray) -> tuple[sparse.csr_matri
     ids = np.concatenate([shard.sparse for shard in shards]) + np.concatenate(([0], np.cumsum(sizes)[:-1]))
     starts = np.arange(0, ids.size + 1, ids.shape[1])
     hot = sparse.csr_matrix((np.ones(ids.size, np.float32), ids.ravel(), starts), (len(ids), int(sizes.sum())))
-    return sparse.hstack([hot, sparse.csr_matrix(dense)]).tocsr(), labels
+    return sparse.hstack([hot, sparse.csr_matrix(dense / DENSE_SCALE)]).tocsr(), labels
 
 
 def markdown(results: list[dict[str, Any]]) -> str:

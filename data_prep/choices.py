@@ -7,7 +7,7 @@ class DataSource(Enum):
     """Where raw rows come from.
 
     local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
-    random: ids that say nothing, for speed.
+    random: ids that say nothing, for speed; trace: ids with the locality of a trace.
     """
 
     local = "local"
@@ -15,6 +15,7 @@ class DataSource(Enum):
     synthetic = "synthetic"
     remote = "remote"
     random = "random"
+    trace = "trace"
 
 
 class Encoding(Enum):
@@ -77,6 +78,7 @@ class SplitMethod(Enum):
     last_day = "last_day"
     fraction = "fraction"
     random = "random"
+    trace = "trace"
     scikit_learn = "scikit_learn"
 
 

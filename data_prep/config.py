@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.choices import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
-from data_prep.generators import RandomConfig
+from data_prep.generators import LocalityConfig, RandomConfig, TraceConfig
 from data_prep.multi_hot import Distribution, MultiHot
 
 MEBIBYTE = 1 << 20
@@ -126,7 +126,7 @@ class DataConfig:
 
     Attributes:
         source: where the rows come from (chosen by `data=local`, `data=custom`, `data=criteo_1tb`,
-            `data=criteo_kaggle`, `data=synthetic`, `data=random`).
+            `data=criteo_kaggle`, `data=synthetic`, `data=random`, `data=trace`).
         raw: path, glob, directory of day files, or list of these; plain or .gz; in the order of the days.
         path: directory of the finished dataset.
         overwrite: replace a dataset at `path` that was made from other rows or with other parameters.
@@ -149,7 +149,7 @@ class DataConfig:
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
         days: numbers of the days to fetch, in this order.
         remote: see RemoteConfig.
-        synthetic: see SyntheticConfig. random: see RandomConfig.
+        synthetic: see SyntheticConfig. random: see RandomConfig. trace: see TraceConfig.
     """
 
     source: DataSource = DataSource.local
@@ -174,6 +174,7 @@ class DataConfig:
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
 
 @dataclass
@@ -199,10 +200,11 @@ class ExchangeConfig:
 
 @dataclass
 class PrepConfig:
-    """The configuration of `python -m data_prep` and of its `.verify` and `.interchange`."""
+    """The configuration of `python -m data_prep` and of its other commands."""
 
     data: DataConfig = field(default_factory=DataConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    locality: LocalityConfig = field(default_factory=LocalityConfig)
 
 
 def parse_size(text: str, key: str) -> int:
@@ -225,6 +227,17 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
 def usable_cpus() -> int:
     """CPUs this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def required(key: str, value: Any) -> Any:
+    """The value of a key that a command needs.
+
+    Raises:
+        UserError: none was given.
+    """
+    if not value:
+        raise UserError(f"{key}: not given")
+    return value
 
 
 def dataset_path(data: DataConfig) -> Path:

@@ -46,3 +46,49 @@ class RandomConfig:
     bags_vary: bool = False
     click_rate: float = 0.25
     seed: int = 0
+
+
+@dataclass
+class TraceConfig:
+    """Rows whose ids have the locality of a trace (see data_prep/locality.py and docs/synthetic.md).
+
+    Attributes:
+        profile: file that `python -m data_prep.profile` wrote.
+        rows: of the train split; None: as many as the profiled trace had.
+        eval_rows: of val and of test each, which follow after train's.
+        click_rate: share of positive labels, roughly; they follow from a planted model as in data=synthetic.
+        difficulty: of that model.
+        seed: decides every byte.
+    """
+
+    profile: str | None = None
+    rows: int | None = None
+    eval_rows: int = 20_000
+    click_rate: float = 0.25
+    difficulty: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class LocalityConfig:
+    """What `python -m data_prep.profile`, `.generate` and `.compare` are to do.
+
+    Attributes:
+        trace: a dataset's directory, a profile, or text files, one per table.
+        other: likewise, to be compared with it.
+        split: of a dataset.
+        profile: file to write (profile), or to generate from (generate).
+        to: directory for generated text traces.
+        accesses: to generate per table; None: as many as the profiled trace had.
+        seed: of what is generated.
+        plot: file for the hit rates of both, an SVG.
+    """
+
+    trace: Any = None
+    other: Any = None
+    split: str = "train"
+    profile: str | None = None
+    to: str | None = None
+    accesses: int | None = None
+    seed: int = 0
+    plot: str | None = None

@@ -58,3 +58,13 @@ def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def count_ones(typing_context: Any, word: types.Integer) -> Any:
+    """Number of set bits of a uint64."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), codegen

@@ -39,6 +39,7 @@ from data_prep.sources import Source, resolve_sources
 from data_prep.stages import Result, num_embeddings, run_stages
 from data_prep.table import Table
 from data_prep.table_schema import load_table
+from data_prep.trace_rows import TraceRows
 from data_prep.validation import GENERATED, refuse_idle_keys, validate
 from data_prep.work import Job
 
@@ -83,7 +84,7 @@ def preprocess(data: DataConfig) -> Manifest:
 def _generator(data: DataConfig) -> Generator:
     """What makes the rows of data=random or data=trace."""
     threads = data.workers or usable_cpus()
-    return RandomRows(data.random, threads)
+    return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
 
 
 def _find_sources(data: DataConfig, root: Path) -> list[Source]:

@@ -12,15 +12,24 @@ from data_prep.criteo_columns import criteo_columns
 from data_prep.jit import jit
 from data_prep.parse import Block
 from data_prep.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
-from data_prep.teacher import Teacher, category_ranks, integers_from_normal, make_teacher, teacher_logits
+from data_prep.teacher import (
+    PAIR_DEVIATION,
+    SINGLE_DEVIATION,
+    Teacher,
+    category_ranks,
+    integers_from_normal,
+    make_teacher,
+    teacher_logits,
+)
 
 BLOCK_ROWS = 1 << 14
 CALIBRATION_ROWS = 1 << 16
 CALIBRATION_BLOCK = 2**31 - 1  # its random numbers are those of no real block
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-MAX_LOGIT = 30.0
+MAX_INTERCEPT = 30.0
+TINY = 1e-9  # where there is nothing to scale
 
 
 @dataclass(frozen=True)
@@ -43,17 +52,31 @@ class LabelledRows(NamedTuple):
 
 
 def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
-    """The teacher of a day with the intercept that gives the click rate asked for, found by bisection on a sample."""
+    """The teacher of a day, its effects scaled to the deviations, its intercept to the click rate, on a sample."""
     teacher = make_teacher(config, criteo_columns(config.max_cardinality), day)
-    logits = draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS).logits
-    low, high = -MAX_LOGIT, MAX_LOGIT
+    return calibrate(teacher, config, draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS))
+
+
+def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
+    """Scale a teacher as drawn by what it gives for a sample of rows."""
+    single = logits_of(teacher._replace(forms=np.zeros_like(teacher.forms)), sample)
+    pairs = logits_of(teacher, sample) - single
+    for_single = SINGLE_DEVIATION / max(single.std(), TINY) / config.difficulty
+    for_pairs = PAIR_DEVIATION / max(pairs.std(), TINY) / config.difficulty * config.interaction
+    total = single * for_single + pairs * for_pairs
+    low, high = -MAX_INTERCEPT, MAX_INTERCEPT
     for _ in range(60):
         middle = (low + high) / 2
-        if np.mean(1 / (1 + np.exp(-(logits + middle)))) < config.click_rate:
+        if np.mean(1 / (1 + np.exp(-(total + middle)))) < config.click_rate:
             low = middle
         else:
             high = middle
-    return teacher._replace(intercept=np.array([low]))
+    return teacher._replace(
+        main=teacher.main * np.float32(for_single),
+        slope=teacher.slope * for_single,
+        forms=teacher.forms * np.float32(for_pairs),
+        intercept=np.array([low]),
+    )
 
 
 def day_rows(config: SyntheticConfig, day: int) -> int:
@@ -68,26 +91,48 @@ def block_sizes(rows: int) -> list[int]:
 
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
     """Random rows and their logits; they depend on the teacher and (seed, day, block) alone."""
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, day, block])))
-    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
-    ranks = np.empty((rows, CRITEO_NUM_SPARSE), np.int32)
+    rng = seeded([seed, day, block])
+    integers, integer_present = draw_integers(teacher, rng, rows)
+    ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
     logits = np.empty(rows)
-    normal = rng.standard_normal(integers.shape, np.float32)
-    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
     category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, teacher.exponent, ranks)
-    integer_present = rng.random(integers.shape, np.float32) >= teacher.integer_missing
     category_present = rng.random(ranks.shape, np.float32) >= teacher.category_missing
     teacher_logits(teacher, integers, integer_present, ranks, category_present, logits)
     return Rows(integers, integer_present, ranks, category_present, logits)
 
 
+def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
+    """The logits a teacher gives for rows."""
+    logits = np.empty(len(rows.ranks))
+    teacher_logits(teacher, rows.integers, rows.integer_present, rows.ranks, rows.category_present, logits)
+    return logits
+
+
+def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Integers [rows, N], and which are not missing."""
+    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
+    normal = rng.standard_normal(integers.shape, np.float32)
+    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
+    return integers, rng.random(integers.shape, np.float32) >= teacher.integer_missing
+
+
+def label_steps(logits: NDArray[np.float64], place: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them by the numbers of `place`."""
+    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
+    steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
+    drawn = seeded([*place, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
+    return steps, (drawn < steps).astype(np.int32)
+
+
+def seeded(place: list[int]) -> np.random.Generator:
+    """Random numbers that depend on `place` alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(place)))
+
+
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
     """One block of a day: rows, and labels drawn from their probabilities."""
     drawn = draw_rows(teacher, seed, day, block, rows)
-    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-drawn.logits))).astype(np.int64)
-    steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, day, block, PROBABILITY_BITS])))
-    labels = (rng.integers(0, PROBABILITY_STEPS, rows) < steps).astype(np.int32)
+    steps, labels = label_steps(drawn.logits, [seed, day, block])
     return LabelledRows(drawn, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
 
 

@@ -25,10 +25,11 @@ from data_prep.jit import jit
 
 FACTORS = 2
 # Frequent values have the larger effects: rare ones could not be learned from few rows.
-CATEGORY_DEVIATION, CATEGORY_DECAY = 0.3, 0.4
-FACTOR_DECAY = 0.4
-INTEGER_DEVIATION = 0.2
-PAIR_DEVIATION = 0.3
+CATEGORY_DECAY = FACTOR_DECAY = 0.4
+INTEGER_SHARE = 2 / 3  # deviation of an integer's effect, to that of the most frequent value of a category
+# Of the logits over the rows, where `difficulty` and `interaction` are 1.
+SINGLE_DEVIATION = 0.95
+PAIR_DEVIATION = 1.1
 MAX_STANDARD_SCORE = 2.5
 SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 
@@ -70,7 +71,7 @@ class _Effects(NamedTuple):
 
 
 def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
-    """The teacher of a day, with an intercept of 0."""
+    """The teacher of a day as drawn: its effects in proportion, not to scale (see synthetic.calibrated_teacher)."""
     cardinality = columns.cardinality
     interacting = np.array(columns.interacting, np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
@@ -81,7 +82,6 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
     rng = _generator(config.seed, SHAPE_SEED)
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
     forms = rng.standard_normal((len(interacting), len(interacting), FACTORS, FACTORS), np.float32)
-    strength = PAIR_DEVIATION / math.sqrt(FACTORS) * config.interaction / config.difficulty
     return Teacher(
         first=first[:-1],
         cardinality=cardinality,
@@ -89,14 +89,14 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
         salt=salt,
         category_missing=columns.missing,
         integer_missing=np.array(INTEGER_MISSING, np.float32),
-        main=(effects.main * decay * (CATEGORY_DEVIATION / config.difficulty)).astype(np.float32),
+        main=(effects.main * decay).astype(np.float32),
         interacting=interacting,
         first_factor=first_factor[:-1],
         factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
-        forms=forms * np.float32(strength),
+        forms=forms,
         log_mean=np.array(INTEGER_LOG_MEAN),
         log_deviation=np.array(INTEGER_LOG_DEVIATION),
-        slope=effects.slope.astype(np.float64) * (INTEGER_DEVIATION / config.difficulty),
+        slope=effects.slope.astype(np.float64) * INTEGER_SHARE,
         shift=np.array(INTEGER_SHIFT, np.int64),
         intercept=np.zeros(1),
     )

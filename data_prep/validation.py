@@ -15,7 +15,7 @@ from data_prep.config import (
     parse_size,
 )
 
-GENERATED = (DataSource.random,)
+GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
 MAX_INTERACTION = 10  # beyond, probabilities are 0 or 1 and nothing is left to estimate
 

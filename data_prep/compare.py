@@ -1,0 +1,63 @@
+"""How far apart the locality of two traces is: per table, and hit rates of LRU caches as a plot.
+
+    python -m data_prep.compare locality.trace=ONE locality.other=TWO [locality.plot=FILE.svg] [locality.split=train]
+
+ONE and TWO are datasets, profiles (.npz) or text traces with the same tables. Of each table it prints the
+Kolmogorov-Smirnov distance of the stack distances, which is the greatest difference in the hit rate of an LRU cache
+of any size.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.accesses import profile_accesses
+from data_prep.config import PrepConfig, required, usable_cpus
+from data_prep.files import write_atomically
+from data_prep.locality import BIN_STARTS, TableProfile, distance_between, joint_hit_rates
+from data_prep.svg import Line, line_chart
+
+CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+
+
+def main(config: PrepConfig) -> int:
+    """Compare as configured; an exit status."""
+    chosen = config.locality
+    one, other = required("locality.trace", chosen.trace), required("locality.other", chosen.other)
+    sides = {str(source): profile_accesses(source, chosen.split, usable_cpus())[0] for source in (one, other)}
+    first, second = sides[str(one)], sides[str(other)]
+    if list(first) != list(second):
+        raise UserError(
+            f"locality.other={other}: its tables are {list(second)}, not {list(first)}; compare like traces"
+        )
+    print(f"{'table':>12} {'accesses':>12} {'accesses':>12} {'distinct':>12} {'distinct':>12}  KS distance")
+    distances = []
+    for name, a in first.items():
+        b = second[name]
+        distances.append(distance_between(a, b))
+        counts = (a.accesses, b.accesses, a.distinct, b.distinct)
+        print(f"{name:>12} {' '.join(f'{count:>12,}' for count in counts)}  {distances[-1]:.5f}")
+    together = float(np.abs(joint_hit_rates(list(first.values())) - joint_hit_rates(list(second.values()))).max())
+    print(f"largest of {len(first)} tables: {max(distances):.5f}; of all accesses together: {together:.5f}")
+    if chosen.plot is not None:
+        write_atomically(Path(chosen.plot), plot(sides).encode())
+        print(f"{chosen.plot}: hit rates of LRU caches")
+    return EXIT_DONE
+
+
+def plot(sides: dict[str, dict[str, TableProfile]]) -> str:
+    """An SVG with a line per trace: the hit rate over all accesses, by rows cached of every table."""
+    largest = max(profile.distinct for profiles in sides.values() for profile in profiles.values())
+    shown = int(np.searchsorted(BIN_STARTS, max(largest, 2))) + 1
+    lines = [
+        Line(name, BIN_STARTS[1:shown].tolist(), joint_hit_rates(list(profiles.values()))[: shown - 1].tolist())
+        for name, profiles in sides.items()
+    ]
+    return line_chart("Hit rate of LRU caches", "rows cached of every table", "hit rate", lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

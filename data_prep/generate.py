@@ -1,0 +1,49 @@
+"""Synthetic accesses with the locality of a profile, as text traces (docs/synthetic.md).
+
+    python -m data_prep.generate locality.profile=FILE.npz locality.to=DIRECTORY [locality.accesses=N] [locality.seed=0]
+
+One file per table, an id a line; as many accesses as the profiled trace had, or N. `python -m data_prep data=trace`
+makes a dataset instead.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.access_generator import AccessGenerator
+from data_prep.config import PrepConfig, required
+from data_prep.files import temporary_path
+from data_prep.locality import load_profiles
+
+CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+PIECE = 1 << 20
+
+
+def main(config: PrepConfig) -> int:
+    """Generate as configured; an exit status."""
+    chosen = config.locality
+    profiles, _ = load_profiles(Path(required("locality.profile", chosen.profile)))
+    directory = Path(required("locality.to", chosen.to))
+    if chosen.accesses is not None and chosen.accesses < 1:
+        raise UserError(f"locality.accesses={chosen.accesses}: must be at least 1")
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, (name, profile) in enumerate(profiles.items()):
+        generator = AccessGenerator(profile, (chosen.seed, number))
+        path = directory / f"{name}.txt"
+        temporary = temporary_path(path)
+        left = chosen.accesses or profile.accesses
+        with open(temporary, "w") as file:
+            while left:
+                count = min(left, PIECE)
+                np.savetxt(file, generator.draw(count), fmt="%d")
+                left -= count
+        temporary.replace(path)
+        print(f"{path}: {chosen.accesses or profile.accesses:,} accesses")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

@@ -1,0 +1,33 @@
+"""Locality profile of a dataset's ids or of a text trace: stack distances per table (docs/synthetic.md).
+
+    python -m data_prep.profile locality.trace=DATASET locality.profile=OUT.npz [locality.split=train]
+    python -m data_prep.profile locality.trace='[cat_0.txt,cat_1.txt]' locality.profile=OUT.npz
+
+A text trace has one file per table: the ids in the order of the accesses, separated by spaces, commas or lines.
+"""
+
+import sys
+from pathlib import Path
+
+from common.cli import EXIT_DONE, run_command
+from data_prep.accesses import profile_accesses
+from data_prep.config import PrepConfig, required, usable_cpus
+from data_prep.locality import save_profiles
+
+CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+
+
+def main(config: PrepConfig) -> int:
+    """Profile as configured; an exit status."""
+    chosen = config.locality
+    trace, target = required("locality.trace", chosen.trace), required("locality.profile", chosen.profile)
+    profiles, rows = profile_accesses(trace, chosen.split, usable_cpus())
+    save_profiles(Path(target), profiles, rows)
+    for name, profile in profiles.items():
+        print(f"{name}: {profile.accesses:,} accesses to {profile.distinct:,} of {profile.num_embeddings:,} rows")
+    print(f"{target}: {len(profiles)} tables, {rows:,} samples")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))
