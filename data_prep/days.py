@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.bayes import truth_path
-from data_prep.config import DataConfig, SyntheticConfig, usable_cpus
+from data_prep.config import DataConfig, usable_cpus
 from data_prep.format import write_atomically
+from data_prep.generators import SyntheticConfig
 from data_prep.jit import compile_notice
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block

@@ -1,4 +1,4 @@
-"""Knobs of datasets whose ids are made, not encoded."""
+"""Knobs of generated rows: `data=synthetic`, `data=random`, `data=trace`; and of locality profiles."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +15,35 @@ class IdDistribution(Enum):
     uniform = "uniform"
     zipf = "zipf"
     pareto = "pareto"
+
+
+@dataclass
+class SyntheticConfig:
+    """Criteo-like rows whose labels come from a known model (see data_prep/teacher.py).
+
+    Attributes:
+        rows: over all days.
+        days: files to write, day_0.tsv and so on, with equal shares of the rows.
+        seed: of the columns, the teacher and the rows.
+        click_rate: expected share of positive labels.
+        max_cardinality: distinct values of the largest categorical column; the others shrink in proportion to
+            the square root of Criteo Kaggle's. 10131227: Kaggle's own.
+        difficulty: divides what a click's logit owes to the columns; above 1, labels are noisier.
+        interaction: factor of the interactions between pairs of columns; 0: there are none.
+        drift: angle in radians, up to pi / 2, by which effects and interactions turn from day to day; those of
+            days d apart correlate by cos(drift * d).
+        direct: rows go straight to shards: the same rows, but no raw files are written.
+    """
+
+    rows: int = 200_000
+    days: int = 1
+    seed: int = 0
+    click_rate: float = 0.25
+    max_cardinality: int = 50_000
+    difficulty: float = 1.0
+    interaction: float = 1.0
+    drift: float = 0.1
+    direct: bool = False
 
 
 @dataclass

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.bayes import PROBABILITY_BITS, PROBABILITY_STEPS
-from data_prep.config import SyntheticConfig
 from data_prep.criteo_columns import criteo_columns
+from data_prep.generators import SyntheticConfig
 from data_prep.jit import jit
 from data_prep.parse import Block
 from data_prep.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE

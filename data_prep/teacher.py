@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config import SyntheticConfig
 from data_prep.criteo_columns import (
     INTEGER_LOG_DEVIATION,
     INTEGER_LOG_MEAN,
@@ -21,6 +20,7 @@ from data_prep.criteo_columns import (
     INTEGER_SHIFT,
     Columns,
 )
+from data_prep.generators import SyntheticConfig
 from data_prep.jit import jit
 
 FACTORS = 2

@@ -12,11 +12,10 @@ from common.errors import UserError
 from data_prep.access_generator import AccessGenerator
 from data_prep.arrange import SPLITS
 from data_prep.bayes import PROBABILITY_STEPS, bayes_scores
-from data_prep.config import SyntheticConfig
 from data_prep.criteo_columns import Columns
 from data_prep.dense import encode_dense
 from data_prep.format import ShardArrays, digest_file
-from data_prep.generators import TraceConfig
+from data_prep.generators import SyntheticConfig, TraceConfig
 from data_prep.locality import TableProfile, load_profiles
 from data_prep.ragged import Bags, offsets_of
 from data_prep.schema import CRITEO

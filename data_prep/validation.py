@@ -8,12 +8,12 @@ from data_prep.config import (
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
-    SyntheticConfig,
     chunk_size,
     dataset_path,
     multi_hot_bags,
     parse_size,
 )
+from data_prep.generators import SyntheticConfig
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.config import SyntheticConfig
 from data_prep.days import generate_days
+from data_prep.generators import SyntheticConfig
 from data_prep.pool import Counters
 from data_prep.sources import resolve_sources
 from tests.data_prep import oracle

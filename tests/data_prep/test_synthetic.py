@@ -8,11 +8,11 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
 from data_prep.bayes import PROBABILITY_STEPS, bayes_scores
-from data_prep.config import SyntheticConfig
 from data_prep.criteo_columns import CATEGORY_MISSING, INTEGER_MISSING, KAGGLE_CARDINALITIES, criteo_columns
 from data_prep.days import day_text, generate_days
 from data_prep.dense import encode_dense
 from data_prep.format import load_manifest
+from data_prep.generators import SyntheticConfig
 from data_prep.parse import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.synthetic import calibrated_teacher, category_value, day_rows, draw_rows, label_rows
