@@ -9,17 +9,24 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from common.cli import EXIT_INTERRUPTED, EXIT_STOPPED
 
 # Not SIGINT: a terminal sends it to the processes as well, and a second one would end them at once.
 HANDED_ON = "SIGTERM,SIGUSR1,SIGHUP,SIGQUIT"
 SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
+STUCK_SECONDS = 30
+GOES_ON = "the same command goes on from the last checkpoint"
 LOOPBACK = "127.0.0.1"
 
 
@@ -30,6 +37,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", HANDED_ON)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what fails is told below, once
     signal.signal(signal.SIGINT, lambda number, frame: None)
+    threading.Thread(target=_leave_if_stuck, daemon=True).start()
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -37,7 +45,41 @@ def main(arguments: list[str]) -> int:
         return _tell(rank, failure.exitcode)
     except SignalException as error:
         return EXIT_STOPPED if error.sigval != signal.SIGINT else EXIT_INTERRUPTED
+    except (RendezvousError, DistError) as error:
+        reason = str(error).splitlines()[0]
+        print(f"error: the other machines are out of reach ({reason}); {GOES_ON}", file=sys.stderr)
+        return EXIT_STOPPED
     return 0
+
+
+def _leave_if_stuck() -> None:
+    """End in torchrun's place if it no longer looks after its processes.
+
+    It asks the store of the first machine on every round, and where the way there is cut that call does not return.
+    A process of its own that has ended and that it does not notice for so long shows it (on Linux).
+    """
+    ended_at: dict[str, float] = {}
+    while True:
+        time.sleep(1)
+        states = {pid: _state(pid) for path in Path("/proc/self/task").glob("*/children")
+                  for pid in path.read_text().split()}  # fmt: skip
+        for pid, (state, code) in states.items():
+            if state == "Z" and time.monotonic() - ended_at.setdefault(pid, time.monotonic()) > STUCK_SECONDS:
+                status = code >> 8 or 128 + (code & 127)
+                print(f"error: torchrun hangs, as where other machines are out of reach, and a process here has ended "
+                      f"with {status}; {GOES_ON}", file=sys.stderr)  # fmt: skip
+                for other in states:
+                    os.kill(int(other), signal.SIGTERM)
+                os._exit(status)
+
+
+def _state(pid: str) -> tuple[str, int]:
+    """Of a process: R, S, Z (ended, not noticed) …, and what it ended with, as wait() gives it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[-1])
 
 
 def _with_defaults(options: Any) -> Any:
@@ -58,8 +100,7 @@ def _tell(rank: int, status: int) -> int:
         return status
     name = signal.Signals(-status).name
     hint = " (out of memory?)" if name == "SIGKILL" else ""
-    print(f"error: process {rank} was ended by {name}{hint}; the same command goes on from the last checkpoint",
-          file=sys.stderr)  # fmt: skip
+    print(f"error: process {rank} was ended by {name}{hint}; {GOES_ON}", file=sys.stderr)
     return 128 - status
 
 

@@ -16,6 +16,7 @@ import torch
 from app import embeddings, plan_view, planning, prepare, progress, runtime, sharding, topology
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
 from app.config.plan import validate_plan
+from app.config.published_tables import published_tables
 from app.config.sharding import AUTO
 from app.embeddings import SparseArch
 from app.validation import validate
@@ -136,21 +137,29 @@ def _resolved(asked: TopologyConfig) -> TopologyConfig:
 
 
 def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float]]:
-    """Rows of each feature's table, and mean ids a bag: as given, else the dataset's.
+    """Rows of each feature's table, and mean ids a bag: as given, else the dataset's, else the recipe's as published.
 
     Raises:
         UserError: there is neither, or the numbers do not fit together.
     """
     given, encoding, root = config.plan.num_embeddings, {}, prepare.dataset_path(config.data)
-    if isinstance(given, dict):
+    published = given if isinstance(given, str) else getattr(config.data, "published_tables", None)
+    if isinstance(given, str):
+        rows = published_tables(given)
+    elif isinstance(given, dict):
         rows = dict(given)
     elif given is not None:
         rows = {f"cat_{number}": count for number, count in enumerate(given)}
     elif (root / MANIFEST_NAME).is_file():
         manifest = load_manifest(root)
         rows, encoding = manifest.num_embeddings, manifest.encoding
+    elif published is not None:
+        rows = published_tables(published)
     else:
-        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give rows of each table, such as [1000,7]")
+        raise UserError(
+            f"plan.num_embeddings=null: {root} is not a dataset; give rows of each table, such as [1000,7], or "
+            "mlperf_v2"
+        )
     if config.plan.bag_sizes is None:
         return rows, planning.bag_sizes(config, list(rows), encoding)
     if len(config.plan.bag_sizes) != len(rows):

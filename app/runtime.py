@@ -53,7 +53,7 @@ class Runtime:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
             return [values]
-        mine = torch.from_numpy(np.ascontiguousarray(values))
+        mine = torch.from_numpy(np.require(values, requirements=["C", "W"]))
         everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyones, mine)
         return [theirs.numpy() for theirs in everyones]

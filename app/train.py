@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import outline, peers, prepare, progress, resume, runtime, session, trackers
+from app import environment, outline, peers, prepare, progress, resume, runtime, session, trackers
 from app.config import CONFIG_DIR, AppConfig
 from app.config.train import with_batch_of_all
 from app.data import verify_splits
@@ -32,8 +32,11 @@ def main(config: AppConfig) -> int:
     stop = StopRequest()
     only_built = outline.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
+    told = environment.apply(config.environment)
     here = runtime.start(arithmetic, config.train.seed, config.train.deterministic)
     progress.log_to_terminal(here.rank)
+    for line in told:
+        log.info("%s", line)
     config.train = with_batch_of_all(config.train, here.world_size)
     record = Record(Path(config.run.dir), here.rank)
     try:

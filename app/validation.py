@@ -2,6 +2,7 @@
 
 from app.config import AppConfig
 from app.config.data import validate_data
+from app.config.environment import validate_environment
 from app.config.loss import validate_loss
 from app.config.model import validate_model
 from app.config.optimizer import validate_optimizer, validate_schedule
@@ -33,3 +34,4 @@ def validate(config: AppConfig) -> None:
     validate_record(config.record)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_topology(config.topology)
+    validate_environment(config.environment)

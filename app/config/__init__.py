@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from app.config.data import DataConfig, DataScale, MultiHotConfig, SyntheticConfig, VerifyData
+from app.config.environment import EnvironmentConfig
 from app.config.loss import LossConfig, LossName
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "DataScale",
+    "EnvironmentConfig",
     "EvalConfig",
     "EvaluateConfig",
     "Interaction",
@@ -73,6 +75,7 @@ class AppConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

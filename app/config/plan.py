@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.config.checks import require_at_least
+from app.config.published_tables import published_tables
 from common.errors import UserError
 
 
@@ -11,7 +12,7 @@ from common.errors import UserError
 class PlanConfig:
     """Beside the tables and hardware of the other groups."""
 
-    num_embeddings: Any = None  # rows of each table, a list or by feature; null: the dataset's, else the recipe's
+    num_embeddings: Any = None  # rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's
     bag_sizes: Any = None  # mean ids a bag of each feature, a list; null: the dataset's or the recipe's
     out: str | None = None  # the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout
     against: str | None = None  # another plan's JSON, to see what differs
@@ -23,7 +24,9 @@ class PlanConfig:
 def validate_plan(plan: PlanConfig) -> None:
     """Raises UserError for values that cannot work."""
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
-    if rows is not None and (isinstance(rows, (str, int)) or not all(isinstance(n, int) and n > 0 for n in rows)):
+    if isinstance(rows, str):
+        published_tables(rows)
+    elif rows is not None and (isinstance(rows, int) or not all(isinstance(n, int) and n > 0 for n in rows)):
         raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
     bags = plan.bag_sizes
     if bags is not None and (not isinstance(bags, list) or not all(isinstance(n, (int, float)) for n in bags)):

@@ -14,8 +14,8 @@ from tests.app.group import run_group
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
 ROWS = [40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4,
         976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36]  # fmt: skip
-MLPERF = [f"plan.num_embeddings={json.dumps(ROWS)}", "data.multi_hot.sizes=mlperf_v2", "model.embedding_dim=128",
-          "model.dense_arch=[512,128]", "sharding=auto", "train.global_batch_size=65536"]  # fmt: skip
+MLPERF = ["plan.num_embeddings=mlperf_v2", "data.multi_hot.sizes=mlperf_v2", "model.embedding_dim=128",
+          "model.dense_arch=[512,128]", "train.global_batch_size=65536"]  # fmt: skip
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -65,7 +65,12 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
 
 
 def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
-    small = ["plan.num_embeddings=[100000,300000]", "topology=a100_80", "topology.devices_per_node=2"]
+    small = [
+        "plan.num_embeddings=[100000,300000]",
+        "sharding=table_wise",
+        "topology=a100_80",
+        "topology.devices_per_node=2",
+    ]
     sgd = planned(run_app, tmp_path, *small, "optimizer=sgd")
     adagrad = planned(run_app, tmp_path, *small, "optimizer=adagrad")
     assert [table["type"] for table in sgd["tables"].values()] == ["table_wise"] * 2
@@ -75,11 +80,23 @@ def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> No
 
 
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
-    overrides = ["plan.num_embeddings=[100000,300]", "topology=h100", "topology.devices_per_node=4"]
+    overrides = [
+        "plan.num_embeddings=[100000,300]",
+        "sharding=table_wise",
+        "topology=h100",
+        "topology.devices_per_node=4",
+    ]
     planned(run_app, tmp_path, *overrides)
     same = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
     assert same.stdout.rstrip().endswith("the same")
-    other = run_app("plan", *overrides, "sharding=row_wise", f"plan.against={tmp_path / 'plan.json'}", "plan.out=-")
+    other = run_app(
+        "plan",
+        *overrides[:1],
+        *overrides[2:],
+        "sharding=row_wise",
+        f"plan.against={tmp_path / 'plan.json'}",
+        "plan.out=-",
+    )
     assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
     assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
 

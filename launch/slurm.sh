@@ -1,0 +1,35 @@
+#!/bin/bash
+# One task a machine runs app.launch (torchrun), which starts a process for each GPU:
+#   sbatch --nodes=2 launch/slurm.sh recipe=mlperf_v2 run.name=mine
+# Ahead of the time limit Slurm sends USR1: the run saves, ends with 75, and the job is queued again.
+#SBATCH --job-name=clickwork
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=96
+#SBATCH --time=04:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.log
+
+set -u
+PYTHON=${PYTHON:-.venv/bin/python}
+PROCESSES=${PROCESSES:-${SLURM_GPUS_ON_NODE:-1}}
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+# srun hands USR1 to app.launch on every machine, and that to the processes.
+srun --kill-on-bad-exit=0 bash -c '
+  exec "$0" -m app.launch --nnodes "$SLURM_NNODES" --nproc-per-node "$1" --max-restarts 3 \
+    --rdzv-backend c10d --rdzv-endpoint "$2:$3" --rdzv-id "$SLURM_JOB_ID" \
+    --rdzv-conf "is_host=$((SLURM_NODEID == 0))" -m app.train "${@:4}"
+' "$PYTHON" "$PROCESSES" "$HEAD" "$PORT" "$@" &
+srun_pid=$!
+trap 'kill -USR1 $srun_pid' USR1 TERM
+status=1
+while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid"; status=$?; done
+if [ "$status" -eq 75 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

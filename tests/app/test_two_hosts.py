@@ -1,0 +1,91 @@
+"""Two network namespaces joined by a virtual cable are two machines: a job across them, and the cable is cut."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import SMALL, app_environment
+from tests.app.group import train_group
+from tests.app.test_peers import wait_for_checkpoint
+from tests.app.test_train import losses, summary
+
+ADDRESSES = ("10.213.71.1", "10.213.71.2")
+TIMEOUT_SECONDS = 15
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Names of two namespaces; each holds its end of the cable, which bears the same name."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    names = [f"cw{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def start(hosts: list[str], cwd: Path, overrides: list[str]) -> "list[subprocess.Popen[str]]":
+    """app.launch on both machines, one process each; the first is where they meet."""
+    launchers = []
+    for number, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
+        options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
+                   "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-conf", f"is_host={1 - number}",
+                   "--local-addr", address]  # fmt: skip
+        command = [sys.executable, "-m", "app.launch", *options, "-m", "app.train", *overrides]
+        environment = {**app_environment(), "GLOO_SOCKET_IFNAME": host}
+        launchers.append(
+            subprocess.Popen(["ip", "netns", "exec", host, *command], cwd=cwd, env=environment, text=True,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        )  # fmt: skip
+    return launchers
+
+
+@pytest.mark.slow
+def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=400", "checkpoint.every_steps=50",
+                 f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}", "sharding.types=row_wise"]  # fmt: skip
+    (tmp_path / "whole").mkdir()
+    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
+    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, overrides)
+    try:
+        wait_for_checkpoint(run, launchers)
+        ip("-n", hosts[1], "link", "set", hosts[1], "down")
+        cut_at = time.monotonic()
+        said = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+        assert time.monotonic() - cut_at < 120
+        for number, (launcher, err) in enumerate(zip(launchers, said, strict=True)):
+            assert f"error: process {number}: another process is gone or out of reach (timed out waiting" in err
+            assert launcher.returncode == 75, err
+        assert summary(run)["status"] == "failed"
+        assert summary(run)["steps"] < 400
+        ip("-n", hosts[1], "link", "set", hosts[1], "up")
+        launchers = start(hosts, tmp_path, overrides)
+        errors = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+        assert [launcher.returncode for launcher in launchers] == [0, 0], errors
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
+    assert losses(run) == losses(tmp_path / "whole/runs/x")

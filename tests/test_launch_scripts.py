@@ -1,0 +1,76 @@
+"""The scripts in launch/: Slurm's with a Slurm that is played, Kubernetes' manifest by its fields."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+# What srun and scontrol do, on one machine.
+SRUN = '#!/bin/bash\nshift\nexec env SLURM_NNODES=1 SLURM_NODEID=0 "$@"\n'
+SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> requeued; fi\n'
+# A stand-in for Python: says what it was asked, and ends with 75 when it is told that time is up.
+PYTHON = """#!/bin/bash
+trap 'echo told >> asked; exit 75' USR1
+printf '%s\\n' "$@" >> asked
+while true; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "10042",
+            "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_GPUS_ON_NODE": "8", "PYTHON": str(tmp_path / "python")}  # fmt: skip
+
+
+def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = ["bash", str(ROOT / "launch/slurm.sh"), "recipe=quickstart", "run.name=a b"]
+    job = subprocess.Popen(command, cwd=tmp_path, env=slurm)
+    asked = tmp_path / "asked"
+    deadline = time.monotonic() + 30
+    while not (asked.exists() and "run.name" in asked.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 75
+    *words, told = asked.read_text().splitlines()
+    assert told == "told"
+    assert words[:6] == ["-m", "app.launch", "--nnodes", "1", "--nproc-per-node", "8"]
+    assert words[words.index("--rdzv-endpoint") + 1] == "127.0.0.1:20042"
+    assert words[-4:] == ["-m", "app.train", "recipe=quickstart", "run.name=a b"]
+    assert (tmp_path / "requeued").read_text() == "requeue 10042\n"
+
+
+def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
+    """As the scripts give them; parsed by torchrun itself."""
+    script = (ROOT / "launch/slurm.sh").read_text()
+    options = ["--nnodes", "2", "--nproc-per-node", "8", "--max-restarts", "3", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", "a1:20042", "--rdzv-id", "10042", "--rdzv-conf", "is_host=1"]  # fmt: skip
+    assert all(option in script for option in options if option.startswith("--"))
+    parsed = subprocess.run(
+        [sys.executable, "-c", "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])",
+         *options, "-m", "app.train"], check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert parsed.returncode == 0, parsed.stderr
+
+
+def test_the_kubernetes_manifest_fits_together() -> None:
+    job = yaml.safe_load((ROOT / "launch/pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "pytorch"  # the operator looks for it by this name
+    assert container["command"] == ["python", "-m", "app.launch", "-m", "app.train"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert str(container["resources"]["limits"]["amd.com/gpu"]) == job["spec"]["nprocPerNode"]
