@@ -18,6 +18,7 @@ from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
 from app.config.plan import validate_plan
 from app.config.published_tables import published_tables
 from app.config.sharding import AUTO
+from app.config.train import with_batch_of_all
 from app.embeddings import SparseArch
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
@@ -33,6 +34,8 @@ def main(config: PlanAppConfig) -> int:
     validate_plan(config.plan)
     rows, bag_sizes = _table_sizes(config)
     resolved = _resolved(config.topology)
+    world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
+    config = replace(config, train=with_batch_of_all(config.train, world_size))
     multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
     tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
     content = _planned(config, resolved, tables, bag_sizes)
@@ -143,7 +146,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float
         UserError: there is neither, or the numbers do not fit together.
     """
     given, encoding, root = config.plan.num_embeddings, {}, prepare.dataset_path(config.data)
-    published = given if isinstance(given, str) else getattr(config.data, "published_tables", None)
+    published = given if isinstance(given, str) else config.data.published_tables
     if isinstance(given, str):
         rows = published_tables(given)
     elif isinstance(given, dict):

@@ -16,6 +16,7 @@ from torchrec.distributed.types import CacheParams, ModuleSharder
 
 from app.config import OptimizerName, QCommConfig
 from app.config.optimizer import ADAGRADS
+from app.config.sharding import SHARDING_TYPES
 from app.sharding.choices import Choice
 from app.sharding.collections import table_types
 from app.sharding.execute import codecs, make_sharders
@@ -174,7 +175,9 @@ def _table_plan(option: ShardingOption) -> TablePlan:
         Shard(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1]) for shard in option.shards
     )
     cached = option.compute_kernel == "fused_uvm_caching"
-    return TablePlan(option.sharding_type, option.compute_kernel, shards, option.cache_load_factor if cached else None)
+    in_columns = option.sharding_type in ("column_wise", "table_column_wise")
+    kind = "table_wise" if in_columns and len(shards) == 1 else option.sharding_type  # the same by its plainer name
+    return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 
 def _no_plan(model: nn.Module, workload: Workload) -> str:
@@ -198,7 +201,7 @@ class _Enumerator(EmbeddingEnumerator):
         super().__init__(topology, batch_size, constraints)
 
     def _filter_sharding_types(self, *arguments: Any, **keywords: Any) -> list[str]:
-        return sorted(super()._filter_sharding_types(*arguments, **keywords))
+        return sorted(super()._filter_sharding_types(*arguments, **keywords), key=SHARDING_TYPES.index)
 
     def _filter_compute_kernels(self, *arguments: Any, **keywords: Any) -> list[str]:
         return sorted(super()._filter_compute_kernels(*arguments, **keywords))
