@@ -73,10 +73,13 @@ lint: environment ## Ruff, its formatter and mypy
 	$(python) -m ruff format --check
 	$(python) -m mypy
 
-lock: ## Resolve requirements/environment.in into its lock again (needs uv); ARGS=--upgrade for newer versions
-	$(UV) pip compile requirements/environment.in --override requirements/excluded.in --universal \
-	  --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
-	  --output-file requirements/environment.lock $(ARGS)
+lock: ## Resolve requirements/*.in into their locks again (needs uv); ARGS=--upgrade for newer versions
+	for name in environment train data_prep; do \
+	  $(UV) pip compile requirements/$$name.in --override requirements/excluded.in --universal \
+	    --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
+	    $$(test $$name = environment || echo --constraint requirements/environment.lock) \
+	    --output-file requirements/$$name.lock $(ARGS) || exit; \
+	done
 
 golden: environment ## Make tests/golden again, the run that `make test` replays: only where bits are meant to change
 	$(python) -m tests.golden.make

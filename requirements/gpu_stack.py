@@ -8,10 +8,15 @@ import os
 import re
 import runpy
 import site
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from errors import SetupError
+
 STACK = ("torch", "fbgemm_gpu", "torchrec")
+OLDEST_TORCH = 10  # of torch 2.x
+KINDS = {"cuda": "cuda", "rocm": "hip"}  # a platform's name, and torch's
 CANONICAL_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[A-Za-z0-9._-]+)?")
 
 
@@ -23,7 +28,7 @@ def find_gpu_torch() -> tuple[str, str] | None:
         return None
     # Not `import torch`: this runs on every make, and the import takes seconds.
     version = runpy.run_path(str(version_file))
-    for kind in ("cuda", "hip"):
+    for kind in KINDS.values():
         if version.get(kind):
             return str(version["__version__"]), f"{kind} {version[kind]}"
     return None
@@ -34,19 +39,63 @@ def missing_from_stack() -> list[str]:
     return [name for name in STACK if importlib.util.find_spec(name) is None]
 
 
-def describe_gpu_stack() -> dict[str, Any] | None:
-    """This Python's stack for a GPU, and all it has besides; None unless it is complete."""
-    torch = find_gpu_torch()
-    if torch is None or missing_from_stack():
+def describe_gpu_stack(device: str) -> dict[str, Any] | None:
+    """This Python's stack for a GPU, and all it has besides; None if the environment gets a stack of its own.
+
+    With device `auto` the stack has to be complete. With `cuda` or `rocm` torch suffices: `added` is then what
+    belongs to it and is missing.
+
+    Raises:
+        SetupError: `cuda` or `rocm` without torch for it, or releases that do not belong together.
+    """
+    if device not in ("auto", *KINDS):
         return None
+    torch, missing = find_gpu_torch(), missing_from_stack()
+    if device in KINDS and (torch is None or not torch[1].startswith(KINDS[device])):
+        raise SetupError(f"no torch for {device} in this Python: name a base image that has it (docs/containers.md)")
+    if torch is None or (device == "auto" and missing):
+        return None
+    distributions = _distributions()
+    check_releases(torch[0], distributions)
     directories = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return {
         "torch": torch[0],
         "device": torch[1],
+        "added": matching_releases(*torch, missing),
         "origins": {name: _origin(name) for name in (*STACK, "numpy")},
         "directories": [directory for directory in directories if os.path.isdir(directory)],
-        "distributions": _distributions(),
+        "distributions": distributions,
     }
+
+
+def check_releases(torch: str, distributions: dict[str, str]) -> None:
+    """Refuse what is known not to work: FBGEMM 1.X is built for torch 2.(X+5) and for no other.
+
+    Raises:
+        SetupError: torch is too old, or belongs to another FBGEMM.
+    """
+    minor = _minor(torch)
+    if minor < OLDEST_TORCH:
+        raise SetupError(f"torch {torch} is too old: 2.{OLDEST_TORCH} is the oldest that works here")
+    for name, version in distributions.items():
+        # Builds named by a date, or from source, tell nothing of the torch they were made for.
+        release = re.match(r"1\.(\d+)\.", version)
+        if name.startswith("fbgemm-gpu") and release and int(release[1]) + 5 != minor:
+            raise SetupError(f"{name} {version} belongs to torch 2.{int(release[1]) + 5}, not {torch}")
+
+
+def matching_releases(torch: str, device: str, missing: Iterable[str]) -> list[str]:
+    """Requirements for the missing modules of the stack, in the releases made for this torch.
+
+    FBGEMM's and TorchRec's 1.X belong to torch 2.(X+5) (FBGEMM's compatibility table, TorchRec's release scripts).
+    A build for ROCm is asked for by its local version: the plain name is the CUDA build.
+    """
+    release = f"1.{_minor(torch) - 5}"
+    kind, _, version = device.partition(" ")
+    rocm = f"+rocm{'.'.join(version.split('.')[:2])}"
+    fbgemm = f"fbgemm-gpu=={release}.0{rocm}" if kind == "hip" else f"fbgemm-gpu=={release}.*"
+    requirements = {"fbgemm_gpu": fbgemm, "torchrec": f"torchrec=={release}.*"}
+    return [requirements[name] for name in missing]
 
 
 def write_overlay(environment: Path, stack: dict[str, Any], python_version: str) -> None:
@@ -66,16 +115,20 @@ def constraints(stack: dict[str, Any]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in readable.items())
 
 
-def missing_requirements(requirements: str, stack: dict[str, Any]) -> list[str]:
-    """The lines of a requirements file whose package the other Python does not have in any version."""
-    lines = [line.split("#")[0].strip() for line in requirements.splitlines()]
-    return [line for line in lines if line and not _has(stack, line)]
+def missing_requirements(requirements: Iterable[str], stack: dict[str, Any]) -> list[str]:
+    """The requirements whose package the other Python does not have in any version."""
+    return [requirement for requirement in requirements if not _has(stack, requirement)]
 
 
 def _has(stack: dict[str, Any], requirement: str) -> bool:
     name = _normalize(re.split(r"[^A-Za-z0-9._-]", requirement)[0])
     # By module too: FBGEMM's GPU builds go by several names, and one built from source may have none.
     return name in stack["distributions"] or name in ("torch", "torchrec") or name.startswith("fbgemm-gpu")
+
+
+def _minor(torch: str) -> int:
+    release = re.match(r"2\.(\d+)", torch)
+    return int(release[1]) if release else 0
 
 
 def _origin(module: str) -> str | None:

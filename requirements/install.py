@@ -2,7 +2,8 @@
 
 Usually it holds the packages of environment.lock, checked by hash, and torch as torch.in pins it. Where this
 Python already has torch for CUDA or ROCm with fbgemm_gpu and torchrec (a container), the environment sees its
-packages and gets only what is missing: nothing of theirs is replaced.
+packages and gets only what is missing: nothing of theirs is replaced. Options say what else to make
+(requirements/stacks.py); images are built with them.
 
 A state file says what an environment was made from and, last of all, that it is whole: one that is not whole,
 or was made from something else, is made again. Only the standard library is at hand here.
@@ -10,6 +11,7 @@ or was made from something else, is made again. Only the standard library is at 
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import importlib.metadata
@@ -26,36 +28,30 @@ from pathlib import Path
 from typing import Any
 
 import gpu_stack
+import imports
+import stacks
+from errors import SetupError, say
 
 HERE = Path(__file__).resolve().parent
-LOCK = HERE / "environment.lock"
-PACKAGES = HERE / "environment.in"
-TORCH = HERE / "torch.in"
 STATE_NAME = "clickwork.json"
 OLDEST_PIP = (22, 3)  # the first with --python
-# Where each module came from; what a broken stack raises on import is the failure we look for.
-PROBE = """
-import importlib, json, os
-modules = {name: importlib.import_module(name) for name in ("numpy", "torch", "fbgemm_gpu", "torchrec")}
-found = {n: [str(getattr(m, "__version__", "")), os.path.realpath(m.__file__)] for n, m in modules.items()}
-print("\\n" + json.dumps(found))
-"""
-
-
-class SetupError(Exception):
-    """One sentence for the user: what is wrong and what to do."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make or mend the environment; return an exit status."""
-    environment = Path(os.path.abspath(arguments[0] if arguments else HERE.parent / ".venv"))
+    parser = argparse.ArgumentParser(description="Make or mend Clickwork's virtual environment.")
+    parser.add_argument("directory", nargs="?", default=HERE.parent / ".venv")
+    parser.add_argument("--device", choices=stacks.DEVICES, default="auto", help="which torch (default: %(default)s)")
+    parser.add_argument("--packages", choices=stacks.PACKAGES, default=stacks.PACKAGES[0], help="what besides")
+    options = parser.parse_args(arguments)
+    environment, stack = Path(os.path.abspath(options.directory)), stacks.Stack(options.device, options.packages)
     try:
         if not (3, 10) <= sys.version_info[:2] <= (3, 12):
             raise SetupError(f"Python 3.10 to 3.12 is needed, not {sys.executable}: set PYTHON=python3.12")
-        use_base_python(environment)
-        made_from = describe()
+        use_base_python(environment, arguments)
+        made_from = describe(stack)
         if not is_whole(environment, made_from):
-            build_alone(environment, made_from)
+            build_alone(environment, stack, made_from)
     except SetupError as error:
         print(f"set-up: error: {error}", file=sys.stderr)
         return 2
@@ -65,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def use_base_python(environment: Path) -> None:
+def use_base_python(environment: Path, arguments: Sequence[str]) -> None:
     """Started by the environment's own Python (it is activated), go on in the one that it was made with."""
     state = read_state(environment)
     if state is None or os.path.realpath(sys.prefix) != os.path.realpath(environment):
@@ -73,18 +69,19 @@ def use_base_python(environment: Path) -> None:
     base = state["base"]
     if not os.access(base, os.X_OK):
         raise SetupError(f"{base}, which made {environment}, is gone; name another: PYTHON=/usr/bin/python3")
-    os.execv(base, [base, __file__, str(environment)])
+    os.execv(base, [base, __file__, *arguments])
 
 
-def describe() -> dict[str, Any]:
+def describe(stack: stacks.Stack) -> dict[str, Any]:
     """All that decides what the environment will hold."""
-    stack = gpu_stack.describe_gpu_stack()
-    inputs = [Path(__file__), Path(gpu_stack.__file__), PACKAGES if stack else LOCK, TORCH]
+    gpu = gpu_stack.describe_gpu_stack(stack.device) if stack.has_torch else None
+    inputs = [*sorted(HERE.glob("*.py")), *stack.inputs()]
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "stack": [stack.device, stack.packages],
         "inputs": hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest(),
-        "gpu_stack": stack,
+        "gpu_stack": gpu,
     }
 
 
@@ -112,7 +109,7 @@ def is_whole(environment: Path, made_from: dict[str, Any]) -> bool:
     return bool(state and state["whole"] and state["made_from"] == made_from and runs)
 
 
-def build_alone(environment: Path, made_from: dict[str, Any]) -> None:
+def build_alone(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> None:
     """Build, or wait for another make that is at it and look again."""
     directory = os.open(HERE, os.O_RDONLY)
     # For the steps to inherit: a pip that outlives its killed set-up holds the lock until it ends.
@@ -124,12 +121,12 @@ def build_alone(environment: Path, made_from: dict[str, Any]) -> None:
             say("another set-up is at work here; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         if not is_whole(environment, made_from):
-            build(environment, made_from)
+            build(environment, stack, made_from)
     finally:
         os.close(directory)
 
 
-def build(environment: Path, made_from: dict[str, Any]) -> None:
+def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> None:
     """Make the environment from nothing."""
     started = time.monotonic()
     clear(environment)
@@ -147,10 +144,10 @@ def build(environment: Path, made_from: dict[str, Any]) -> None:
     quiet = [] if sys.stderr.isatty() else ["-qq"]
     pip = [*pip_for(python), "install", *quiet, "--disable-pip-version-check", "--no-user"]
     if made_from["gpu_stack"]:
-        install_missing(environment, pip, made_from)
+        torch: str | None = install_missing(environment, pip, stack, made_from)
     else:
-        install_locked(pip)
-    versions = verify(environment, python, made_from["gpu_stack"])
+        torch = install_locked(pip, stack)
+    versions = imports.verify(environment, python, stack.modules, torch, made_from["gpu_stack"])
     write_state(environment, made_from, whole=True)
     say(f"ready after {time.monotonic() - started:.0f} s: {versions}")
 
@@ -179,58 +176,45 @@ def pip_for(python: Path) -> list[str | Path]:
     return [python, "-m", "pip"]
 
 
-def install_locked(pip: Sequence[str | Path]) -> None:
-    """The locked packages; then torch, whose requirements the lock holds: nothing else moves."""
-    if torch := gpu_stack.find_gpu_torch():
+def install_locked(pip: Sequence[str | Path], stack: stacks.Stack) -> str | None:
+    """The locked packages; then torch, whose requirements the lock holds: nothing else moves. Returns its version."""
+    if stack.device == "auto" and (torch := gpu_stack.find_gpu_torch()):
         missing = " and ".join(gpu_stack.missing_from_stack())
         say(f"torch {torch[0]} for {torch[1]} is there, but not {missing}: making the CPU stack beside it")
-    say("installing the packages of requirements/environment.lock")
+    say(f"installing the packages of requirements/{stack.lock.name}")
     # The lock says it all: a container's constraints for other packages would only contradict it.
     os.environ.pop("PIP_CONSTRAINT", None)
     # --no-deps: torchrec would bring fbgemm-gpu over the CPU build; all else that is required is in the lock.
-    run([*pip, "--no-deps", "--require-hashes", "-r", LOCK], "pip failed on requirements/environment.lock")
-    say(f"installing {torch_pin()} (CPU build: 0.2 GB; if your index has only the CUDA build: several)")
-    run([*pip, "--no-warn-conflicts", "-r", TORCH], "pip failed on requirements/torch.in")
+    failure = f"pip failed on requirements/{stack.lock.name}"
+    run([*pip, "--no-deps", "--require-hashes", "-r", stack.lock], failure)
+    if not stack.pins:
+        return None
+    *others, torch_pin = stack.pins
+    if others:
+        run([*pip, "--no-deps", *others], f"pip failed on {' '.join(others)}")
+    say(f"installing {torch_pin} (CPU build: 0.2 GB; if your index has only the CUDA build: several)")
+    run([*pip, "--no-warn-conflicts", torch_pin], f"pip failed on {torch_pin}")
+    return torch_pin.partition("==")[2]
 
 
-def install_missing(environment: Path, pip: Sequence[str | Path], made_from: dict[str, Any]) -> None:
-    """What this Python lacks, held to the versions of all that it has."""
-    stack = made_from["gpu_stack"]
-    say(f"using torch {stack['torch']} for {stack['device']}, fbgemm_gpu and torchrec of {sys.executable}")
-    gpu_stack.write_overlay(environment, stack, made_from["python"])
-    missing = gpu_stack.missing_requirements(PACKAGES.read_text(), stack)
-    if not missing:
-        return
-    say(f"installing what it lacks: {', '.join(missing)}")
-    constraints = environment / "constraints.txt"
-    constraints.write_text(gpu_stack.constraints(stack))
-    failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
-    run([*pip, "-c", constraints, *missing], failure)
-
-
-def verify(environment: Path, python: Path, stack: dict[str, Any] | None) -> str:
-    """Import the stack in the environment, check that it is the one meant, return its versions in words."""
-    say("importing torch, fbgemm_gpu and torchrec")
-    probe = subprocess.run([python, "-W", "ignore", "-c", PROBE], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
-        raise SetupError(f"the installed stack does not import: {lines[-1]}")
-    found = json.loads(probe.stdout.splitlines()[-1])
-    version, pinned = found["torch"][0], stack["torch"] if stack else torch_pin().partition("==")[2]
-    if pinned not in (version, version.split("+")[0]):
-        raise SetupError(f"torch {version} was installed, not {pinned}; is a PIP_* setting the cause?")
-    meant = stack["origins"] if stack else {}
-    for name, (_, origin) in found.items():
-        # numpy can be the one package that a container lacks: then it is ours.
-        expected = Path(meant.get(name) or environment.resolve())
-        if not Path(origin).is_relative_to(expected):
-            raise SetupError(f"{name} is imported from {origin}, not {expected}; is PYTHONPATH the cause?")
-    return ", ".join(f"{name} {found[name][0]}" for name in gpu_stack.STACK)
-
-
-def torch_pin() -> str:
-    """The one requirement in torch.in."""
-    return TORCH.read_text().splitlines()[-1].strip()
+def install_missing(
+    environment: Path, pip: Sequence[str | Path], stack: stacks.Stack, made_from: dict[str, Any]
+) -> str:
+    """What this Python lacks, held to the versions of all that it has. Returns its torch's version."""
+    gpu = made_from["gpu_stack"]
+    say(f"using torch {gpu['torch']} for {gpu['device']}, and all the rest of {sys.executable}")
+    gpu_stack.write_overlay(environment, gpu, made_from["python"])
+    if added := gpu["added"]:
+        say(f"installing what belongs to this torch: {', '.join(added)}")
+        # --no-deps: what they require is the next step's, under the constraints.
+        run([*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/containers.md, The bases")
+    if missing := gpu_stack.missing_requirements(stack.wanted(), gpu):
+        say(f"installing what it lacks: {', '.join(missing)}")
+        constraints = environment / "constraints.txt"
+        constraints.write_text(gpu_stack.constraints(gpu))
+        failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
+        run([*pip, "-c", constraints, *missing], failure)
+    return str(gpu["torch"])
 
 
 def run(command: Sequence[str | Path], failure: str) -> None:
@@ -239,11 +223,6 @@ def run(command: Sequence[str | Path], failure: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, close_fds=False, check=False)
     if done.returncode:
         raise SetupError(f"{failure} (exit status {done.returncode}, its own words are above)")
-
-
-def say(message: str) -> None:
-    """Tell what is going on; stdout stays the command's own."""
-    print(f"set-up: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

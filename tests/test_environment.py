@@ -51,8 +51,8 @@ class Project:
         self.python = directory / "base" / "bin" / "python"
         self.requirements.mkdir(parents=True)
         self.wheels.mkdir()
-        for name in ("install.py", "gpu_stack.py"):
-            (self.requirements / name).write_bytes((ROOT / "requirements" / name).read_bytes())
+        for source in (ROOT / "requirements").glob("*.py"):
+            (self.requirements / source.name).write_bytes(source.read_bytes())
         (self.requirements / "environment.in").write_text(PACKAGES)
         (self.requirements / "torch.in").write_text("torch==2.13.0\n")
         self._make_base()
