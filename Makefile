@@ -9,6 +9,17 @@ ARGS ?=
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 
+# Containers: which image, and what compose is told of this machine where no .env says it.
+PLATFORM ?= $(shell if test -e /dev/kfd; then echo rocm; elif test -e /dev/nvidiactl; then echo cuda; else echo cpu; fi)
+service = train$(if $(filter-out cpu,$(PLATFORM)),-$(PLATFORM))
+user = $(shell id -u | sed 's/^0$$//')
+machine = $(if $(wildcard .env),,$(if $(user),CLICKWORK_UID=$(user) CLICKWORK_GID=$(shell id -g) )$(addprefix \
+  CLICKWORK_RENDER_GID=,$(shell stat -c %g /dev/dri/renderD128 2>/dev/null)))
+compose = CLICKWORK_GIT_SHA=$(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null) \
+  $(machine) docker compose --profile $(PLATFORM)
+digest = CLICKWORK_IMAGE_DIGEST=$$(docker image inspect --format '{{.Id}}' $$(docker compose --profile $(PLATFORM) \
+  config --images | grep ':$(PLATFORM)$$' | sort -u))
+
 comma := ,
 space := $(subst ,, )
 
@@ -20,14 +31,18 @@ help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-environment: ## Make or mend the Python environment in .venv; every target does so first
-	@$(PYTHON) requirements/install.py $(VENV)
+environment: ## Make or mend the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
+	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
 
 train: environment ## Train, evaluate, write runs/<name>; NPROC=n for n processes; makes its data if there is none
 	$(launch)app.train $(ARGS)
 
 test: environment ## Run every test; ARGS go to pytest
 	$(python) -m pytest $(ARGS)
+
+test-matrix: ## Every test on the oldest releases supported, in .venv-oldest (a download of gigabytes); ARGS go to pytest
+	@$(PYTHON) requirements/install.py $(VENV)-oldest --device oldest
+	$(VENV)-oldest/bin/python -m pytest $(ARGS)
 
 preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
 	$(python) -m data_prep $(ARGS)
@@ -68,10 +83,25 @@ doctor: environment ## What is wrong with this machine, its packages, datasets a
 tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"
 	$(python) -m tensorboard.main --logdir $(or $(RUNS),runs) $(ARGS)
 
-lint: environment ## Ruff, its formatter and mypy
+up: images ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: what is here), TensorBoard beside it
+	@mkdir -p data runs
+	$(compose) up --detach tensorboard
+	$(digest) $(compose) run --rm $(service) $(ARGS)
+
+images: ## Build the images for PLATFORM=cpu|cuda|rocm
+	$(compose) build
+
+shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and runs/
+	$(digest) $(compose) run --rm --no-deps --entrypoint bash $(service)
+
+lint: environment ## Ruff, its formatter, mypy, hadolint; docker-compose.yml, where compose is there to read it
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	$(python) -m mypy
+	$(VENV)/bin/hadolint Dockerfile.cuda Dockerfile.rocm
+	@if docker compose version >/dev/null 2>&1; then set -x; \
+	  for profile in cpu cuda rocm; do docker compose --env-file .env.example --profile $$profile config --quiet || exit; done; \
+	else echo 'SKIPPED: NO docker compose HERE, SO docker-compose.yml WAS NOT VALIDATED'; fi
 
 lock: ## Resolve requirements/*.in into their locks again (needs uv); ARGS=--upgrade for newer versions
 	for name in environment train data_prep; do \
@@ -84,7 +114,7 @@ lock: ## Resolve requirements/*.in into their locks again (needs uv); ARGS=--upg
 golden: environment ## Make tests/golden again, the run that `make test` replays: only where bits are meant to change
 	$(python) -m tests.golden.make
 
-clean: ## Remove .venv and what the tools cache; runs/ and data/ stay
-	@test ! -e $(VENV)/clickwork.json || rm -rf $(VENV)
+clean: ## Remove .venv, .venv-oldest and what the tools cache; runs/ and data/ stay
+	@for venv in $(VENV) $(VENV)-oldest; do test ! -e $$venv/clickwork.json || rm -rf $$venv; done
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find app common data_prep requirements tests -name __pycache__ -prune -exec rm -rf {} +

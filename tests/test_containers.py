@@ -1,0 +1,182 @@
+"""The containers' files against each other and against the set-up; .ci/container builds and runs them for real."""
+
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.test_environment import ROOT, TORCH_INIT, Project, module, write_wheel
+
+DOCKERFILES = {"cuda": (ROOT / "Dockerfile.cuda").read_text(), "rocm": (ROOT / "Dockerfile.rocm").read_text()}
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+# ${NAME:-default}, whose default may hold no brace.
+VARIABLE = re.compile(r"\$\{(\w+):-([^{}]*)\}")
+CUDA_TORCH = {"torch/version.py": "__version__ = '2.12.1+cu130'\ncuda = '13.0'\nhip = None\n"}
+ROCM_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nhip = '7.1.25424-abc'\n"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path / "project")
+    (project.requirements / "train.in").write_text("-r data_prep.in\ntorchrec==1.8.0\nfbgemm_gpu-cpu==1.8.0\n")
+    (project.requirements / "data_prep.in").write_text("numpy  # and no more\n")
+    lock = (project.requirements / "environment.lock").read_text().splitlines()
+    (project.requirements / "train.lock").write_text("\n".join(lock[:3]))
+    (project.requirements / "data_prep.lock").write_text(lock[2])
+    return project
+
+
+def variables(text: str) -> list[tuple[str, str]]:
+    return VARIABLE.findall(text)
+
+
+def test_the_dockerfiles_differ_in_their_defaults_alone() -> None:
+    cuda, rocm = (text.splitlines() for text in DOCKERFILES.values())
+    assert len(cuda) == len(rocm)
+    different = [(line, other) for line, other in zip(cuda, rocm, strict=True) if line != other]
+    assert all(re.match(r"#|ARG (BASE_IMAGE|STACK)=", line) for pair in different for line in pair)
+    assert len(different) == 4
+
+
+def test_bases_are_pinned_by_digest_and_the_same_everywhere() -> None:
+    defaults = dict(variables(COMPOSE_TEXT))
+    arguments = {name: dict(re.findall(r"(?m)^ARG (\w+)=(\S+)$", text)) for name, text in DOCKERFILES.items()}
+    assert arguments["cuda"]["BASE_IMAGE"] == defaults["CUDA_BASE_IMAGE"]
+    assert arguments["rocm"]["BASE_IMAGE"] == defaults["ROCM_BASE_IMAGE"]
+    assert arguments["cuda"]["PLAIN_IMAGE"] == defaults["CPU_BASE_IMAGE"]
+    assert all(re.search(r"@sha256:[0-9a-f]{64}$", value) for name, value in defaults.items() if "BASE_IMAGE" in name)
+
+
+def test_env_example_names_every_variable_with_its_default() -> None:
+    listed = dict(re.findall(r"(?m)^#?(\w+)=(.*)$", (ROOT / ".env.example").read_text()))
+    used = dict(variables(COMPOSE_TEXT))
+    assert listed.keys() == {*used, "COMPOSE_PROFILES"}
+    assert listed["COMPOSE_PROFILES"] == "cpu"
+    for name, default in used.items():
+        if "BASE_IMAGE" not in name:
+            assert listed[name].strip('"') == default, name
+    # One default wherever a variable is used.
+    assert len(set(variables(COMPOSE_TEXT))) == len(used)
+
+
+def test_services_and_when_they_start() -> None:
+    profiles = {name: service.get("profiles", ["always"]) for name, service in COMPOSE["services"].items()}
+    always = {name for name, value in profiles.items() if value == ["always"]}
+    assert always == {"folders", "data_prep", "tensorboard"}
+    assert profiles["train"] == ["", "cpu"]
+    assert profiles["train-cuda"] == ["cuda"]
+    assert profiles["train-rocm"] == ["rocm"]
+    once = {name for name, value in profiles.items() if value == ["once"]}
+    assert once == {f"{name}{suffix}" for name in ("evaluate", "recommend", "doctor") for suffix in ("", "-cuda", "-rocm")} | {"plan"}  # fmt: skip  # noqa: E501
+    assert set(profiles) == always | once | {"train", "train-cuda", "train-rocm"}
+
+
+@pytest.mark.parametrize("service", sorted(set(COMPOSE["services"]) - {"folders", "tensorboard", "plan"}))
+def test_services_start_entry_points_that_exist(service: str) -> None:
+    entry = COMPOSE["services"][service]["entrypoint"]
+    assert entry[:3] == ["dumb-init", "--single-child", "--"]
+    modules = [value for flag, value in itertools.pairwise(entry) if flag == "-m"]
+    for name in modules:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
+    platform = service.partition("-")[2] or "cpu"
+    if service.startswith(("train", "evaluate", "recommend")):
+        assert entry[-1] == f"runtime.platform={platform}"
+
+
+def test_images_get_no_more_than_they_need() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    copied = set(re.findall(r"(?m)^COPY (\S+?)/ ", DOCKERFILES["cuda"]))
+    assert "*" in ignored
+    assert allowed == copied == {"app", "common", "data_prep", "requirements"}
+
+
+def test_locks_of_the_images_are_parts_of_the_developers() -> None:
+    pins = {}
+    for name in ("environment", "train", "data_prep"):
+        text = (ROOT / "requirements" / f"{name}.lock").read_text()
+        pins[name] = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", text))
+    assert pins["data_prep"] < pins["train"] < pins["environment"]
+    assert not {pin for pin in pins["train"] if pin.startswith(("pytest", "mypy==", "ruff", "scikit-learn"))}
+    assert not {pin for pin in pins["data_prep"] if pin.startswith(("torchrec", "fbgemm", "tensordict"))}
+
+
+def base_tool(project: Project, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [project.python, project.requirements / "base.py", *arguments]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replaced(project: Project) -> None:
+    project.add_to_base("torch", "2.12.1+cu130", TORCH_INIT | CUDA_TORCH)
+    project.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
+    for release in ("1.7.0", "1.8.0"):
+        no_driver = "raise OSError('libnvidia-ml.so.1: cannot open shared object file: No such file or directory')"
+        write_wheel(project.wheels, "fbgemm_gpu", release, {"fbgemm_gpu/__init__.py": no_driver})
+        write_wheel(project.wheels, "torchrec", release, module("torchrec", release), ["torch>=99"])
+    record = project.requirements / "base.json"
+    assert "torchrec none" in base_tool(project, "record", record).stdout
+    said = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    assert "installing what belongs to this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
+    # A machine that builds images has no GPU driver: said, not failed.
+    assert "were not imported: no GPU driver here" in said
+    python = project.environment / "bin" / "python"
+    checked = base_tool(project, "check", record, python)
+    assert checked.returncode == 0, checked.stderr
+    assert "untouched: torch 2.12.1+cu130, torchrec none" in checked.stdout
+    assert "torchrec 1.7.0, fbgemm_gpu 1.7.0, numpy 2.2.6" in checked.stdout
+    # Somebody's pip comes and "improves" the base; or the environment hides the base's own.
+    (project.packages_of(project.environment) / "numpy").mkdir()
+    (project.packages_of(project.environment) / "numpy" / "__init__.py").touch()
+    hidden = base_tool(project, "check", record, python)
+    assert hidden.returncode == 1
+    assert "numpy was replaced: 2.2.6 in" in hidden.stderr
+    project.replace_in_base("numpy", "2.2.6", "2.9.9")
+    assert "now in the base's Python" in base_tool(project, "check", record, python).stderr
+
+
+@pytest.mark.parametrize(
+    ("torch", "fbgemm", "device", "sentence"),
+    [
+        (None, None, "rocm", "no torch for rocm in this Python"),
+        (CUDA_TORCH, None, "rocm", "no torch for rocm in this Python"),
+        (ROCM_TORCH, "1.4.0", "rocm", "fbgemm-gpu 1.4.0 belongs to torch 2.9, not 2.10.0+rocm7.1"),
+        (ROCM_TORCH, None, "rocm", "pip found no fbgemm-gpu==1.5.0+rocm7.1 or no torchrec==1.5.*"),
+        ({"torch/version.py": "__version__ = '2.9.1'\ncuda = '12.8'\n"}, None, "cuda", "torch 2.9.1 is too old"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
+    project: Project, torch: dict[str, str] | None, fbgemm: str | None, device: str, sentence: str
+) -> None:
+    if torch:
+        version = torch["torch/version.py"].split("'")[1]
+        project.add_to_base("torch", version, TORCH_INIT | torch)
+    if fbgemm:
+        project.add_to_base("fbgemm_gpu", fbgemm, module("fbgemm_gpu", fbgemm))
+    assert sentence in project.set_up(status=2, options=["--device", device, "--packages", "train"])
+
+
+def test_preprocessing_gets_no_torch(project: Project) -> None:
+    said = project.set_up(options=["--packages", "data_prep"])
+    assert "ready after" in said
+    assert {path.split("/")[0] for path in project.snapshot(project.environment)} == {"numpy", "numpy-2.4.6.dist-info"}
+    state = json.loads((project.environment / "clickwork.json").read_text())
+    assert state["made_from"]["stack"] == ["auto", "data_prep"]
+
+
+def test_the_oldest_releases_go_over_the_locked_ones(project: Project) -> None:
+    (project.requirements / "oldest.in").write_text("torchrec==1.4.0  # a reason\ntorch==2.10.0\n")
+    write_wheel(project.wheels, "torchrec", "1.4.0", module("torchrec", "1.4.0"), ["fbgemm-gpu"])
+    old = TORCH_INIT | {"torch/version.py": "__version__ = '2.10.0+cu128'\n"}
+    write_wheel(project.wheels, "torch", "2.10.0", old)
+    project.set_up(options=["--device", "oldest"])
+    versions = project.versions()
+    assert versions["torchrec"] == "1.4.0"
+    assert versions["torch"].startswith("2.10.0")
+    assert versions["fbgemm_gpu"] == "1.8.0"
