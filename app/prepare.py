@@ -14,6 +14,7 @@ from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from data_prep.format import MANIFEST_NAME, Manifest
 
+FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 REPOSITORY = Path(__file__).parent.parent
 
 
@@ -74,7 +75,7 @@ def _overrides(config: DataConfig) -> list[str] | None:
     """data_prep's command line; None if the dataset is there."""
     for_synthetic = {f"synthetic.{key}": value for key, value in vars(config.synthetic).items()}
     if config.raw is None and config.path is not None:
-        _refuse({**for_synthetic, "workers": config.workers})
+        _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema})
         return None
     root = dataset_path(config)
     if config.raw is None and config.source is None:
@@ -92,8 +93,7 @@ def _overrides(config: DataConfig) -> list[str] | None:
         overrides.append(f"data.raw={_quote(config.raw)}")
     if config.raw is not None or config.source != "synthetic":
         _refuse(for_synthetic)
-    keys = ("encoding", "frequency_threshold", "max_ind_range", "workers")
-    values = {**{key: getattr(config, key) for key in keys}, **for_synthetic, **_flat(config.prep)}
+    values = {**{key: getattr(config, key) for key in FOR_RAW}, **for_synthetic, **_flat(config.prep)}
     return overrides + [f"data.{key}={_quote_value(value)}" for key, value in values.items() if value is not None]
 
 

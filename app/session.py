@@ -151,8 +151,8 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    if not manifest.num_embeddings or not manifest.schema["dense"]:
-        raise UserError(f"{root}: DLRM needs at least one dense and one sparse feature")
+    if not manifest.num_embeddings:
+        raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
                                               planning.multi_hot_features(config, manifest))  # fmt: skip

@@ -8,7 +8,7 @@ from common.errors import UserError
 from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.lines import LineBlocks
 from data_prep.lookup import LookupTable
-from data_prep.parquet import is_parquet, num_rows
+from data_prep.parquet import num_rows
 from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
 from data_prep.vocabulary import PART_BYTES
@@ -91,7 +91,7 @@ def check_disk(path: Path, job: Job) -> None:
         columns += 2 * len(job.schema.columns) + 6
     if job.bags is not None:
         columns += sum(job.bags.sizes) + 2 * len(job.bags.sizes)
-    needed = int(sum(_estimate_rows(source) for source in job.sources) * 4 * columns * DISK_MARGIN)
+    needed = int(sum(_estimate_rows(job, source) for source in job.sources) * 4 * columns * DISK_MARGIN)
     free = shutil.disk_usage(path).free
     if needed > free:
         raise UserError(
@@ -100,11 +100,11 @@ def check_disk(path: Path, job: Job) -> None:
         )
 
 
-def _estimate_rows(source: Source) -> float:
+def _estimate_rows(job: Job, source: Source) -> float:
     """Rows of a source: as it says itself, else from the length of its first lines."""
     if source.generated_rows is not None:
         return float(source.generated_rows)
-    if is_parquet(source):
+    if job.table is not None and job.table.is_parquet:
         return float(num_rows(source))
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
         for block in lines.until(SAMPLE_BYTES):

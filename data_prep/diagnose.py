@@ -22,6 +22,10 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
     if not line:
         return f"{where}: empty line; remove it"
     fields = line.split(b"\t")
+    if len(fields) != len(columns) and not _is_text(line):
+        return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
+    if len(fields) == 1 and line.count(b",") > 1:
+        return f"{where}: separated by commas, not tabs; for a table of your own, use data=custom with data.schema"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
         if len(fields) < len(columns) and is_last:
@@ -36,6 +40,14 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
         if fault:
             return f"{where}, column {column}: {_shown(field)} {fault}; correct or remove this row"
     return f"{where}: not readable as a row; correct or remove this row"
+
+
+def _is_text(line: bytes) -> bool:
+    """Whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
+    try:
+        return not any(character < " " and character not in "\t\r\n" for character in line.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _fault(field: bytes, column: str, schema: Schema) -> str | None:

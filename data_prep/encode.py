@@ -17,7 +17,7 @@ from data_prep.format import Manifest, digest_file, load_manifest
 from data_prep.jit import jit
 from data_prep.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
-from data_prep.parse import MISSING_INTEGER, Block, parse_bytes
+from data_prep.parse import Block, parse_bytes
 from data_prep.ragged import Bags, offsets_of
 from data_prep.schema import Schema
 from data_prep.table import Table
@@ -82,6 +82,7 @@ class Encoder:
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
+        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
         self._range = None
         if manifest.encoding["dense_range"]:
             last = manifest.encoding["dense_range"][-1]
@@ -123,7 +124,7 @@ class Encoder:
             UserError: no rows, or a row that does not fit (file, row, column, remedy).
         """
         if self._table is None:
-            return parse_bytes(data, name, self.schema, labelled)
+            return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
         if not self._table.header:
@@ -168,11 +169,9 @@ class Encoder:
     def encode(self, block: Block) -> EncodedBlock:
         """Encode parsed rows."""
         integers = block.dense
-        if self._table is None:
-            integers = np.where(integers == MISSING_INTEGER, np.int32(0), integers)
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
-        dense = transform_dense(integers, self._transform, self._range)
+        dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
         unknown = np.zeros(len(self.features), np.int64)
         if self._tables:
             columns = np.ascontiguousarray(block.sparse.T[self._columns])

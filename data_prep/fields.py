@@ -5,6 +5,8 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from common.errors import UserError
 from data_prep.parse import Block, parse_bytes
 from data_prep.schema import Schema
@@ -41,7 +43,7 @@ def parse_fields(
     rows = zip(*(columns[column] for column in names), strict=True)
     if table is None:
         text = "".join("\t".join(fields) + "\n" for fields in rows)
-        return parse_bytes(text.encode(), name, schema, labelled=False, first_row=first_row)
+        return parse_bytes(text.encode(), name, schema, labelled=False, first_row=first_row, missing=np.int32(0))
     lines = io.StringIO()
     csv.writer(lines, delimiter=table.delimiter, lineterminator="\n").writerows(rows)
     table = replace(table, header=True, names=names, separators=tuple(text_separators(table).items()), is_parquet=False)

@@ -130,7 +130,7 @@ def _block(batch: Any, table: Table, where: _Where) -> Block:
     single = table.schema.single
     sparse = np.empty((len(labels), len(single)), np.uint32)
     for i, column in enumerate(single):
-        sparse[:, i] = _categories(batch.column(column))
+        sparse[:, i] = _categories(_as_integers(batch.column(column), where, column))
     separators = dict(table.separators)
     bags = tuple(_bags(batch.column(column), separators[column]) for column in table.schema.ragged)
     return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
@@ -148,6 +148,23 @@ def _numbers(array: Any, where: _Where, column: str, empty: float | None) -> NDA
     if not good.all():
         raise where.error(int(good.argmin()), column, f"{filled[good.argmin()]} is not a number")
     return filled
+
+
+def _as_integers(array: Any, where: _Where, column: str) -> Any:
+    """Integers where a column has them as numbers with a fraction, as one with gaps often does, or as truths."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_boolean(array.type):
+        return array.cast(pa.int8())
+    if not pa.types.is_floating(array.type):
+        return array
+    values = array.to_numpy(zero_copy_only=False)
+    good = array.is_null().to_numpy(zero_copy_only=False) | (np.abs(values) < 2**53) & (values == np.rint(values))
+    if not good.all():
+        place = int(good.argmin())
+        raise where.error(place, column, f"{values[place]} is not a category: text or an integer")
+    return pc.cast(array, pa.int64(), safe=False)
 
 
 def _categories(array: Any) -> NDArray[np.uint32]:

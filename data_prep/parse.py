@@ -194,7 +194,14 @@ def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> 
     return num_bytes // shortest + 1
 
 
-def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool = True, first_row: int = 1) -> Block:
+def parse_bytes(
+    data: bytes,
+    name: str,
+    schema: Schema = CRITEO,
+    labelled: bool = True,
+    first_row: int = 1,
+    missing: np.int32 = MISSING_INTEGER,
+) -> Block:
     """Parse rows held in memory, e.g. candidates to be scored.
 
     Args:
@@ -202,6 +209,7 @@ def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool 
         name: what to call the source in an error.
         labelled: False for rows without the label column; their labels are 0.
         first_row: the number of the first row, for an error.
+        missing: what an empty integer becomes.
 
     Raises:
         UserError: no rows, or a row that does not fit the schema (file, row, column, remedy).
@@ -215,7 +223,7 @@ def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO, labelled: bool 
         buffer[end] = NEWLINE
         end += 1
     block = empty_block(max_rows(end, schema, labelled), schema)
-    rows, position = parse_lines(buffer, 0, end, labelled, MISSING_INTEGER, *block[:3])
+    rows, position = parse_lines(buffer, 0, end, labelled, missing, *block[:3])
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end

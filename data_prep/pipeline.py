@@ -26,6 +26,7 @@ from data_prep.existing import (
 )
 from data_prep.format import Manifest
 from data_prep.generated import Generator, write_generated
+from data_prep.idle import refuse_idle_choices
 from data_prep.jit import compile_notice
 from data_prep.kernels import compile_kernels
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
@@ -58,6 +59,7 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.source in GENERATED:
         refuse_idle_keys(data)
         return write_generated(data, root, _generator(data))
+    _refuse_early(data, root)
     try:
         with claimed(root) as work:
             sources = tuple(_find_sources(data, root))
@@ -87,6 +89,22 @@ def _generator(data: DataConfig) -> Generator:
     return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
 
 
+def _refuse_early(data: DataConfig, root: Path) -> None:
+    """Before anything is fetched or generated, refuse what could not be done with it.
+
+    Raises:
+        UserError: choices that do not go together.
+    """
+    refuse_idle_choices(data)
+    _refuse_criteo_s_own(data)
+    num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
+    if data.source in num_days:
+        _multi_hot(data, resolve_rules(data, num_days[data.source]), CRITEO)
+    given = [data.raw] if isinstance(data.raw, (str, Path)) else data.raw or []
+    if any(Path(str(entry)).expanduser().resolve() == root.resolve() for entry in given):
+        raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
+
+
 def _find_sources(data: DataConfig, root: Path) -> list[Source]:
     """What to read, made or fetched if need be."""
     if data.source is DataSource.synthetic:
@@ -100,10 +118,15 @@ def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
     Raises:
         UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
     """
+    return None if data.schema is None else load_table(Path(data.schema), sources)
+
+
+def _refuse_criteo_s_own(data: DataConfig) -> None:
+    """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
         if data.source is DataSource.custom:
             raise UserError("data.schema: not given; name the YAML file that says how to read your table")
-        return None
+        return
     if data.source not in (DataSource.local, DataSource.custom):
         raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
     if data.encoding not in (Encoding.vocabulary, Encoding.hash):
@@ -111,7 +134,6 @@ def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
     if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32):
         name = data.dense_transform.value
         raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
-    return load_table(Path(data.schema), sources)
 
 
 def _multi_hot(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.choices import DenseTransform, Encoding, SplitMethod, VocabularyOrder
-from data_prep.config import DataConfig
+from data_prep.config import DataConfig, SplitConfig
+from data_prep.idle import refuse_idle_split_keys
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
 TORCHREC_SEED = 0
@@ -151,11 +152,14 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
             ("max_ind_range", data.max_ind_range, None),
             ("frequency_threshold", data.frequency_threshold, 1),
             ("split.method", data.split.method, SplitMethod.auto),
+            ("split.held_out", data.split.held_out, SplitConfig().held_out),
+            ("split.seed", data.split.seed, SplitConfig().seed),
         ):
             if value != neutral:
                 raise UserError(f"data.{key}: data.encoding={data.encoding.value} does not leave it open")
         return rules
     method = _resolve_method(data.split.method, num_sources)
+    refuse_idle_split_keys(data.split, method)
     return replace(rules, split=method, held_out=data.split.held_out, split_seed=data.split.seed)
 
 

@@ -64,8 +64,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
                 result.rows = arrange(job, result.records)
         else:
             result.rows = split_rows(job, result.records)
-        if not sum(result.rows.values()):
-            raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+        _refuse_no_train_rows(job, result.rows)
         if job.rules.order is not None:
             _fit(job, result, pool)
         result.peak_bytes = pool.peak_bytes
@@ -85,6 +84,18 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
         result.seconds |= pool.seconds
     return result
+
+
+def _refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
+    """Nothing can be learnt from a dataset that holds all its rows out."""
+    if not sum(rows.values()):
+        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    if not rows["train"]:
+        method = job.rules.split.value
+        raise UserError(
+            f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
+            "give more rows, or a smaller data.split.held_out"
+        )
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _separator(path: Path, source: Source, table: Table, name: str, kind: str) -
         if separator is not None:
             raise UserError(f"{path}: column {name}: holds lists in {source.path}; leave the separator out")
         return ""
-    if kind not in ("text", "integer"):
+    if kind not in ("text", "integer", "number"):
         raise UserError(f"{source.path}, column {name}: {kind}; categories are text, integers or lists of these")
     if separator is not None and kind != "text":
         raise UserError(f"{source.path}, column {name}: {kind}, which no separator divides")

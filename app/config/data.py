@@ -61,9 +61,10 @@ class DataConfig:
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
     prep: dict[str, Any] = field(default_factory=dict)  # further keys for data_prep as they are, without their data.
-    encoding: str | None = None  # the next four are handed to data_prep; null: its default
+    encoding: str | None = None  # the next five are handed to data_prep; null: its default
     frequency_threshold: int | None = None
     max_ind_range: int | None = None
+    schema: str | None = None  # YAML file that says how to read a table of one's own; null: Criteo's rows
     workers: int | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)

@@ -17,10 +17,10 @@ class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
 
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
-        """sparse_arch: bags of the F features to [B, F, D]."""
+        """sparse_arch: bags of the F features to [B, F, D]. Without dense features dense_arch is given a constant."""
         super().__init__()
         self.sparse_arch = sparse_arch
-        self.dense_arch = mlp(num_dense, config.dense_arch, config.dense_final_relu)
+        self.dense_arch = mlp(num_dense or 1, config.dense_arch, config.dense_final_relu)
         self.interaction = make_interaction(config, num_sparse)
         self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
         if config.dense_init is DenseInit.facebookresearch:
@@ -30,6 +30,8 @@ class DLRM(nn.Module):
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
         sparse = self.sparse_arch(sparse_features)
+        if not dense_features.shape[1]:
+            dense_features = dense_features.new_ones(len(dense_features), 1)
         dense = self.dense_arch(dense_features)
         return self.over_arch(self.interaction(dense, sparse)).squeeze(1).float()
 

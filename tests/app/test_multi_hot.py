@@ -1,5 +1,6 @@
 """Bags of any size from shards to batches, and ids expanded to bags while they are read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from app.data import Split
 from common.errors import UserError
 from data_prep.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from data_prep.multi_hot import Distribution
+from data_prep.pipeline import preprocess
 from data_prep.ragged import Bags, join, pack, unpack
+from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
+from tests.data_prep.conftest import config as prep_config
 from tests.reference import multi_hot_tables
 
 CONFIG = DataConfig(shuffle_block_rows=37, shuffle_window_blocks=3)
@@ -145,6 +149,72 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
         split(dataset, None, None, 3)
     with pytest.raises(UserError, match="has multi-hot columns of its own"):
         split(ragged, [1, 2, 2, 3])
+
+
+def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
+    """MovieLens' columns in Parquet, no dense feature at all; nothing but a schema is written."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(0)
+    genres = ["Action", "Comedy", "Drama", "Horror", "Sci-Fi"]
+    of_movie = [[genres[g] for g in rng.permutation(5)[: rng.integers(0, 4)]] for _ in range(50)]
+    users, movies = rng.integers(0, 80, 1_500), rng.integers(0, 50, 1_500)
+    liked = np.array(["Drama" in of_movie[movie] for movie in movies]) ^ (users % 4 == 0)
+    ratings = np.where(rng.random(1_500) < 0.9, liked, ~liked) * 2.0 + rng.integers(2, 4, 1_500)
+    table = pa.table({"userId": users, "movieId": movies, "rating": ratings, "genres": [of_movie[m] for m in movies]})
+    pq.write_table(table, tmp_path / "ratings.parquet", row_group_size=400)
+    (tmp_path / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId, genres]\n")
+    made = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
+    done = run_app("train", *SMALL, *made, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "runs/ratings/summary.json").read_bytes())
+    assert figures["eval"]["auc"] > 0.75
+    assert load_manifest(tmp_path / "ratings").ragged == ["genres"]
+    (tmp_path / "new.csv").write_text("userId,movieId,genres\n5,3,Drama|Comedy\n4,3,\n5,999,Western\n")
+    ranked = run_app("recommend", "run=runs/ratings", "candidates=new.csv", "out=ranked.csv")
+    assert ranked.returncode == 0, ranked.stderr
+    assert len((tmp_path / "ranked.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
+    processes: int, run_app: Command, ragged: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={ragged}", "train.global_batch_size=24", "train.epochs=3",
+                 "data.shuffle_block_rows=37", "data.shuffle_window_blocks=3"]  # fmt: skip
+    whole = run_app("train", *overrides, "run.name=whole", processes=processes)
+    assert whole.returncode == 0, whole.stderr
+    stopped = run_app("train", *overrides, "run.name=parts", "train.max_steps=21", processes=processes)
+    assert stopped.returncode == 0, stopped.stderr
+    resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = (json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes()) for name in ("whole", "parts"))
+    assert one["steps"] == other["steps"] == 48
+    assert one["digest"] == other["digest"]
+
+
+def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
+    """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
+    rows = criteo_rows(600)
+    (tmp_path / "day.tsv").write_text(rows)
+    chosen = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
+    common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40", "data.workers=1"]
+    for name, more in (("one_hot", []), ("multi_hot", chosen)):
+        preprocess(prep_config(*common, *more, f"data.path={tmp_path}/{name}"))
+    digests = []
+    for name, more in (("one_hot", chosen), ("multi_hot", [])):
+        done = run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
+        assert done.returncode == 0, done.stderr
+        digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
+    assert digests[0] == digests[1]
+
+
+def criteo_rows(count: int) -> str:
+    rng = np.random.default_rng(0)
+    rows = [
+        [str(rng.integers(2)), *map(str, rng.integers(0, 9, 13)), *(f"{v:08x}" for v in rng.integers(1, 99, 26))]
+        for _ in range(count)
+    ]
+    return "".join("\t".join(row) + "\n" for row in rows)
 
 
 LISTS = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12)

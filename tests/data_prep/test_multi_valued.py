@@ -216,7 +216,7 @@ def replaced(name, place, value):
         (replaced("rating", 149, None), "row group 2, row 10 of it, column rating: no value"),
         (replaced("price", 80, float("inf")), "row group 1, row 11 of it, column price: inf is not a number"),
         ({"price": ["cheap"] * 350}, "column price: text, not numbers"),
-        ({"user": [0.5] * 350}, "column user: number; categories are text"),
+        ({"user": [3.0] * 99 + [0.5] * 251}, "row group 1, row 30 of it, column user: 0.5 is not a category"),
         ({"item": [[0.5]] * 350}, "column item: list<"),
     ],
 )
@@ -246,6 +246,16 @@ def test_bad_schemas(directory, schema, message):
     (directory / "parquet.yaml").write_text(schema)
     with pytest.raises(UserError, match=message):
         preprocess(config(*overrides(directory, "parquet")))
+
+
+def test_integers_with_gaps_are_integers_still(directory):
+    preprocess(config(*overrides(directory, "parquet", "whole")))
+    gaps = [float(record["user"]) for record in make_records(350)]
+    write_parquet(directory / "rows.parquet", make_records(350), user=gaps, genres=pa.array(
+        [record["genres"] or None for record in make_records(350)], pa.list_(pa.dictionary(pa.int8(), pa.string()))
+    ))  # fmt: skip
+    preprocess(config(*overrides(directory, "parquet", "gaps")))
+    assert sums(directory / "gaps") == sums(directory / "whole")
 
 
 def test_columns_by_position_and_damaged_files(directory):
