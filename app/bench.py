@@ -75,7 +75,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
         raise UserError(
             f"train.global_batch_size={config.train.global_batch_size}: not divisible by the {world_size} processes"
         )
-    published = published_tables(getattr(config.data, "published_tables", None) or DEFAULT_TABLES).values()
+    published = published_tables(config.data.published_tables or DEFAULT_TABLES).values()
     rows = asked.num_embeddings or [min(count, asked.most_rows) for count in published]
     bags = asked.bag_sizes
     if bags is None:

@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 log = logging.getLogger("clickwork")
 
-QUIET_SECONDS = 30.0  # between plain lines where there is no terminal
+FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first plain line, and between lines, where there is no terminal
+BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
 class Progress:
@@ -19,14 +20,15 @@ class Progress:
         """all_windows: a line for each window of steps, not only now and then."""
         self._all_windows = all_windows
         self._bar: Any = None
-        self._last_line = time.monotonic()
-        self._shown, self._total = shown, total_steps
+        self._next_line = self._began = time.monotonic()
+        self._shown, self._total, self._first = shown, total_steps, 0
 
     def start(self, step: int) -> None:
         """Begin to show progress, with `step` steps done before."""
-        self._last_line = time.monotonic()
+        self._began, self._first = time.monotonic(), step
+        self._next_line = self._began + FIRST_SECONDS
         if self._shown and sys.stderr.isatty():
-            self._bar = tqdm(total=self._total, initial=step, unit="step", dynamic_ncols=True, mininterval=0.2)
+            self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=BAR)
 
     def update(
         self,
@@ -35,21 +37,24 @@ class Progress:
         loss: float | None,
         accuracy: float,
         samples_per_second: float,
+        input_wait: float,
         auc: float | None,
     ) -> None:
-        """Show the state after `step`, with the window's loss and accuracy; the rate is global."""
+        """Show the state after `step`, with the window's loss and accuracy; the rate is global, the wait a fraction."""
         if not self._shown:
             return
         found = "all skipped" if loss is None else f"loss {loss:.4f} accuracy {accuracy:.2%}"
-        seen = f"epoch {epoch} {found} {samples_per_second:,.0f} samples/s"
+        seen = f"epoch {epoch} {found} {samples_per_second:,.0f} samples/s, input wait {input_wait:.0%}"
         if auc is not None:
-            seen += f" AUC {auc:.4f}"
+            seen += f", last AUC {auc:.4f}"
         if self._bar is not None:
             self._bar.set_postfix_str(seen, refresh=False)
             self._bar.update(step - self._bar.n)
-        if self._all_windows or (self._bar is None and time.monotonic() - self._last_line >= QUIET_SECONDS):
-            self._last_line = time.monotonic()
-            log.info("step %d/%d %s", step, self._total, seen)
+        now = time.monotonic()
+        if self._all_windows or (self._bar is None and now >= self._next_line):
+            self._next_line = now + QUIET_SECONDS
+            left = (now - self._began) / max(1, step - self._first) * (self._total - step)
+            log.info("step %d/%d %s, %s to go", step, self._total, seen, tqdm.format_interval(left))
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -11,6 +11,7 @@ import torch
 
 from app import loop, losses, optimizer, provenance, resume, sharding, summary, trackers
 from app.batch import Batch
+from app.closing import closing_lines
 from app.config import to_plain
 from app.course import course_of
 from app.curves import click_curves
@@ -102,7 +103,7 @@ class Run:
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self.record.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
-        for line in summary.describe(figures, self.measured_before):
+        for line in closing_lines(figures, self.measured_before):
             log.info(line)
         if self.stop.signal is not None:
             log.info("stopped %.1f s after %s", time.perf_counter() - self.stop.came_at, self.stop.signal.name)
@@ -182,7 +183,7 @@ class Run:
                     watts=self.energy.watts(),
                     **memory_in_use(self.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
-        self.progress.update(state.step, state.epoch, loss, accuracy, rate, auc)
+        self.progress.update(state.step, state.epoch, loss, accuracy, rate, steps.input_wait / total, auc)
 
     def _evaluate(self, state: loop.State) -> dict[str, Any]:
         split = self.config.eval.split

@@ -139,23 +139,3 @@ def describe_beside_train(train: dict[str, Any], held_out: dict[str, Any], epoch
                 f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
             )
     return lines
-
-
-def describe(summary: dict[str, Any], measured_before: int) -> list[str]:
-    """The final figures as lines; `measured_before` steps were measured before the run was resumed."""
-    rates, seconds = summary["throughput"], summary["seconds"]
-    lines = [
-        f"{summary['status']}: {summary['steps']:,} steps, {summary['samples']:,} samples in {seconds['total']:.1f} s "
-        f"(training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, checkpoints {seconds['checkpoint']:.1f})"
-    ]
-    if summary["status"] == "interrupted":
-        lines.append("interrupted: saved; the same command goes on from here")
-    if rates["samples_per_second"] is not None:
-        before = f", {measured_before:,} of them before the resumption" if measured_before else ""
-        lines.append(
-            f"throughput: {rates['samples_per_second']:,.0f} samples/s global, "
-            f"{rates['samples_per_second_per_device']:,.0f} per device; step p50 {rates['step_ms_p50']:.2f} ms, "
-            f"p95 {rates['step_ms_p95']:.2f} ms; waiting for input {rates['input_wait_fraction']:.1%} "
-            f"(over {rates['steps_measured']:,} steps{before})"
-        )
-    return lines
