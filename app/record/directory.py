@@ -42,6 +42,9 @@ RESULTS_COLUMNS = (
 )  # fmt: skip
 
 
+OURS = (LOCK, LOG, f"{MANIFEST}.tmp")  # what a run may leave that was killed before it had a manifest
+
+
 class Record:
     """The directory of one run; what writes does nothing on other ranks than 0."""
 
@@ -62,7 +65,7 @@ class Record:
             above = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
             self.directory.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.directory.iterdir() if path.name not in (LOCK, LOG)]
+            others = [path.name for path in self.directory.iterdir() if path.name not in OURS]
             if others and not self._is_run():
                 raise UserError(f"run.dir={self.directory}: holds {others[0]} and is not a run's; choose another")
             lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
@@ -95,10 +98,11 @@ class Record:
         views: names of files and directories for other tools, which belong to the run as well.
         """
         if afresh:
-            for name in (CHECKPOINTS, METRICS, MANIFEST, LOG, CURVES, STEP_TIMES, *views):
+            for name in (CHECKPOINTS, METRICS, LOG, CURVES, STEP_TIMES, *views):
                 _remove(self.directory / name)
         (self.directory / SUMMARY).unlink(missing_ok=True)
-        before = read_json(self.directory / MANIFEST)
+        # The manifest is what tells a run's directory from others, so it is there at all times.
+        before = None if afresh else read_json(self.directory / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
         write_atomically(self.directory / MANIFEST, _json(manifest))

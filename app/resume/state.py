@@ -86,7 +86,7 @@ def restore(path: Path, session: Session) -> Resumed:
         rng.restore(mine, session.runtime.device)
     then, now = values["layout"], _layout(session)
     if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
-        line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only)"
+        line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
 
 

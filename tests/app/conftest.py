@@ -20,7 +20,7 @@ from app.config.doctor import DoctorConfig
 from app.config.recommend import RecommendConfig
 from common.cli import run_command
 from tests.app import inject
-from tests.app.datasets import write_dataset
+from tests.app.datasets import write_dataset, write_ragged_dataset
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
@@ -46,6 +46,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small dataset in shards of several sizes."""
     root = tmp_path_factory.mktemp("dataset")
     write_dataset(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset with features of many ids."""
+    root = tmp_path_factory.mktemp("ragged")
+    write_ragged_dataset(root, {"train": 2_000, "val": 300, "test": 20}, shard_rows=700)
     return root
 
 

@@ -116,6 +116,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "after the rename": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.LATEST),
     "before the best": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.BEST),
     "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill, lambda p, **_: str(p).endswith(files.OLD)),
+    "in the beginning": lambda n: at_call(os, "replace", n, kill, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
     "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
     "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),

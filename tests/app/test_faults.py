@@ -58,6 +58,22 @@ def test_a_kill_at_any_moment_changes_nothing(
     assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("again", [[], ["checkpoint.resume=never"]])
+def test_a_kill_before_the_first_step_is_no_hindrance(
+    number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    """Before the manifest or the configuration gets its name, in a new directory or over a run that was there."""
+    short = [*overrides, "train.max_steps=3", "run.name=x"]
+    if again:
+        assert run_app("train", *short).returncode == 0
+    killed = _injected("in the beginning", number, *short, *again, cwd=tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = run_app("train", *short, *again)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "runs/x")["steps"] == 3
+
+
 def test_a_stop_at_an_evaluation_loses_none(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command, tmp_path: Path) -> None:
     """kill -9 at any time after a part of the run began (in steps, saves, renames), fifty times over, then the end."""
-    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=400", "train.max_steps=3000", "checkpoint.every_steps=5",
+    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=400", "train.max_steps=1500", "checkpoint.every_steps=5",
                  "train.eval_every_steps=500", "train.log_every_steps=5", "record.tensorboard=false"]  # fmt: skip
     assert run_app("train", *overrides, "run.name=whole").returncode == 0
     rng, run, steps = random.Random(0), tmp_path / "runs/killed", []
