@@ -200,7 +200,7 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
 
 
 def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in another order differ by 1e-5 at most."""
+    """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
     overrides = [
         *SMALL,
         f"data.path={dataset}",
