@@ -112,7 +112,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
                     _of(run, "train", "device_bytes", "device, tensors", 1, 1 / MIB)], from_zero=True)  # fmt: skip
     memory.series = [series for series in memory.series if series.x]
     power = Chart("power", "Power", "step", "W", [_of(run, "train", "watts", "power", 1)], from_zero=True)
-    return [rate, speed, _step_times(run), wait, memory, power]
+    return [rate, speed, _step_times(run), _phases(run), wait, memory, power]
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
@@ -157,6 +157,19 @@ def _step_times(run: RunFiles) -> Chart:
             if value is not None:
                 chart.series.append(Series(f"{name} {value:.2f} ms", [value, value * 1.000001], [0, top], "reference",
                                            color))  # fmt: skip
+    return chart
+
+
+def _phases(run: RunFiles) -> Chart:
+    """Forward, backward, optimizer and whatever else the run told apart."""
+    chart = Chart("phases", "Where a step's time goes", "step", "ms", from_zero=True,
+                  note="Sampled steps; the newest sample of each window of the log.")  # fmt: skip
+    events = [event for event in run.of_kind("train") if event.get("phase_seconds")]
+    for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
+        points = [(e["step"], e["phase_seconds"].get(name)) for e in events]
+        known = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
+        x, y = least_and_greatest([step for step, _ in known], [value for _, value in known])
+        chart.series.append(Series(name, x, y, "line", (0, 1, 2, 4, 5, 6, 7)[color % 7]))
     return chart
 
 

@@ -112,7 +112,7 @@ def figures(run: RunFiles) -> Table:
     evaluation, memory = run.evaluation, (run.summary or {}).get("memory") or {}
     seconds = summary.get("seconds") or {}
     parameters = summary.get("parameters") or {}
-    power = summary.get("power") or {}
+    power, used, best = (summary.get(key) or {} for key in ("power", "utilisation", "best"))
     rows = [
         ["Samples trained on", count(summary.get("samples"))],
         ["Parameters", f"{count(parameters.get('total'))} ({count(parameters.get('embedding'))} in tables)"],
@@ -128,6 +128,9 @@ def figures(run: RunFiles) -> Table:
         ["Train logloss, last window", figure((summary.get("train") or {}).get("logloss"))],
         ["Peak memory of a process, host", size(memory.get("host_peak_bytes"))],
         ["Peak memory of a process, device", size(memory.get("device_peak_bytes"))],
+        ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
+        ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
+        ["Best AUC, and its step", f"{figure(best.get('auc'))}, {count(best.get('step'))}"],
         ["Mean power", NOT_MEASURED if power.get("mean_watts") is None else f"{power['mean_watts']:,.1f} W"],
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],

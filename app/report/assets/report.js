@@ -42,6 +42,15 @@
     return options;
   }
 
+  /** 1, 2 and 5 times the powers of ten within a logarithmic axis. */
+  function rounds(plot, axis, low, high) {
+    const found = [];
+    for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+      found.push(...[1, 2, 5].map((factor) => factor * power).filter((value) => value >= low && value <= high));
+    }
+    return found;
+  }
+
   function options(chart, width) {
     const axis = { stroke: color("--quiet"), grid: { stroke: color("--grid"), width: 1 },
                    ticks: { stroke: color("--grid"), width: 1 }, font: "12px system-ui, sans-serif",
@@ -58,6 +67,7 @@
       legend: { live: true },
       cursor: { points: { size: 7 } },
     };
+    if (chart.log_x) Object.assign(made.axes[0], { splits: rounds, filter: (plot, splits) => splits });
     if (chart.from_zero) made.scales.y = { range: (plot, low, high) => [0, (high || 1) * 1.08] };
     if (chart.steps) made.cursor.sync = { key: "steps" };
     if (chart.band) {

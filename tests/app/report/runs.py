@@ -60,7 +60,8 @@ def write_run(
          "steps": every, "loss": float(losses[step - every : step].mean()),
          "logloss": float(losses[step - every : step].mean()), "accuracy": 0.75, "lr": 0.01,
          "samples_per_second": float(batch * every / seconds[step - every : step].sum()),
-         "input_wait_fraction": 0.01, "host_bytes": 5e8, "device_bytes": None}
+         "input_wait_fraction": 0.01, "phase_seconds": {"forward": 0.004, "backward": 0.005},
+         "host_bytes": 5e8, "device_bytes": None}
         for step in range(every, steps + 1, every)
     ]  # fmt: skip
     evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}

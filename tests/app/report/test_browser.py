@@ -78,7 +78,7 @@ def test_it_loads_alone_and_in_silence(driver: webdriver.Chrome, report: Path) -
 def test_charts_are_drawn_in_their_colours(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report)
     charts = driver.find_elements(By.CSS_SELECTOR, "[data-chart]")
-    assert len(charts) == 13
+    assert len(charts) == 14
     first = css(driver, "--c0")
     for chart in charts:
         name = chart.get_attribute("data-chart")

@@ -14,7 +14,7 @@ from tests.app.report.conftest import LongRun
 from tests.app.report.runs import write_run
 
 CHARTS = ["logloss", "accuracy", "auc", "ne", "calibration", "scores", "roc", "pr", "lr", "throughput", "step_times",
-          "input_wait", "memory", "power"]  # fmt: skip
+          "phases", "input_wait", "memory", "power"]  # fmt: skip
 MOST_BYTES = 2_000_000
 
 
