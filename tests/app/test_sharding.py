@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES
+from app.config import QCommConfig
+from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision
+from app.sharding.execute import codecs
 from tests.app.conftest import SMALL
 from tests.app.group import run_group
 
@@ -53,3 +56,30 @@ def test_every_type_trains_as_one_process(
         )
         for name, total in alone[algorithm]["sums"].items():
             assert result["sums"][name] == pytest.approx(total, abs=1e-3), (algorithm, kind, name)
+
+
+def test_codecs_are_those_asked_for() -> None:
+    """TorchRec's own registry makes fp16 of bf16 on CPU."""
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    registry = codecs(QCommConfig(CommPrecision.bf16, CommPrecision.fp16))
+    assert registry is not None
+    for codec in registry.values():
+        assert torch.equal(codec.forward.encode(values), values.bfloat16())
+        assert torch.equal(codec.backward.encode(values), values.half())
+    assert codecs(QCommConfig()) is None
+
+
+@pytest.mark.slow
+def test_what_travels_in_fewer_bits(dataset: Path, tmp_path: Path) -> None:
+    """Each way of rounding changes the losses, and a little only."""
+    for kind in ("table_wise", "row_wise"):
+        ways = [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp16"), ("fp32", "bf16")]
+        cases = [
+            case(dataset, "sgd", f"sharding.types={kind}", f"sharding.qcomm.forward={forward}",
+                 f"sharding.qcomm.backward={backward}", "train.max_steps=20")
+            for forward, backward in ways
+        ]  # fmt: skip
+        exact, *rounded = (result["losses"] for result in run_group(cases, 2, tmp_path / f"{kind}.json"))
+        for way, losses in zip(ways[1:], rounded, strict=True):
+            assert losses != exact, (kind, way)
+            np.testing.assert_allclose(losses, exact, rtol=1e-3, err_msg=f"{kind} {way}")
