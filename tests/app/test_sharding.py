@@ -71,15 +71,15 @@ def test_codecs_are_those_asked_for() -> None:
 
 @pytest.mark.slow
 def test_what_travels_in_fewer_bits(dataset: Path, tmp_path: Path) -> None:
-    """Each way of rounding changes the losses, and a little only."""
+    """Each way of rounding changes the losses, and a little only; gradients tell at a high rate."""
     for kind in ("table_wise", "row_wise"):
         ways = [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp16"), ("fp32", "bf16")]
         cases = [
             case(dataset, "sgd", f"sharding.types={kind}", f"sharding.qcomm.forward={forward}",
-                 f"sharding.qcomm.backward={backward}", "train.max_steps=20")
+                 f"sharding.qcomm.backward={backward}", "train.max_steps=20", "optimizer.lr=3")
             for forward, backward in ways
         ]  # fmt: skip
         exact, *rounded = (result["losses"] for result in run_group(cases, 2, tmp_path / f"{kind}.json"))
         for way, losses in zip(ways[1:], rounded, strict=True):
             assert losses != exact, (kind, way)
-            np.testing.assert_allclose(losses, exact, rtol=1e-3, err_msg=f"{kind} {way}")
+            np.testing.assert_allclose(losses, exact, rtol=0.02, err_msg=f"{kind} {way}")
