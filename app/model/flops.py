@@ -12,6 +12,7 @@ def training_flops(config: ModelConfig, num_dense: int, num_sparse: int) -> int:
 
     A multiplication and an addition count as two; lookups, which multiply nothing, as none.
     """
+    num_dense = max(num_dense, 1)  # without dense features a constant
     with torch.device("meta"):
         interaction = make_interaction(config, num_sparse)
         dense_arch = mlp(num_dense, config.dense_arch, final_relu=True)

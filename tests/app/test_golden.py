@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
-from app import loop, optimizer, session, sharding
+from app import data, loop, optimizer, session, sharding
 from app.batch import Batch
 from app.config import (
     AppConfig,
+    DataConfig,
     Interaction,
     ModelConfig,
     OptimizerConfig,
@@ -26,7 +28,8 @@ from app.config import (
 )
 from app.meter import Meter
 from app.runtime import Runtime
-from data_prep.format import Manifest
+from data_prep.format import Manifest, ShardArrays, Split, write_shard
+from data_prep.ragged import Bags, join
 from tests import reference
 
 GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[3] / "shared")) / "golden"
@@ -185,3 +188,27 @@ def _batches(golden: Any) -> Iterator[Batch]:
         dense = torch.from_numpy(np.ascontiguousarray(golden["X"][step]))
         labels = torch.from_numpy(np.ascontiguousarray(golden["T"][step]))
         yield Batch(dense, sparse_features, labels, BATCH)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
+def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Path) -> None:
+    """The bags that the twenty steps above are trained on, written as a dataset and read by the reader."""
+    golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
+    batches = list(_batches(golden))
+    bags = tuple(
+        join([Bags(batch.sparse_features[name].values().numpy(), batch.sparse_features[name].offsets().long().numpy())
+              for batch in batches])
+        for name in FEATURES
+    )  # fmt: skip
+    dense = np.concatenate([batch.dense_features.numpy() for batch in batches])
+    labels = np.concatenate([batch.labels.numpy() for batch in batches])[:, None].astype(np.int32)
+    arrays = ShardArrays(labels, dense, np.zeros((len(labels), 0), np.int32), bags)
+    manifest = replace(_manifest(), splits={"train": Split(len(labels), 0.5, [])})
+    manifest.schema["ragged"] = FEATURES
+    manifest.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
+    reader = data.Split(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
+    for found, batch in zip(reader.train_batches(BATCH, 0, 0, 0), batches, strict=True):
+        assert torch.equal(found.dense_features, batch.dense_features)
+        assert torch.equal(found.labels, batch.labels)
+        assert torch.equal(found.sparse_features.values(), batch.sparse_features.values())
+        assert torch.equal(found.sparse_features.lengths(), batch.sparse_features.lengths())
