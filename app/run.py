@@ -131,7 +131,8 @@ class Run:
     def _track(self, plain: dict[str, Any]) -> None:
         """Open the views of the run for other tools, cut back to where it goes on."""
         step, record = self.state.step, self.record
-        self.trackers.start(record.directory, self.config, plain, self.runtime.world_size, step)
+        rows = {name: split.rows for name, split in self.session.manifest.splits.items()}
+        self.trackers.start(record.directory, self.config, plain, rows, self.runtime.world_size, step)
         self.trackers.show_again(record.events_at(step), record.curves_at(step))
 
     def _parts(self) -> loop.Parts:
@@ -186,7 +187,7 @@ class Run:
         self.progress.update(state.step, state.epoch, loss, accuracy, rate, steps.input_wait / total, auc)
 
     def _evaluate(self, state: loop.State) -> dict[str, Any]:
-        split = self.config.eval.split
+        split, spent = self.config.eval.split, self.meter.spent["eval"]
         with self.meter.apart("eval"):
             predictions = self.session.predict(split, self._interrupted)
             result = self.session.measure(split, predictions)
@@ -194,7 +195,7 @@ class Run:
             curves = self.record.curves(about, lambda: click_curves(*predictions))
             optimizer.set_step(self.session.optimizer, state.step)
         self.trackers.curves(state.step, curves)
-        self._evaluated("eval", state.step, result)
+        self._evaluated("eval", state.step, {**result, "eval_seconds": self.meter.spent["eval"] - spent})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
         if result["auc"] is None and self.runtime.rank == 0:
             lack = "has not both labels" if result["samples"] else "has no rows"

@@ -28,7 +28,7 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     validate(config)
-    trackers.require_clients(config.record)
+    trackers.require_clients(config)
     stop = StopRequest()
     only_built = outline.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime

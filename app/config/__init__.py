@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from app.config.data import DataConfig, DataScale, MultiHotConfig, SyntheticConfig, VerifyData
 from app.config.environment import EnvironmentConfig
 from app.config.loss import LossConfig, LossName
+from app.config.mlperf import MLPerfConfig
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.plan import PlanConfig
@@ -32,6 +33,7 @@ __all__ = [
     "Interaction",
     "LossConfig",
     "LossName",
+    "MLPerfConfig",
     "ModelConfig",
     "MultiHotConfig",
     "OnNan",
@@ -82,6 +84,7 @@ class AppConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     published: PublishedConfig = field(default_factory=PublishedConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
     tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
 
     @staticmethod

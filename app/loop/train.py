@@ -119,7 +119,9 @@ def evaluation_due(parts: Parts, config: TrainConfig, state: State) -> bool:
 
 
 def reached(state: State, config: TrainConfig) -> bool:
-    """Whether this step's evaluation reached the target."""
-    if config.target_auc is None or state.evaluation is None or state.evaluation["step"] != state.step:
+    """Whether this step's evaluation reached a target."""
+    result = state.evaluation
+    if result is None or result["step"] != state.step:
         return False
-    return state.evaluation["auc"] is not None and state.evaluation["auc"] >= config.target_auc
+    targets = (("auc", config.target_auc), ("accuracy", config.target_accuracy))
+    return any(target is not None and result[key] is not None and result[key] >= target for key, target in targets)

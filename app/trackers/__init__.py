@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.config import AppConfig, RecordConfig
-from app.trackers import base, tensorboard
+from app.config import AppConfig
+from app.trackers import base, mlperf, tensorboard
 from app.trackers.base import Tracker
+from app.trackers.mlperf import MLPerf
 from app.trackers.prometheus import Prometheus
 from app.trackers.remote import MLflow, WeightsAndBiases
 from app.trackers.tensorboard import TensorBoard
@@ -17,7 +18,12 @@ from common.errors import UserError
 log = logging.getLogger("clickwork")
 
 TENSORBOARD, MLFLOW_ID, WANDB_ID = "tensorboard", ".mlflow_run", ".wandb_run"
-FILES = (TENSORBOARD, MLFLOW_ID, WANDB_ID)  # in a run's directory, that a run from the start does away with
+FILES = (
+    TENSORBOARD,
+    MLFLOW_ID,
+    WANDB_ID,
+    mlperf.FILE,
+)  # in a run's directory, that a run from the start does away with
 
 
 class Trackers:
@@ -27,11 +33,17 @@ class Trackers:
         self._open: list[Tracker] = []
 
     def start(
-        self, directory: Path, config: AppConfig, plain: Mapping[str, Any], world_size: int, from_step: int
+        self,
+        directory: Path,
+        config: AppConfig,
+        plain: Mapping[str, Any],
+        rows: Mapping[str, int],
+        world_size: int,
+        from_step: int,
     ) -> None:
         """Open what the configuration asks for, on rank 0; elsewhere nothing is tracked.
 
-        directory: the run's. plain: the configuration as dicts.
+        directory: the run's. plain: the configuration as dicts. rows: of each split of the dataset.
 
         Raises:
             UserError: an address that cannot be listened at, or a client that cannot begin.
@@ -43,6 +55,8 @@ class Trackers:
                         "pip install tensorboard, or record.tensorboard=false")  # fmt: skip
         elif asked.tensorboard:
             self._open.append(TensorBoard(directory / TENSORBOARD, settings, from_step))
+        if config.mlperf.enabled:
+            self._open.append(MLPerf(directory / mlperf.FILE, config, rows, from_step))
         if asked.prometheus_port is not None:
             self._open.append(Prometheus(asked.prometheus_host, asked.prometheus_port, name))
             log.info("prometheus: http://%s:%d/metrics", asked.prometheus_host, asked.prometheus_port)
@@ -95,9 +109,11 @@ def _said(key: str, value: str) -> Iterator[None]:
         raise UserError(f"{key}={value}: {type(error).__name__}: {first}; mend it, or leave the key out") from error
 
 
-def require_clients(config: RecordConfig) -> None:
+def require_clients(config: AppConfig) -> None:
     """Raises UserError, before anything is done, if a tracker was asked for whose client is not here."""
-    if config.mlflow is not None:
-        base.require_package("record.mlflow", config.mlflow, "mlflow")
-    if config.wandb is not None:
-        base.require_package("record.wandb", config.wandb, "wandb")
+    if config.mlperf.enabled:
+        base.require_package("mlperf.enabled", "true", "mlperf_logging")
+    if config.record.mlflow is not None:
+        base.require_package("record.mlflow", config.record.mlflow, "mlflow")
+    if config.record.wandb is not None:
+        base.require_package("record.wandb", config.record.wandb, "wandb")

@@ -1,0 +1,128 @@
+"""MLPerf Training's log: `:::MLLOG` lines by the mlperf-logging package, from the events of a run."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.config import AppConfig, OptimizerName
+from app.config.optimizer import ADAGRADS
+from data_prep.format import write_atomically
+
+FILE = "mllog.txt"
+PREFIX = ":::MLLOG "
+SOURCES = Path(__file__).parents[2]
+_IMPORTED_AT = time.time()  # about when the program began
+
+
+class MLPerf:
+    """One file of a run. What a resumed run will do again is cut off first."""
+
+    name = "mlperf"
+
+    def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], from_step: int) -> None:
+        """rows: of each split of the dataset."""
+        from mlperf_logging.mllog import constants, mllog  # a client like the others: only where it is asked for
+
+        self._keys = constants
+        self._config, self._rows = config, rows
+        self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
+        past = _until(path, from_step) if from_step else []
+        write_atomically(path, "".join(past).encode())
+        self._handler = logging.FileHandler(path)
+        logger = logging.Logger("mllog")  # of nobody else: no line goes elsewhere, none comes from there
+        logger.addHandler(self._handler)
+        self._log = mllog.MLLogger(logger, root_dir=str(SOURCES))
+        self._epoch = from_step // self._steps_per_epoch
+        if not past:
+            self._begin()
+
+    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+        """Evaluations, from when they began, and the ends of epochs that they follow."""
+        if kind != "eval":
+            return
+        keys, began = self._keys, int((time.time() - values["eval_seconds"]) * 1000)
+        about = {keys.EPOCH_NUM: step / self._steps_per_epoch, "step": step, "samples_count": samples}
+        self._log.start(keys.EVAL_START, metadata=about, time_ms=began)
+        self._log.event(keys.EVAL_ACCURACY, values["auc"], metadata=about)
+        self._log.end(keys.EVAL_STOP, metadata=about)
+        while step >= (self._epoch + 1) * self._steps_per_epoch:
+            self._turn_epoch(step)
+
+    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
+        """MLPerf has none."""
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        """The run's end: success where a target was reached, aborted otherwise; an interrupted run will go on."""
+        status = None if summary is None else summary["status"]
+        if summary is not None and status != "interrupted":
+            keys, step = self._keys, summary["steps"]
+            if step % self._steps_per_epoch:
+                self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
+            result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
+            about = {keys.STATUS: result, "step": step, "samples_count": summary["samples"]}
+            self._log.end(keys.RUN_STOP, metadata=about)
+        self._handler.close()
+
+    def _turn_epoch(self, step: int) -> None:
+        keys = self._keys
+        self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
+        self._epoch += 1
+        if self._config.train.epochs is None or self._epoch < self._config.train.epochs:
+            self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
+
+    def _begin(self) -> None:
+        keys, config = self._keys, self._config
+        self._log.event(keys.CACHE_CLEAR, True, metadata={"step": 0})
+        self._log.start(keys.INIT_START, metadata={"step": 0}, time_ms=int(_IMPORTED_AT * 1000))
+        values = {
+            keys.SUBMISSION_BENCHMARK: config.mlperf.benchmark,
+            keys.SUBMISSION_ORG: config.mlperf.organization,
+            keys.SUBMISSION_DIVISION: config.mlperf.division.value,
+            keys.SUBMISSION_PLATFORM: config.mlperf.platform,
+            keys.SUBMISSION_STATUS: config.mlperf.status,
+            keys.SEED: config.train.seed,
+            keys.GLOBAL_BATCH_SIZE: config.train.global_batch_size,
+            keys.TRAIN_SAMPLES: self._rows["train"],
+            keys.EVAL_SAMPLES: self._rows[config.eval.split],
+            keys.GRADIENT_ACCUMULATION_STEPS: 1,
+            **self._optimizer(),
+        }
+        for key, value in values.items():
+            self._log.event(key, value, metadata={"step": 0})
+        self._log.end(keys.INIT_STOP, metadata={"step": 0})
+        self._log.start(keys.RUN_START, metadata={"step": 0})
+        self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: 1, "step": 0})
+
+    def _optimizer(self) -> dict[str, Any]:
+        keys, optimizer, schedule = self._keys, self._config.optimizer, self._config.schedule
+        values = {
+            keys.OPT_NAME: optimizer.name.value,
+            keys.OPT_BASE_LR: optimizer.lr,
+            keys.OPT_WEIGHT_DECAY: 0,
+            keys.OPT_LR_WARMUP_STEPS: schedule.warmup_steps,
+            keys.OPT_LR_DECAY_START_STEP: schedule.decay_start_step,
+            keys.OPT_LR_DECAY_STEPS: schedule.decay_steps,
+        }
+        if optimizer.name in ADAGRADS:
+            values |= {keys.OPT_ADAGRAD_LR_DECAY: 0, keys.OPT_ADAGRAD_INITIAL_ACCUMULATOR_VALUE: 0,
+                       keys.OPT_ADAGRAD_EPSILON: optimizer.eps}  # fmt: skip
+        if optimizer.name is OptimizerName.sgd:  # names of the rules for DLRM, 0.7 to 2.1
+            values |= {"sgd_opt_base_learning_rate": optimizer.lr, "sgd_opt_learning_rate_decay_poly_power": 2,
+                       "sgd_opt_learning_rate_decay_steps": schedule.decay_steps,
+                       "lr_decay_start_steps": schedule.decay_start_step}  # fmt: skip
+        return values
+
+
+def _until(path: Path, step: int) -> list[str]:
+    """The lines of a log up to a step; the end of a run that now goes on is none of them."""
+    if not path.exists():
+        return []
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        entry = json.loads(line.partition(PREFIX)[2])
+        if line.endswith("\n") and entry["metadata"]["step"] <= step and entry["key"] != "run_stop":
+            kept.append(line)
+    return kept
