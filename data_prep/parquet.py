@@ -209,7 +209,9 @@ def _kind(data_type: Any) -> str:
     if types.is_floating(data_type) or types.is_decimal(data_type):
         return "number"
     is_list = types.is_list(data_type) or types.is_large_list(data_type)
-    return "list" if is_list and _kind(data_type.value_type) in ("text", "integer") else str(data_type)
+    if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
+        return str(data_type)
+    return "list" if _kind(data_type.value_type) in ("text", "integer") else str(data_type)
 
 
 def _open(source: Source) -> Any:

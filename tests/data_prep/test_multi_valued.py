@@ -218,6 +218,7 @@ def replaced(name, place, value):
         ({"price": ["cheap"] * 350}, "column price: text, not numbers"),
         ({"user": [3.0] * 99 + [0.5] * 251}, "row group 1, row 30 of it, column user: 0.5 is not a category"),
         ({"item": [[0.5]] * 350}, "column item: list<"),
+        ({"genres": pa.array([["a"]] * 350, pa.list_(pa.dictionary(pa.int8(), pa.string())))}, "column genres: list<"),
     ],
 )
 def test_bad_values_in_parquet(directory, changes, message):
@@ -252,7 +253,7 @@ def test_integers_with_gaps_are_integers_still(directory):
     preprocess(config(*overrides(directory, "parquet", "whole")))
     gaps = [float(record["user"]) for record in make_records(350)]
     write_parquet(directory / "rows.parquet", make_records(350), user=gaps, genres=pa.array(
-        [record["genres"] or None for record in make_records(350)], pa.list_(pa.dictionary(pa.int8(), pa.string()))
+        [record["genres"] or None for record in make_records(350)], pa.large_list(pa.large_string())
     ))  # fmt: skip
     preprocess(config(*overrides(directory, "parquet", "gaps")))
     assert sums(directory / "gaps") == sums(directory / "whole")
