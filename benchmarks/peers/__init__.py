@@ -1,0 +1,1 @@
+"""Other projects on the same work: see README.md."""

@@ -1,0 +1,59 @@
+"""Ours: shards on disk, read, shuffled and checked, through app.loop.train, without evaluation, checkpoints and log."""
+
+import tempfile
+import time
+from pathlib import Path
+
+from torch import nn
+
+from app import loop, optimizer, runtime, session
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.meter import Meter
+from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
+from common.cli import compose_config
+from data_prep.format import Manifest, ShardArrays, Split, write_shard
+
+
+def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
+    """Seconds to train on all rows once."""
+    overrides = [f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
+                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd", f"optimizer.lr={LEARNING_RATE}",
+                 f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
+    config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
+    here = runtime.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        this = session.build(config, here, root, _write(root, rows))
+        split = this.split("train")
+
+        def set_learning_rate(step: int) -> float:
+            optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
+            return LEARNING_RATE
+
+        steps = split.num_batches(batch_size)
+        parts = loop.Parts(
+            batches=lambda epoch, first: split.train_batches(batch_size, 0, epoch, first),
+            total_steps=steps,
+            steps_per_epoch=steps,
+            forward=this.forward,
+            loss=nn.functional.binary_cross_entropy_with_logits,
+            optimizer=this.optimizer,
+            set_learning_rate=set_learning_rate,
+            mean_over_ranks=lambda values: session.mean_over_ranks(here, values),
+            meter=Meter(here.device),
+        )
+        began = time.perf_counter()
+        loop.train(parts, config.train, loop.State())
+        return (time.perf_counter() - began) * len(rows.labels) / (steps * batch_size)
+
+
+def _write(root: Path, rows: Rows) -> Manifest:
+    arrays = ShardArrays(rows.labels[:, None].astype("int32"), rows.dense, rows.sparse.astype("int32"))
+    shard = write_shard(root, "train", "00000", arrays)
+    features = {f"cat_{i}": count for i, count in enumerate(rows.tables)}
+    return Manifest(
+        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(features)},
+        encoding={"name": "benchmark"}, num_embeddings=features,
+        splits={"train": Split(len(rows.labels), 0.25, [shard])}, sources=[], rows=len(rows.labels), label_rate=0.25,
+        tool_version="benchmark",
+    )  # fmt: skip
