@@ -1,0 +1,150 @@
+"""How much precision a model needs: tables and dense layers in several, over several seeds, on the planted truth.
+
+    python -m benchmarks.precision [--seeds 5] [--rows 200000] [--steps N] [--settings fp32 tables_fp16 ...]
+                                   [--out FILE.json] [--report FILE.html]
+
+Each setting trains the same runs (`app.train`, the quickstart's synthetic day), one for each seed, settings in turn;
+`tables_int8` and `tables_int4` evaluate the fp32 runs with their tables quantized row by row. AUC and NE are told as
+means with 95% confidence intervals (Student's t over seeds), and as paired differences from fp32, seed by seed. What a
+platform does not have (TF32 and bf16 tables on CPU) is told, not left out in silence.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from scipy import stats
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BASE = "fp32"
+
+
+class Setting(NamedTuple):
+    """Overrides of the training, and the precision in which the fp32 run's tables are evaluated instead."""
+
+    train: tuple[str, ...] = ()
+    tables: str | None = None
+
+
+SETTINGS = {
+    BASE: Setting(),
+    "dense_tf32": Setting(("runtime.precision=tf32",)),
+    "dense_bf16": Setting(("runtime.precision=bf16",)),
+    "tables_fp16": Setting(("model.tables.storage=fp16",)),
+    "tables_bf16": Setting(("model.tables.storage=bf16",)),
+    "tables_fp16_dense_bf16": Setting(("model.tables.storage=fp16", "runtime.precision=bf16")),
+    "tables_int8": Setting(tables="int8"),
+    "tables_int4": Setting(tables="int4"),
+}
+FIGURES = ("auc", "ne", "samples_per_second", "table_mib")
+
+
+def main() -> None:
+    """Run the sweep and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, help="steps of a run; without it, one epoch")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--report", type=Path, help="an HTML report of the runs side by side")
+    arguments = parser.parse_args()
+    names = [BASE, *(name for name in arguments.settings if name != BASE)]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    missing: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for seed in range(arguments.seeds):
+            for name in names:
+                if name in missing:
+                    continue
+                try:
+                    found[name].append(figures_of(Path(directory), name, seed, arguments))
+                except Unavailable as error:
+                    missing[name] = str(error)
+                print(
+                    f"seed {seed}: {name} {found[name][-1] if name not in missing else missing[name]}", file=sys.stderr
+                )
+        if arguments.report:
+            runs = [f"runs/{name}_0" for name in names if (Path(directory) / f"runs/{name}_0").is_dir()]
+            call(["app.report", f"runs={json.dumps(runs)}", f"out={arguments.report.resolve()}"], Path(directory))
+    tell(found, missing)
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"runs": found, "unavailable": missing}, indent=1) + "\n")
+
+
+class Unavailable(Exception):
+    """This platform does not have a setting."""
+
+
+def figures_of(directory: Path, name: str, seed: int, arguments: argparse.Namespace) -> dict[str, float]:
+    """Train one run, or evaluate the fp32 run of this seed in another precision."""
+    setting = SETTINGS[name]
+    if setting.tables is not None:
+        done = call(["app.evaluate", f"run=runs/{BASE}_{seed}", f"tables={setting.tables}", "split=test"], directory)
+        result = json.loads(done)
+        bits = {"int8": 8, "int4": 4}[setting.tables]
+        base = json.loads((directory / f"runs/{BASE}_{seed}/manifest.json").read_bytes())["tables"].values()
+        size = sum(t["num_embeddings"] * (t["embedding_dim"] * bits / 8 + 4) for t in base)  # scale and bias: 4 bytes
+        return {"auc": result["auc"], "ne": result["ne"], "table_mib": size / 2**20}
+    steps = [f"train.max_steps={arguments.steps}"] if arguments.steps else []
+    call(["app.train", f"run.name={name}_{seed}", f"train.seed={seed}", f"data.synthetic.rows={arguments.rows}",
+          "eval.split=test", "train.eval_every_steps=null", *steps, *setting.train], directory)  # fmt: skip
+    run = directory / f"runs/{name}_{seed}"
+    summary = json.loads((run / "summary.json").read_bytes())
+    tables = json.loads((run / "manifest.json").read_bytes())["tables"].values()
+    return {
+        "auc": summary["eval"]["auc"],
+        "ne": summary["eval"]["ne"],
+        "samples_per_second": summary["throughput"]["samples_per_second"],
+        "table_mib": sum(table["bytes"] for table in tables) / 2**20,
+    }
+
+
+def call(arguments: list[str], directory: Path) -> str:
+    """Run a module of this project in `directory`; what it printed.
+
+    Raises:
+        Unavailable: it was refused (exit status 2), for the reason it gave.
+    """
+    command = [sys.executable, "-m", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise Unavailable(done.stderr.strip().splitlines()[-1])
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return done.stdout
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95% confidence interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, float("nan")
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return mean, float(stats.t.ppf(0.975, len(values) - 1)) * error
+
+
+def tell(found: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:
+    """A Markdown table."""
+    print("| | AUC | AUC minus fp32's | NE | samples/s | tables, MiB |\n|---|---|---|---|---|---|")
+    for name, runs in found.items():
+        if not runs:
+            print(f"| {name} | not here: {missing[name]} | | | | |")
+            continue
+        auc, ne = (interval([run[key] for run in runs]) for key in ("auc", "ne"))
+        paired = interval([run["auc"] - base["auc"] for run, base in zip(runs, found[BASE], strict=True)])
+        rates = [run["samples_per_second"] for run in runs if "samples_per_second" in run]
+        rate = f"{statistics.median(rates):,.0f}" if rates else ""
+        print(f"| {name} | {auc[0]:.5f} ± {auc[1]:.5f} | {paired[0]:+.5f} ± {paired[1]:.5f} | "
+              f"{ne[0]:.5f} ± {ne[1]:.5f} | {rate} | {runs[0]['table_mib']:,.1f} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
