@@ -86,7 +86,7 @@ def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -
             planner.plan(model, workload.sharders())
     except PlannerError as error:
         raise UserError(_no_plan(model, workload)) from error
-    planned = {option.name: _table_plan(option) for option in best.options}
+    planned = {option.name: _table_plan(option, chosen[option.name]) for option in best.options}
     topology = workload.topology
     order = {table.name: planned[table.name] for table in table_types(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
@@ -170,13 +170,14 @@ class _Silence(logging.NullHandler):
         return "Sharding spec not found" not in record.getMessage()
 
 
-def _table_plan(option: ShardingOption) -> TablePlan:
+def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
     shards = tuple(
         Shard(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1]) for shard in option.shards
     )
     cached = option.compute_kernel == "fused_uvm_caching"
-    in_columns = option.sharding_type in ("column_wise", "table_column_wise")
-    kind = "table_wise" if in_columns and len(shards) == 1 else option.sharding_type  # the same by its plainer name
+    kind = option.sharding_type
+    if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
+        kind = "table_wise"  # the same by its plainer name
     return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 

@@ -37,7 +37,7 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         ("adagrad", (2, "row_wise"), (2, "column_wise")),
         pytest.param("adagrad", (2, "column_wise"), (3, "data_parallel"), marks=pytest.mark.slow),
         pytest.param("adagrad", (1, "table_wise"), (2, "grid_shard"), marks=pytest.mark.slow),
-        ("sgd", (2, "row_wise"), (2, "column_wise")),
+        pytest.param("sgd", (2, "row_wise"), (2, "column_wise"), marks=pytest.mark.slow),
         pytest.param("sgd", (2, "table_column_wise"), (1, "data_parallel"), marks=pytest.mark.slow),
     ],
 )
