@@ -145,12 +145,17 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(width: int, driver: webdriv
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_it_prints_light_on_few_pages(driver: webdriver.Chrome, report: Path) -> None:
+def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report, dark=True)
     printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 50_000
     assert driver.get_log("browser") == []
     assert driver.execute_script("return document.documentElement.dataset.theme") is None  # as it was before
+    emulate(driver, 794, 1123)  # A4
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 @pytest.mark.slow
