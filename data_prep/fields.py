@@ -11,9 +11,7 @@ from common.errors import UserError
 from data_prep.parse import Block, parse_bytes
 from data_prep.schema import Schema
 from data_prep.table import Table
-from data_prep.table_text import parse_table
-
-LIST_SEPARATOR = "\x1f"  # ASCII's unit separator: between the values of a column that holds lists in its files
+from data_prep.table_text import LIST_SEPARATOR, parse_table
 
 
 def text_separators(table: Table | None) -> dict[str, str]:
@@ -46,5 +44,5 @@ def parse_fields(
         return parse_bytes(text.encode(), name, schema, labelled=False, first_row=first_row, missing=np.int32(0))
     lines = io.StringIO()
     csv.writer(lines, delimiter=table.delimiter, lineterminator="\n").writerows(rows)
-    table = replace(table, header=True, names=names, separators=tuple(text_separators(table).items()), is_parquet=False)
+    table = replace(table, header=True, names=names)
     return parse_table(lines.getvalue().encode(), table, name, first_row, labelled=False)
