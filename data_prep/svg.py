@@ -5,7 +5,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 720, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 44, 92
+LEFT, RIGHT, TOP, BOTTOM = 64, 36, 44, 92
 COLOURS = ("#1f5fa8", "#d1602b", "#3d8b47", "#8250a8")
 DASHES = ("", "7 4", "2 3", "10 3 2 3")  # lines that lie on each other stay visible
 

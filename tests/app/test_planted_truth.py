@@ -1,0 +1,49 @@
+"""What the synthetic data are for: better models get nearer to the best possible scores, which are known."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from data_prep.pipeline import preprocess
+from tests.data_prep.conftest import config, load_split
+
+ROWS, BATCH = 140_000, 1024
+TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[128,64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
+         "optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}", "runtime.num_threads=1",
+         "eval.split=test", "runtime.platform=cpu"]  # fmt: skip
+
+
+def one_hot(root, split, sizes):
+    labels, dense, ids = load_split(root, split)
+    ids = ids + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    starts = np.arange(0, ids.size + 1, ids.shape[1])
+    hot = sparse.csr_matrix((np.ones(ids.size, np.float32), ids.ravel(), starts), (len(ids), sum(sizes)))
+    return sparse.hstack([hot, sparse.csr_matrix(dense / 8)]).tocsr(), labels
+
+
+@pytest.mark.slow
+def test_models_come_in_the_expected_order(tmp_path, run_app):
+    """Logistic regression, an MLP without products, DLRM, the truth; margins are half of what was measured."""
+    root = tmp_path / "data"
+    overrides = [f"data.synthetic.rows={ROWS}", "data.synthetic.interaction=2", "data.synthetic.direct=true"]
+    manifest = preprocess(config("data=synthetic", f"data.path={root}", *overrides))
+    truth = manifest.extra["bayes"]["splits"]["test"]["sampled_auc"]
+    sizes = list(manifest.num_embeddings.values())
+    model = LogisticRegression(C=0.1, max_iter=40, tol=1e-2).fit(*one_hot(root, "train", sizes))
+    features, labels = one_hot(root, "test", sizes)
+    auc = {"lr": roc_auc_score(labels, model.decision_function(features)), "truth": truth}
+    steps = manifest.splits["train"].rows // BATCH
+    for interaction in ("cat", "dot", "dcn"):
+        own = [f"model.interaction={interaction}", f"run.name={interaction}", f"schedule.decay_steps={steps}"]
+        done = run_app("train", f"data.path={root}", *TRAIN, *own)
+        assert done.returncode == 0, done.stderr
+        auc[interaction] = json.loads((tmp_path / f"runs/{interaction}/summary.json").read_text())["eval"]["auc"]
+    assert auc["lr"] + 0.02 < auc["cat"], auc
+    assert auc["cat"] + 0.015 < auc["dot"], auc
+    assert auc["dot"] + 0.02 < auc["truth"], auc
+    assert auc["truth"] - auc["dot"] < 0.06, auc
+    assert auc["cat"] + 0.015 < auc["dcn"] < auc["truth"] - 0.02, auc
