@@ -1,13 +1,14 @@
 """Makes this Python's CPU stack look like a ROCm image's: marked versions, torch "for ROCm", some packages missing."""
 
 import importlib.metadata
+import py_compile
 import re
 import shutil
 import sys
 from pathlib import Path
 
 MARKED = {"torch": "rocm7.1", "torchrec": "standin", "fbgemm_gpu-cpu": "standin", "numpy": "standin"}
-MISSING = ("hydra-core", "omegaconf", "numba", "isal", "psutil", "dumb-init", "tensorboard", "mlperf-logging", "tqdm")
+MISSING = ("hydra-core", "omegaconf", "numba", "isal", "dumb-init", "tensorboard", "mlperf-logging", "tqdm")
 
 
 def main() -> None:
@@ -21,6 +22,8 @@ def main() -> None:
     text = version_file.read_text()
     text = re.sub(r"(__version__ = )'([^'+]*)[^']*'", r"\1'\2+rocm7.1'", text)
     version_file.write_text(re.sub(r"(?m)^hip\b.*= None$", "hip = '7.1.0'", text))
+    # All else came with its bytecode; nobody shall have a reason to write here.
+    py_compile.compile(str(version_file), doraise=True)
 
 
 def set_version(name: str, version: str) -> None:

@@ -37,8 +37,9 @@ def describe_run() -> dict[str, Any]:
     """The part of a run's manifest that this machine and checkout decide."""
     return {
         "code": _code(),
-        "image": os.environ.get("CLICKWORK_IMAGE_DIGEST"),
-        "base_image": os.environ.get("CLICKWORK_BASE_DIGEST"),
+        # Compose sets what it does not know to nothing.
+        "image": os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
+        "base_image": os.environ.get("CLICKWORK_BASE_DIGEST") or None,
         "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
                      "hip": torch.version.hip},
         "hardware": _hardware(),
@@ -68,7 +69,7 @@ def _code() -> Mapping[str, str | None]:
     """Commit of the checkout, and a hash of what differs from it; None where there is no git."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
-        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA"), "dirty_diff_sha256": None}
+        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None}
     diff = _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
         if name:
