@@ -38,10 +38,13 @@ def main(config: PlanAppConfig) -> int:
     config = replace(config, train=with_batch_of_all(config.train, world_size))
     multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
     tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
-    content = _planned(config, resolved, tables, bag_sizes)
-    content["what_if"] = [
-        _what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)
-    ]
+    what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
+    try:
+        content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
+    except UserError:
+        if what_if:
+            print("\n".join(plan_view.what_if_lines(what_if)))
+        raise
     lines = plan_view.plan_lines(content)
     if content["what_if"]:
         lines += ["", *plan_view.what_if_lines(content["what_if"])]

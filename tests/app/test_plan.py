@@ -64,6 +64,17 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
     assert plan["forecast"]["fits"]
 
 
+def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
+    done = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
+    alone, four = done.stdout.splitlines()[2:]
+    assert alone.split()[:2] == ["h100", "1"]
+    assert "no plan fits" in alone
+    assert four.split()[:2] == ["h100", "4"]
+    assert "GiB" in four
+
+
 def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
     small = [
         "plan.num_embeddings=[100000,300000]",
