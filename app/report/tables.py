@@ -128,6 +128,10 @@ def figures(run: RunFiles) -> Table:
         ["Train logloss, last window", figure((summary.get("train") or {}).get("logloss"))],
         ["Peak memory of a process, host", size(memory.get("host_peak_bytes"))],
         ["Peak memory of a process, device", size(memory.get("device_peak_bytes"))],
+        *[
+            [f"Step, {name}", NOT_MEASURED if seconds is None else f"{seconds * 1e3:,.2f} ms"]
+            for name, seconds in (summary.get("phase_seconds") or {}).items()
+        ],
         ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
         ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
         ["Best AUC, and its step", f"{figure(best.get('auc'))}, {count(best.get('step'))}"],

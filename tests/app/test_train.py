@@ -19,7 +19,7 @@ from tests.app.conftest import SMALL, Command, app_command, app_environment, end
 from tests.app.datasets import NUM_EMBEDDINGS
 
 SUMMARY_KEYS = {"status", "steps", "samples", "world_size", "parameters", "train", "eval", "throughput", "memory",
-                "power", "seconds", "digest", "best"}  # fmt: skip
+                "power", "seconds", "digest", "best", "utilisation", "phase_seconds"}  # fmt: skip
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -73,6 +73,10 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert {entry["type"] for entry in manifest["plan"].values()} == {"table_wise"}
     (row,) = csv.DictReader((run / "results.csv").open())
     assert float(row["Recommendations/s (mean)"]) == figures["throughput"]["samples_per_second"]
+    assert row["Global Recommendations/s (mean)"] == row["Recommendations/s (mean)"]
+    per_device = float(row["Recommendations/s per Device (mean)"])
+    assert per_device == figures["throughput"]["samples_per_second_per_device"]
+    assert (row["Global Batch Size"], row["Batch Size per Device"], row["World Size"]) == ("64", "64", "1")
 
     again = run_app("train", *overrides)
     assert again.returncode == 0
