@@ -56,6 +56,10 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 	$(if $(CANDIDATES),,$(error recommend wants candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
+export: environment ## A run's model as one file that scores without Clickwork: RUN=runs/quickstart ARGS="tables=int8"
+	$(if $(RUN),,$(error export wants a run: make export RUN=runs/quickstart))
+	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
+
 plan: environment ## Sharding plan for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
 	$(python) -m app.plan $(ARGS)
 

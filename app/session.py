@@ -57,15 +57,11 @@ class Session:
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
-        if self.runtime.device.type == "cpu":
-            return batches
-        return (_moved(batch, self.runtime.device) for batch in batches)
+        return on_device(batches, self.runtime.device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B] float32, the dense layers in the configured precision."""
-        bf16 = self.config.runtime.precision is Precision.bf16
-        with torch.autocast(self.runtime.device.type, dtype=torch.bfloat16, enabled=bf16):
-            return self.model(batch.dense_features, batch.sparse_features)
+        return forward(self.model, batch, self.config.runtime.precision)
 
     def predict(self, name: str, interrupted: Callable[[int], bool] = lambda batches_done: False) -> Predictions:
         """Logits and labels of a whole split, all processes' samples pooled; a collective call.
@@ -73,19 +69,15 @@ class Session:
         Raises:
             Stopped: `interrupted` said so (on all processes alike).
         """
-        split, runtime = self.split(name), self.runtime
-        wanted = min(self.config.eval.global_batch_size, split.rows)
-        batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         self.model.eval()
         try:
-            logits, labels = loop.predict(self.on_device(split.eval_batches(batch_size)), self.forward, interrupted)
+            return predict(self.config, self.runtime, self.split(name), self.forward, interrupted)
         finally:
             self.model.train()
-        return Predictions(*_pool(runtime, np.stack([logits.numpy(), labels.numpy()])))
 
     def measure(self, name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
         """Metrics of what `predict` gave."""
-        return {"split": name, "samples": len(predictions.labels), **metrics.click_metrics(*predictions)}
+        return measure(name, predictions)
 
     def evaluate(self, name: str) -> dict[str, float | int | str | None]:
         """Metrics over a whole split, all processes' samples pooled; a collective call."""
@@ -171,6 +163,43 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
     sharding.fill_tables(model, initial_rows)
     return Session(config, runtime, root, manifest, plan, model, optimizer.make_optimizer(model, config.optimizer))
+
+
+def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches moved to a device."""
+    return batches if device.type == "cpu" else (_moved(batch, device) for batch in batches)
+
+
+def forward(model: nn.Module, batch: Batch, precision: Precision | None) -> Tensor:
+    """A model's logits [B] float32 of a batch on its device, the dense layers in `precision`."""
+    bf16 = precision is Precision.bf16
+    with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
+        logits: Tensor = model(batch.dense_features, batch.sparse_features)
+        return logits
+
+
+def predict(
+    config: AppConfig,
+    runtime: Runtime,
+    split: Split,
+    score: Callable[[Batch], Tensor],
+    interrupted: Callable[[int], bool] = lambda batches_done: False,
+) -> Predictions:
+    """Logits by `score` and labels of a whole split, all processes' samples pooled; a collective call.
+
+    Raises:
+        Stopped: `interrupted` said so (on all processes alike).
+    """
+    wanted = min(config.eval.global_batch_size, split.rows)
+    batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
+    batches = on_device(split.eval_batches(batch_size), runtime.device)
+    logits, labels = loop.predict(batches, score, interrupted)
+    return Predictions(*_pool(runtime, np.stack([logits.numpy(), labels.numpy()])))
+
+
+def measure(name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
+    """Metrics of what `predict` gave of the split of that name."""
+    return {"split": name, "samples": len(predictions.labels), **metrics.click_metrics(*predictions)}
 
 
 def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:

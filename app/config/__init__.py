@@ -16,6 +16,7 @@ from app.config.plan import PlanConfig
 from app.config.published import PublishedConfig
 from app.config.record import RecordConfig
 from app.config.runtime import Platform, Precision, RuntimeConfig
+from app.config.serving import TablePrecision
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.topology import TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, OnNan, RunConfig, TrainConfig
@@ -53,6 +54,7 @@ __all__ = [
     "ScheduleName",
     "ShardingConfig",
     "SyntheticConfig",
+    "TablePrecision",
     "TableShardingConfig",
     "TopologyConfig",
     "TrainConfig",
@@ -114,6 +116,7 @@ class EvaluateConfig:
 
     run: str = MISSING  # the run's directory
     split: str = "test"
+    tables: TablePrecision | None = None  # score with tables in another precision; null: as they were trained
     checkpoint: str | None = None  # null: the run's newest
     data_path: str | None = None  # null: where the run found its dataset
     out: str | None = None  # also write the metrics to this JSON file

@@ -26,7 +26,7 @@ class QuotientsAndRemainders(nn.Module):
         ids, lengths, stride = features.values(), features.lengths(), features.stride()
         counts, starts = features.length_per_key(), features.offset_per_key()
         per_key = lengths.view(-1, stride).sum(dim=1)
-        divisors = self.collisions.to(ids.dtype).repeat_interleave(per_key, output_size=len(ids))
+        divisors = self.collisions.to(ids.dtype).repeat_interleave(per_key, output_size=ids.numel())
         quotients = torch.div(ids, divisors, rounding_mode="floor")
         remainders = ids - quotients * divisors
         return KeyedJaggedTensor(

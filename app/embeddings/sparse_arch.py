@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from app.config import ModelConfig
 from app.config.tables import Pooling, QROperation, RowWeights, Storage
@@ -43,7 +43,7 @@ class SparseArch(nn.Module):
             key: f for e in embeddings for t in e.tables for key, f in zip(t.keys, e.features, strict=True)
         }
         pooled = [table for table in self.tables if not table.by_id]
-        self.bags: EmbeddingBagCollection | None = bag_collection(pooled) if pooled else None
+        self.bags: nn.Module | None = bag_collection(pooled) if pooled else None
         widths = sorted({table.embedding_dim for table in self.tables if table.by_id})
         self.rows = nn.ModuleDict(
             {f"dim_{d}": row_collection([t for t in self.tables if t.by_id and t.embedding_dim == d]) for d in widths}

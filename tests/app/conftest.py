@@ -17,6 +17,7 @@ from app import runtime
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
 from app.config.bench import BenchConfig
 from app.config.doctor import DoctorConfig
+from app.config.export import ExportConfig
 from app.config.recommend import RecommendConfig
 from common.cli import run_command
 from tests.app import inject
@@ -27,7 +28,8 @@ SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_bat
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
 SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
            "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor"),
-           "plan": (PlanAppConfig, "plan"), "bench": (BenchConfig, "bench")}  # fmt: skip
+           "plan": (PlanAppConfig, "plan"), "bench": (BenchConfig, "bench"),
+           "export": (ExportConfig, "export")}  # fmt: skip
 
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 

@@ -1,0 +1,106 @@
+"""python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one file that scores without us.
+
+A program of torch.export for the CPU and any number of samples: torch.export.load(out).module()(dense_features, ids)
+gives logits. The file says in clickwork.json what it takes. It is loaded again and compared with the model it was
+made of before it gets its name.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app import checkpoint, planning, progress, provenance, resume, runtime, serving
+from app.config import CONFIG_DIR, AppConfig
+from app.config.export import ExportConfig, validate_export
+from app.validation import validate
+from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.format import Manifest, load_manifest
+
+log = logging.getLogger("clickwork")
+
+CPU = torch.device("cpu")
+COMPARED_SAMPLES = (1, 2, 257)
+
+
+def main(config: ExportConfig) -> int:
+    """Export as configured; return the exit status."""
+    validate_export(config)
+    directory, out = Path(config.run), Path(config.out)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    validate(trained)
+    here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
+    progress.log_to_terminal(here.rank)
+    try:
+        if here.world_size > 1:
+            raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
+        _export(config, trained, directory, out)
+    finally:
+        runtime.stop()
+    return EXIT_DONE
+
+
+def _export(config: ExportConfig, trained: AppConfig, directory: Path, out: Path) -> None:
+    """Load, export, compare, write."""
+    root = Path(trained.data.path or "")
+    path, manifest = Path(resume.newest_of(directory, config.checkpoint)), load_manifest(root)
+    state = checkpoint.read(path).state
+    resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
+    model = serving.load(path, trained, manifest, config.tables, CPU)
+    features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
+    multi_hot = planning.multi_hot_features(trained, manifest)
+    program = serving.program_of(model, features, multi_hot)
+    exported = serving.export(program, num_dense, manifest.num_embeddings)
+    difference = _difference(program, exported, num_dense, manifest)
+    if not difference <= config.tolerance:
+        raise UserError(
+            f"tolerance={config.tolerance}: a logit of the exported program differs from the model's by {difference}"
+        )
+    imports = ["fbgemm_gpu"] if serving.uses_fbgemm(exported) else []
+    about = {
+        **provenance.describe_run(),
+        "run": str(directory),
+        "checkpoint": path.name,
+        "step": state["step"],
+        "dataset_digest": manifest.digest,
+        "tables": config.tables.value,
+        "imports": imports,
+        "inputs": _inputs(one_id_each=not multi_hot),
+        "dense_features": manifest.schema["dense"],
+        "sparse_features": manifest.num_embeddings,
+        "largest_difference": difference,
+    }
+    serving.save(exported, out, about)
+    log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
+             out.stat().st_size / 1e6, state["step"], config.tables.value, difference,
+             " after import fbgemm_gpu" if imports else " alone")  # fmt: skip
+    print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs", "largest_difference")}))
+
+
+def _difference(
+    program: serving.Program, exported: torch.export.ExportedProgram, num_dense: int, manifest: Manifest
+) -> float:
+    """The largest difference in a logit between the exported program and the model, over random samples."""
+    run = exported.module()
+    differences = []
+    for samples in COMPARED_SAMPLES:
+        inputs = serving.random_inputs(program, num_dense, manifest.num_embeddings, samples)
+        with torch.no_grad():
+            differences.append((run(*inputs) - program(*inputs)).abs().max().item())
+    return max(differences)
+
+
+def _inputs(one_id_each: bool) -> dict[str, Any]:
+    """What the program takes, in order."""
+    dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
+    if one_id_each:
+        return {**dense, "ids": "[B, F] int32 or int64, one id a feature"}
+    return {**dense, "ids": "[L] int32 or int64, the bags of the first feature sample after sample, then the next's",
+            "lengths": "[F, B] int32 or int64, ids of each bag"}  # fmt: skip
+
+
+if __name__ == "__main__":
+    runtime.leave(run_command(main, ExportConfig, CONFIG_DIR, name="export"))
