@@ -42,7 +42,8 @@ def test_phases_are_timed_one_after_the_other() -> None:
     ],
 )
 def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, outputs: int, products: int) -> None:
-    model = ModelConfig(interaction, False, 4, [8, 4], [6, 1], dcn_num_layers=2, dcn_low_rank_dim=3)
+    model = ModelConfig(interaction, embedding_dim=4, dense_arch=[8, 4], over_arch=[6, 1], dcn_num_layers=2,
+                        dcn_low_rank_dim=3)  # fmt: skip
     dense, over = 5 * 8 + 8 * 4, outputs * 6 + 6 * 1
     forward = 2 * (dense + over + products)
     needless = 2 * 5 * 8  # the inputs want no gradient

@@ -12,11 +12,12 @@ from app.benchmark.case import Case, result
 from app.benchmark.describe import table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
 from app.benchmark.timing import Timing, measure
-from app.config import Interaction, ModelConfig
+from app.config import ModelConfig
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
-MODEL = ModelConfig(Interaction.dot, False, 4, [16, 4], [16, 1], 2, 3, [8], [12])
+MODEL = ModelConfig(embedding_dim=4, dense_arch=[16, 4], over_arch=[16, 1], dcn_num_layers=2, dcn_low_rank_dim=3,
+                    projection_branch1=[8], projection_branch2=[12])  # fmt: skip
 
 
 def by_name(cases: Iterator[Case]) -> dict[str, Case]:
