@@ -1,9 +1,9 @@
 """python -m app.bench [operators=[embedding_bag,step]]: how fast the parts are, and how near this machine's limits.
 
 Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
-optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps. Each with its median, 10th and
-90th percentile, the bytes and FLOPs that it needs at least, and their share of the memory bandwidth and matrix rate
-measured in the same run.
+optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps, scoring from one sample to many.
+Each with its median, 10th and 90th percentile, the bytes and FLOPs that it needs at least, and their share of the
+memory bandwidth and matrix rate measured in the same run.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from app import progress, provenance, runtime, session
-from app.benchmark import collectives, dense, input_path, steps, tables
+from app.benchmark import collectives, dense, inference, input_path, steps, tables
 from app.benchmark.case import Case, result
 from app.benchmark.ceilings import Ceilings, higher, measure_ceilings
 from app.benchmark.describe import table
@@ -54,7 +54,8 @@ def main(config: BenchConfig) -> int:
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []
         for case in _cases(config, shape, here, dtype):
-            timed.append((case, measure(case.work, here.device, config.seconds, here.highest)))
+            least = config.inference.least_runs if case.is_latency else None
+            timed.append((case, measure(case.work, here.device, config.seconds, here.highest, least)))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:
@@ -96,6 +97,10 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
     """What was chosen, one after the other: only one family's memory is held at a time."""
     chosen = chosen_operators(config.operators)
+
+    def wanted(name: str) -> bool:
+        return any(name.startswith(beginning) for beginning in chosen)
+
     with ExitStack() as stack:
         root, manifest = stack.enter_context(input_path.dataset(shape))
         families: dict[str, Callable[[], Iterator[Case]]] = {
@@ -106,6 +111,7 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
             "collective": lambda: collectives.cases(shape, dense.count(shape, config.model), here.device),
             "input": lambda: input_path.cases(shape, root, manifest, config.data, here.device),
             "step": lambda: steps.cases(shape, session.build(config, here, root, manifest)),
+            "inference": lambda: inference.cases(shape, config, here, root, manifest, wanted),
         }
         for family, make in families.items():
             if not any(name.split("/")[0] == family for name in chosen):
@@ -113,7 +119,7 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
             if family == "collective" and here.world_size == 1:
                 log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
             for case in make():
-                if case.family == family and any(case.name.startswith(name) for name in chosen):
+                if case.family == family and wanted(case.name):
                     yield case
 
 

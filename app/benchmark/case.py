@@ -18,6 +18,7 @@ class Case(NamedTuple):
         bytes: that must be moved between memory and the device's cores if nothing is in a cache: each operand read
             once, each result written once, rows of tables once a lookup.
         flops: floating-point operations of its matrix products, a multiplication and an addition counting as two.
+        is_latency: how long a single run takes is asked, so runs are timed one by one.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Case(NamedTuple):
     samples: int
     bytes: int
     flops: int
+    is_latency: bool = False
 
     @property
     def family(self) -> str:
@@ -42,6 +44,8 @@ def result(case: Case, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
         "median_ms": seconds * 1e3,
         "p10_ms": timing.p10 * 1e3,
         "p90_ms": timing.p90 * 1e3,
+        "p95_ms": None if timing.p95 is None else timing.p95 * 1e3,
+        "p99_ms": None if timing.p99 is None else timing.p99 * 1e3,
         "timed_samples": timing.samples,
         "runs_per_timed_sample": timing.runs_per_sample,
         "samples_per_second": case.samples / seconds if case.samples else None,

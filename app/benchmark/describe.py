@@ -6,20 +6,33 @@ from typing import Any
 from app.benchmark.ceilings import Ceilings
 
 COLUMNS = ("", "median ms", "p10", "p90", "samples/s", "GB/s", "of bandwidth", "GFLOP/s", "of matrix rate")
+LATENCY_COLUMNS = ("", "p50 ms", "p95 ms", "p99 ms", "runs")
 
 
 def table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
     """One line a result; shares are of the ceilings, which stand above."""
-    rows = [COLUMNS, *(_cells(result) for result in results)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
-    rule = "|" + "|".join(("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)) + "|"
     about = (
         f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
         f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
         "Above 100% of bandwidth, caches served what was counted."
     )
-    return "\n".join([about, "", lines[0], rule, *lines[1:]])
+    lines = [about, "", *_lines([COLUMNS, *(_cells(result) for result in results)])]
+    if latencies := [result for result in results if result["p99_ms"] is not None]:
+        lines += ["", "Latency of single runs:", "", *_lines([LATENCY_COLUMNS, *map(_latency_cells, latencies)])]
+    return "\n".join(lines)
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows, of which the first is of names, as a Markdown table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
+    rule = "|" + "|".join(("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)) + "|"
+    return [lines[0], rule, *lines[1:]]
+
+
+def _latency_cells(result: dict[str, Any]) -> tuple[str, ...]:
+    figures = (f"{result[key]:.3f}" for key in ("median_ms", "p95_ms", "p99_ms"))
+    return result["name"], *figures, str(result["timed_samples"])
 
 
 def _cells(result: dict[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from app.config import AppConfig
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
 
-FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
+FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step", "inference")
 
 
 @dataclass
@@ -22,12 +22,21 @@ class ShapeConfig:
 
 
 @dataclass
+class InferenceConfig:
+    """The latency and throughput of scoring."""
+
+    batch_sizes: list[int] = field(default_factory=lambda: [4**power for power in range(9)])  # of each process
+    least_runs: int = 100  # timed one by one at each size, however long that takes: fewer have no 99th percentile
+
+
+@dataclass
 class BenchConfig(AppConfig):
     """What to measure, and how long."""
 
     operators: Any = None  # families or family/variant prefixes, a list; null: all
     seconds: float = 0.5  # spent on each
     shape: ShapeConfig = field(default_factory=ShapeConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
     out: str | None = None  # also write the JSON to this file
 
 
@@ -54,8 +63,14 @@ def validate_bench(config: BenchConfig) -> None:
             "shape.batch_size": (shape.batch_size, 1),
             "shape.num_dense": (shape.num_dense, 1),
             "shape.most_rows": (shape.most_rows, 1),
+            "inference.least_runs": (config.inference.least_runs, 1),
         }
     )
-    for key, values in (("num_embeddings", shape.num_embeddings), ("bag_sizes", shape.bag_sizes)):
+    lists = {
+        "shape.num_embeddings": shape.num_embeddings,
+        "shape.bag_sizes": shape.bag_sizes,
+        "inference.batch_sizes": config.inference.batch_sizes,
+    }
+    for key, values in lists.items():
         if values is not None and (not values or min(values) < 1):
-            raise UserError(f"shape.{key}={values}: must be a list of numbers of at least 1")
+            raise UserError(f"{key}={values}: must be a list of numbers of at least 1")

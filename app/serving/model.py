@@ -23,9 +23,10 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     nowhere = torch.device("meta")  # tables are stored there as asked, whatever FBGEMM trains on this device
     multi_hot = planning.multi_hot_features(config, manifest)
     sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
-    for collection in _collections(sparse_arch):
+    model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
+    for collection in collections(model):
         collection.to_empty(device=torch.device("cpu"))
-    return DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
+    return model
 
 
 def load(
@@ -56,14 +57,17 @@ def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -
             assert isinstance(rows, EmbeddingCollection)
             arch.rows[name] = PackedRows(_row_sources(rows), precision, device)
     else:
-        for collection in _collections(arch):
+        for collection in collections(model):
             for parameter in collection.parameters():
                 rounded = parameter.data.bfloat16() if precision is TablePrecision.bf16 else parameter.data
                 parameter.data = rounded.float()
     return model.to(device).eval().requires_grad_(False)
 
 
-def _collections(arch: embeddings.SparseArch) -> list[nn.Module]:
+def collections(model: DLRM) -> list[nn.Module]:
+    """The modules whose parameters are tables."""
+    arch = model.sparse_arch
+    assert isinstance(arch, embeddings.SparseArch)
     return [*([] if arch.bags is None else [arch.bags]), *arch.rows.values()]
 
 

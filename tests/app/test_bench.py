@@ -8,7 +8,8 @@ import pytest
 from tests.app.conftest import Command
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
-        "model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]"]  # fmt: skip
+        "model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]",
+        "inference.batch_sizes=[1,4]", "inference.least_runs=20"]  # fmt: skip
 
 
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
@@ -16,7 +17,7 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench.json").read_bytes())
     families = {result["name"].split("/")[0] for result in document["results"]}
-    assert families == {"embedding_bag", "interaction", "mlp", "optimizer_step", "input", "step"}
+    assert families == {"embedding_bag", "interaction", "mlp", "optimizer_step", "input", "step", "inference"}
     assert "nothing to exchange in one process" in done.stderr
     for result in document["results"]:
         assert 0 < result["p10_ms"] <= result["median_ms"] <= result["p90_ms"], result
@@ -26,7 +27,17 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert train["flops"] > 0
     assert document["ceilings"]["bytes_per_second"] > 0
     assert document["shape"]["bag_sizes"] == [2, 1]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("|")]) == len(document["results"]) + 2
+    latencies = [result for result in document["results"] if result["p99_ms"] is not None]
+    forms = ("sharded", "fp32", "fp16", "int8", "int4")
+    assert {result["name"] for result in latencies} == {
+        f"inference/{form}_b{size}" for form in forms for size in (1, 4)
+    }
+    for result in latencies:
+        assert result["median_ms"] <= result["p95_ms"] <= result["p99_ms"], result
+        assert result["runs_per_timed_sample"] == 1
+        assert result["timed_samples"] >= 20
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
@@ -43,6 +54,7 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
         ("shape.bag_sizes=[1]", "1 of them for 2 tables"),
         ("shape.num_embeddings=[]", "at least 1"),
         ("seconds=0", "above 0"),
+        ("inference.batch_sizes=[0]", "inference.batch_sizes=[0]: must be a list of numbers of at least 1"),
     ],
 )
 def test_bad_choices_are_named(run_app: Command, override: str, words: str) -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.benchmark import ceilings, dense, tables
+from app.benchmark import ceilings, dense, inference, tables
 from app.benchmark.case import Case, result
 from app.benchmark.describe import table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
 from app.benchmark.timing import Timing, measure
-from app.config import ModelConfig
+from app.config import ModelConfig, TablePrecision
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
@@ -76,6 +76,20 @@ def test_timing_of_a_known_wait() -> None:
     assert timing.samples >= 5
     short = measure(lambda: None, CPU, seconds=0.01)
     assert short.runs_per_sample > 100
+    assert short.p99 is None
+    one = measure(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
+    assert (one.runs_per_sample, one.samples) == (1, 30)
+    assert one.p95 is not None
+    assert one.p99 is not None
+    assert 0.001 <= one.median <= one.p95 <= one.p99
+
+
+def test_bytes_of_scoring() -> None:
+    ids, row = 8 * 6, {"fp32": 16, "fp16": 8, "int8": 4 + 4, "int4": 2 + 4}
+    for precision, bytes_a_row in row.items():
+        samples, pooled = 8 * (5 + 1), 8 * 3 * 4
+        wanted = ids * (4 + bytes_a_row) + 4 * (samples + pooled + 100)
+        assert inference.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
 
 
 def test_ceilings_and_shares() -> None:
