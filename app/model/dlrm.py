@@ -31,7 +31,7 @@ class DLRM(nn.Module):
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
         sparse = self.sparse_arch(sparse_features)
         if not dense_features.shape[1]:
-            dense_features = dense_features.new_ones(len(dense_features), 1)
+            dense_features = dense_features.new_ones(dense_features.shape[0], 1)
         dense = self.dense_arch(dense_features)
         return self.over_arch(self.interaction(dense, sparse)).squeeze(1).float()
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
 
 
 class OneIdEach(nn.Module):
-    """One id a feature: dense_features [B, N] float32 and ids [B, F] int to logits [B] float32."""
+    """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
 
     def __init__(self, model: DLRM, features: list[str]) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class OneIdEach(nn.Module):
 
 
 class Bags(nn.Module):
-    """Any number of ids a feature: dense_features [B, N] float32, ids [L] int and lengths [F, B] int to logits [B].
+    """Any number of ids a feature: dense_features [B, N] float32, ids [L], lengths [F, B] int64 to logits [B] float32.
 
     `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
     """
@@ -134,7 +135,8 @@ def save(exported: torch.export.ExportedProgram, path: Path, about: Mapping[str,
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()

@@ -111,8 +111,9 @@ def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) 
 
 
 def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
-    for tables in ("int4", "bf16"):
-        done = run_app("evaluate", f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
+    for tables, processes in (("int4", 2), ("bf16", 1)):
+        wanted = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
+        done = run_app("evaluate", *wanted, processes=processes)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         logits, labels = scored(uninterrupted, TablePrecision[tables])
@@ -147,6 +148,11 @@ def test_the_file_scores_without_our_code(
     assert json.loads(done.stdout)["largest_difference"] <= 1e-5
     assert json.loads(done.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
     assert [path.name for path in tmp_path.glob("*model*")] == ["model.pt2"]
+    if tables == "fp32":
+        (tmp_path / "file").touch()
+        done_in_vain = run_app("export", f"run={uninterrupted}", "out=file/m.pt2", "runtime.platform=cpu")
+        assert done_in_vain.returncode == 2
+        assert "file/m.pt2: cannot be written" in done_in_vain.stderr
     trained = resume.trained_config(uninterrupted, RuntimeConfig(), None)
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(resume.newest_of(uninterrupted, None))
