@@ -40,7 +40,6 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes:
         return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
 
     plan = sharding.Plan.from_json(json.loads(runtime.on_rank_0(decided)))
-    log.info("sharding: %s", plan.summary())
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan

@@ -78,6 +78,7 @@ class Run:
                  self.record.directory, self.total_steps, self.config.train.global_batch_size,
                  f"{counts['total']:,}", f"{counts['embedding']:,}", self.runtime.world_size,
                  self.runtime.platform.value)  # fmt: skip
+        log.info("sharding: %s", self.session.plan.summary())
         if self.resumed:
             log.info("%s", self.resumed)
             self._event("resume", self.state.step, line=self.resumed)
@@ -103,8 +104,7 @@ class Run:
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self.record.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
-        for line in closing_lines(figures, self.measured_before):
-            log.info(line)
+        log.info("\n".join(closing_lines(figures, self.measured_before)))
         if self.stop.signal is not None:
             log.info("stopped %.1f s after %s", time.perf_counter() - self.stop.came_at, self.stop.signal.name)
         return status

@@ -140,7 +140,7 @@ def load_tensors(
     read_tensors(checkpoint, reader, tensors)
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
-        optimizer.load_state_dict(tensors["optimizer"])
+        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
 
 
 def read_tensors(checkpoint: Path, reader: StorageReader, tensors: dict[str, Any]) -> None:
@@ -156,7 +156,21 @@ def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | N
     tensors: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         tensors["optimizer"] = optimizer.state_dict()
-    return tensors
+    return _without_empty(tensors)
+
+
+def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
+    """Without empty dicts (SGD keeps no state): torch saves those of rank 0 only, and misses the others' in loading."""
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
+
+
+def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """A nest as it was before `_without_empty`, with the values that were loaded."""
+    return {
+        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        for key, value in nest.items()
+    }
 
 
 def last_line(error: BaseException) -> str:

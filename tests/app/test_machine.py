@@ -104,7 +104,7 @@ def test_a_process_that_is_killed_ends_the_others_clearly(
         time.sleep(0.01)
     forks[1].kill()
     done = ended(forks, tmp_path)
-    assert forks[0].exitcode == 2, done.stderr
+    assert forks[0].exitcode == 75, done.stderr
     assert "another process of the run ended, killed perhaps for want of memory" in done.stderr
     assert "Traceback" not in done.stderr
     (run / "summary.json").unlink()  # as after the kill of all

@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,7 +17,7 @@ from app.trackers.base import settings
 from app.trackers.prometheus import CONTENT_TYPE, Prometheus
 from common.cli import compose_config
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command, app_command, app_environment
+from tests.app.conftest import SMALL, Command, ended, forked
 
 
 def events(run: Path, kind: str) -> list[dict[str, float]]:
@@ -49,9 +48,7 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20",
                  "train.eval_every_steps=20"]  # fmt: skip
     run = tmp_path / "runs/board"
-    command = app_command("train", *overrides, "train.max_steps=70")
-    command[2:3] = ["tests.app.inject", "in the step", "47"]
-    killed = subprocess.run(command, cwd=tmp_path, env=app_environment(), capture_output=True, check=False)
+    killed = ended(forked("train", *overrides, "train.max_steps=70", cwd=tmp_path, fault="in the step:47"), tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
     done = run_app("train", *overrides, "train.max_steps=70")
