@@ -1,7 +1,7 @@
 """python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one file that scores without us.
 
 A program of torch.export for the CPU and any number of samples: torch.export.load(out).module()(dense_features, ids)
-gives logits. The file says in clickwork.json what it takes. It is loaded again and compared with the model it was
+gives logits. The file says in clickwork.json what it takes. It is read back and compared with the model that it was
 made of before it gets its name.
 """
 
@@ -54,11 +54,6 @@ def _export(config: ExportConfig, trained: AppConfig, directory: Path, out: Path
     multi_hot = planning.multi_hot_features(trained, manifest)
     program = serving.program_of(model, features, multi_hot)
     exported = serving.export(program, num_dense, manifest.num_embeddings)
-    difference = _difference(program, exported, num_dense, manifest)
-    if not difference <= config.tolerance:
-        raise UserError(
-            f"tolerance={config.tolerance}: a logit of the exported program differs from the model's by {difference}"
-        )
     imports = ["fbgemm_gpu"] if serving.uses_fbgemm(exported) else []
     about = {
         **provenance.describe_run(),
@@ -71,20 +66,29 @@ def _export(config: ExportConfig, trained: AppConfig, directory: Path, out: Path
         "inputs": _inputs(one_id_each=not multi_hot),
         "dense_features": manifest.schema["dense"],
         "sparse_features": manifest.num_embeddings,
-        "largest_difference": difference,
+        "tolerance": config.tolerance,
     }
-    serving.save(exported, out, about)
+    found = {}
+
+    def check(loaded: torch.export.ExportedProgram) -> None:
+        found["largest_difference"] = difference = _difference(program, loaded, num_dense, manifest)
+        if not difference <= config.tolerance:
+            raise UserError(
+                f"tolerance={config.tolerance}: a logit of the file differs from the model's by {difference}"
+            )
+
+    serving.save(exported, out, about, check)
     log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
-             out.stat().st_size / 1e6, state["step"], config.tables.value, difference,
+             out.stat().st_size / 1e6, state["step"], config.tables.value, found["largest_difference"],
              " after import fbgemm_gpu" if imports else " alone")  # fmt: skip
-    print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs", "largest_difference")}))
+    print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs")} | found))
 
 
 def _difference(
-    program: serving.Program, exported: torch.export.ExportedProgram, num_dense: int, manifest: Manifest
+    program: serving.Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest
 ) -> float:
-    """The largest difference in a logit between the exported program and the model, over random samples."""
-    run = exported.module()
+    """The largest difference in a logit between the loaded program and the model, over random samples."""
+    run = loaded.module()
     differences = []
     for samples in COMPARED_SAMPLES:
         inputs = serving.random_inputs(program, num_dense, manifest.num_embeddings, samples)

@@ -6,7 +6,7 @@ Shapes: B samples, N dense features, F sparse features, L ids.
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class OneIdEach(nn.Module):
         batch, count = ids.shape[0], len(self.features)
         bags = KeyedJaggedTensor(
             keys=self.features,
-            values=ids.t().reshape(-1).int(),
+            values=_int32(ids.t().reshape(-1)),
             lengths=torch.ones(count * batch, dtype=torch.int32, device=ids.device),
             offsets=torch.arange(count * batch + 1, dtype=torch.int32, device=ids.device),
             stride=batch,
@@ -60,10 +60,15 @@ class Bags(nn.Module):
         flat = lengths.reshape(-1).int()
         offsets = torch.cat([flat.new_zeros(1), flat.cumsum(0, dtype=torch.int32)])
         bags = KeyedJaggedTensor(
-            keys=self.features, values=ids.int(), lengths=flat, offsets=offsets, stride=lengths.shape[1]
+            keys=self.features, values=_int32(ids), lengths=flat, offsets=offsets, stride=lengths.shape[1]
         )
         logits: Tensor = self.model(dense_features, bags)
         return logits
+
+
+def _int32(ids: Tensor) -> Tensor:
+    """As the lookups take them; what int32 cannot hold stays beyond every table, and is refused there."""
+    return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
 
 
 Program = OneIdEach | Bags
@@ -82,6 +87,7 @@ def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str,
         columns = [torch.randint(rows, (samples,), generator=draw) for rows in num_embeddings.values()]
         return dense, torch.stack(columns, dim=1)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
+    lengths[:, 0] = 2  # some ids there must be
     lengths[[name not in program.multi_hot for name in num_embeddings]] = 1
     ids = [
         torch.randint(rows, (int(count),), generator=draw)
@@ -122,8 +128,15 @@ def uses_fbgemm(exported: torch.export.ExportedProgram) -> bool:
     return any(str(node.target).startswith("fbgemm.") for node in exported.graph.nodes if node.op == "call_function")
 
 
-def save(exported: torch.export.ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
+def save(
+    exported: torch.export.ExportedProgram,
+    path: Path,
+    about: Mapping[str, Any],
+    check: Callable[[torch.export.ExportedProgram], None],
+) -> None:
     """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
+
+    check: is given what was read back, before the file gets its name; what it raises prevents that.
 
     Raises:
         UserError: it cannot be written there.
@@ -134,6 +147,7 @@ def save(exported: torch.export.ExportedProgram, path: Path, about: Mapping[str,
         torch.export.save(exported, part, extra_files={ABOUT: json.dumps(about, indent=1)})
         with part.open("rb") as written:
             os.fsync(written.fileno())
+        check(torch.export.load(part))
         part.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
         raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error

@@ -35,6 +35,13 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("app", "torch
 program = torch.export.load(sys.argv[1]).module()
 given = np.load(sys.argv[2])
 logits = {}
+first = [torch.from_numpy(given[name]) for name in given if name.startswith("7_")]
+first[1].view(-1)[0] += 1 << 32
+try:
+    program(*first)
+    sys.exit("an id beyond its table was taken")
+except RuntimeError:
+    first[1].view(-1)[0] -= 1 << 32
 for samples in ("1", "7"):
     inputs = [torch.from_numpy(given[name]) for name in given if name.startswith(samples + "_")]
     logits[samples] = program(*inputs).detach().numpy()
