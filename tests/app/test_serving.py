@@ -218,3 +218,17 @@ def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
     program = serving.program_of(model, list(RAGGED_EMBEDDINGS), RAGGED)
     with pytest.raises(UserError, match=r"user, tags, item, genres: torch\.export cannot follow"):
         serving.export(program, 2, RAGGED_EMBEDDINGS)
+
+
+def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    exported = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    seen = []
+
+    def refuse(loaded: torch.export.ExportedProgram) -> None:
+        seen.extend(loaded.module()(torch.ones(3, 2)).flatten().tolist())
+        raise UserError("too far off")
+
+    with pytest.raises(UserError, match="too far off"):
+        serving.save(exported, tmp_path / "m.pt2", {}, refuse)
+    assert len(seen) == 3
+    assert list(tmp_path.iterdir()) == []
