@@ -9,7 +9,6 @@ from common.errors import UserError
 from data_prep.arrange import legacy_permutation
 from data_prep.encode import Encoder
 from data_prep.format import load_manifest
-from data_prep.parse import parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -186,7 +185,8 @@ def test_dlrm_kaggle_golden(tmp_path, real_rows, shared):
     # the first batch went through torch.log, which may differ from NumPy's in the last bit
     np.testing.assert_allclose(load_split(root, "train")[1][:128], golden["train_b0_X"], rtol=2.5e-7)
     np.testing.assert_array_equal(load_split(root, "train")[2][:128].T, golden["train_b0_idx"])
-    encoded = Encoder.load(root).encode(parse_bytes(real_rows.read_bytes(), "sample"))
+    encoder = Encoder.load(root)
+    encoded = encoder.encode(encoder.parse(real_rows.read_bytes(), "sample"))
     np.testing.assert_array_equal(encoded.sparse, golden["X_cat_int64"])
     np.testing.assert_array_equal(encoded.dense, golden["X_int_log1p_f32"])
     verify_dataset(root)
@@ -217,7 +217,8 @@ def test_amd_blog_equals_scikit_learn(tmp_path, real_rows, monkeypatch):
         np.testing.assert_array_equal(found[1], scaled[rows].reshape(-1, 13))
         np.testing.assert_array_equal(found[2], ids[rows].reshape(-1, len(kept)))
     assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
-    encoded = Encoder.load(root).encode(parse_bytes(real_rows.read_bytes(), "sample"))
+    encoder = Encoder.load(root)
+    encoded = encoder.encode(encoder.parse(real_rows.read_bytes(), "sample"))
     np.testing.assert_array_equal(encoded.sparse, ids)
     np.testing.assert_array_equal(encoded.dense, scaled)
     verify_dataset(root)
