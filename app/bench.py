@@ -97,6 +97,8 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
     """What was chosen, one after the other: only one family's memory is held at a time."""
     chosen = chosen_operators(config.operators)
+    if config.operators is None:
+        log.info("bench: inference is not among these; give 'operators=[inference]'")
 
     def wanted(name: str) -> bool:
         return any(name.startswith(beginning) for beginning in chosen)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config.bench import FAMILIES
 from tests.app.conftest import Command
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
@@ -13,7 +14,7 @@ TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.
 
 
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
-    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", "out=bench.json")
+    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench.json").read_bytes())
     families = {result["name"].split("/")[0] for result in document["results"]}
