@@ -21,7 +21,7 @@ from app.meter import PHASES, Meter, memory_in_use, step_time_histogram
 from app.power import EnergyMeter
 from app.profiling import Profiler
 from app.progress import Progress
-from app.record import Record
+from app.record import Record, told_where_no_room
 from app.session import Session, mean_over_ranks
 from app.signals import StopRequest
 
@@ -66,8 +66,7 @@ class Run:
 
     def train(self) -> str:
         """Train from the state to the end and write the run's directory; return the status."""
-        plain, manifest = to_plain(self.config), self._manifest()
-        afresh = not self.resumed
+        plain, manifest, afresh = to_plain(self.config), self._manifest(), not self.resumed
         evaluated = self.state.evaluation is not None and self.state.evaluation["step"] == self.state.step
         self.runtime.on_rank_0(
             lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh, trackers.FILES)
@@ -91,13 +90,15 @@ class Run:
             self.profiler.close()
         except Exception as error:
             figures = summary.failed(self.session, self.state, error, self.seconds())
-            self.record.summary(figures)
-            self.trackers.close(figures)
+            with told_where_no_room():
+                self.record.summary(figures)
+                self.trackers.close(figures)
             raise
         finally:
             self.progress.close()
             self.keeper.close()
-            self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
+            with told_where_no_room():
+                self.record.step_times(step_time_histogram(self.state.all_step_seconds()))
         figures = summary.summarise(self.session, self.state, status, self.seconds(), self._gauges())
         self.record.summary(figures)
         self.trackers.close(figures)
@@ -118,8 +119,7 @@ class Run:
         """Traces as asked for; among several processes, exchanges of a warm-up step are measured too."""
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
-        directory = self.record.directory / trackers.TENSORBOARD
-        steps = self.config.runtime.profile_steps
+        directory, steps = self.record.directory / trackers.TENSORBOARD, self.config.runtime.profile_steps
         return Profiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
 
     def _gauges(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Entry points: Hydra overrides from the command line in, an exit status out."""
 
 import difflib
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 # EX_TEMPFAIL: stopped by a signal after a clean checkpoint, or other processes were lost; the same command goes on
 EXIT_STOPPED = 75
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of writing to an open file, so without its name
 
 ConfigT = TypeVar("ConfigT")
 
@@ -114,9 +117,9 @@ def run_command(
         sys.stdout = None  # `... | head`: nobody reads any more
         return EXIT_DONE
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in NO_ROOM:
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'a file that was written'}: {error.strerror}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # before the command took care of signals itself

@@ -1,6 +1,6 @@
 """The directory of one run: `directory` writes it, `reading` reads it."""
 
-from app.record.directory import RESULTS_COLUMNS, Record
+from app.record.directory import RESULTS_COLUMNS, Record, told_where_no_room
 from app.record.reading import (
     CHECKPOINTS,
     CONFIG,
@@ -29,4 +29,5 @@ __all__ = [
     "read_events",
     "read_manifest",
     "read_summary",
+    "told_where_no_room",
 ]

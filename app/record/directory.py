@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +43,15 @@ RESULTS_COLUMNS = (
 
 
 OURS = (LOCK, LOG, f"{MANIFEST}.tmp")  # what a run may leave that was killed before it had a manifest
+
+
+@contextlib.contextmanager
+def told_where_no_room() -> Iterator[None]:
+    """What a run that fails writes last may meet a full disk, which is told and hides nothing."""
+    try:
+        yield
+    except OSError as error:
+        log.error("the last figures are not written: %s", error.strerror or error)
 
 
 class Record:
