@@ -1,17 +1,16 @@
 """Numba as the kernels use it: a cached `jit`, unaligned 8-byte loads, counting trailing zeros."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import event
 from numba.extending import intrinsic
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-SLOW_COMPILE_SECONDS = 1.0
 
 
 def jit(function: FunctionT) -> FunctionT:
@@ -22,17 +21,26 @@ def jit(function: FunctionT) -> FunctionT:
         return njit(function, nogil=True)
 
 
+class _Notice(event.Listener):
+    """Print a line when numba first compiles: it says so only of what its cache on disk does not have."""
+
+    def __init__(self, text: str) -> None:
+        self._text: str | None = text
+
+    def on_start(self, event: event.Event) -> None:
+        if self._text is not None:
+            print(self._text, file=sys.stderr, flush=True)
+            self._text = None
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
 @contextmanager
 def compile_notice(what: str) -> Iterator[None]:
-    """Say once on stderr that `what` is being compiled if the body takes long."""
-    text = f"compiling {what} (once; the result is cached) ..."
-    timer = threading.Timer(SLOW_COMPILE_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
+    """Say once on stderr that `what` is being compiled if the body compiles anything: never for a mere load."""
+    with event.install_listener("numba:compile", _Notice(f"compiling {what} (once; the result is cached) ...")):
         yield
-    finally:
-        timer.cancel()
 
 
 @intrinsic

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.app.conftest import REPOSITORY, SMALL, Command
 from tests.app.datasets import write_dataset
+from tests.told import error_line
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -78,8 +79,7 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
     write_dataset(tmp_path / "other", seed=5)
     told = run_app("verify", "run=runs/run", "data_path=other")
     assert told.returncode == 2
-    assert "other: not the dataset that" in told.stderr
-    assert told.stderr.count("\n") == 1
+    assert "other: not the dataset that" in error_line(told.stderr)
 
 
 def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(

@@ -12,6 +12,7 @@ from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
+from tests.told import error_line
 
 
 @pytest.fixture
@@ -54,8 +55,7 @@ def test_a_whole_dataset(dataset):
     (dataset / "val" / "00000.dense.npy").unlink()
     process = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert process.returncode == 2
-    assert process.stderr.startswith(f"error: {dataset}/val/00000.dense.npy")
-    assert process.stderr.count("\n") == 1
+    assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
 @pytest.mark.parametrize(
