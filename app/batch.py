@@ -1,6 +1,6 @@
 """What one step reads. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 
 from common.errors import UserError
 from data_prep.multi_hot import MultiHotTables
@@ -15,7 +16,7 @@ from data_prep.ragged import Bags, join, offsets_of
 
 
 @dataclass
-class Batch:
+class Batch(Pipelineable):
     """One process's share of a global batch.
 
     Attributes:
@@ -29,6 +30,20 @@ class Batch:
     sparse_features: KeyedJaggedTensor
     labels: Tensor
     num_valid: int
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """The same on a device."""
+        return replace(
+            self,
+            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
+            sparse_features=self.sparse_features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that `stream` uses these tensors."""
+        for part in (self.dense_features, self.sparse_features, self.labels):
+            part.record_stream(stream)
 
 
 class Rows(NamedTuple):

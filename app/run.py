@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 import torch
 
 from app import loop, losses, optimizer, provenance, resume, sharding, summary, trackers
-from app.batch import Batch
 from app.closing import closing_lines
 from app.config import to_plain
 from app.course import course_of
 from app.curves import click_curves
+from app.feed import Feed
 from app.health import Health
 from app.keeper import Keeper
 from app.meter import PHASES, Meter, memory_in_use, step_time_histogram
@@ -42,8 +41,10 @@ class Run:
         self.began = began
         self.measured_before = 0  # steps, before a resumption
         self.keeper = Keeper(session, record.checkpoints, self.meter, self.seconds, self._event)
-        self.split, train = session.split("train"), self.config.train
-        self.steps_per_epoch, self.total_steps, self.course = course_of(train, self.split.rows, self.runtime.world_size)
+        train = self.config.train
+        course = course_of(train, session.split("train").rows, self.runtime.world_size)
+        self.steps_per_epoch, self.total_steps, self.course = course
+        self.feed = Feed(session, course)
         self.energy = EnergyMeter(self.runtime.device)
         self.progress = Progress(self.total_steps, self.runtime.rank == 0, train.print_windows)
 
@@ -77,7 +78,7 @@ class Run:
                  self.record.directory, self.total_steps, self.config.train.global_batch_size,
                  f"{counts['total']:,}", f"{counts['embedding']:,}", self.runtime.world_size,
                  self.runtime.platform.value)  # fmt: skip
-        log.info("sharding: %s", self.session.plan.summary())
+        log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.feed.name)
         if self.resumed:
             log.info("%s", self.resumed)
             self._event("resume", self.state.step, line=self.resumed)
@@ -86,6 +87,7 @@ class Run:
         self.energy.start()
         try:
             status = loop.train(self._parts(), self.course, self.state)
+            self.feed.close()
             self.keeper.wait()
             self.profiler.close()
         except Exception as error:
@@ -138,10 +140,10 @@ class Run:
     def _parts(self) -> loop.Parts:
         health = Health(self.session.model.module.interaction, self.session.dense_parameters(), loop.LOSS)
         return loop.Parts(
-            batches=self._batches,
+            batches=self.feed.batches,
             total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
-            forward=self.session.forward,
+            forward=self.feed.forward,
             loss=losses.make_loss(self.config.loss),
             optimizer=self.session.optimizer,
             set_learning_rate=self._set_learning_rate,
@@ -158,10 +160,6 @@ class Run:
             meter=self.meter,
             step_begins=self.profiler.step_begins,
         )
-
-    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        train = self.config.train
-        return self.session.on_device(self.split.train_batches(train.global_batch_size, train.seed, epoch, first))
 
     def _set_learning_rate(self, step: int) -> float:
         rates, schedule = self.config.optimizer, self.config.schedule
@@ -246,5 +244,6 @@ class Run:
             "platform": self.runtime.platform.value,
             "num_threads": self.runtime.num_threads,
             "plan": sharding.plan_summary(self.session.model),
+            "pipeline": self.feed.name,
             "tables": self.session.describe_tables(),
         }

@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,7 +166,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Batches moved to a device."""
-    return batches if device.type == "cpu" else (_moved(batch, device) for batch in batches)
+    return batches if device.type == "cpu" else (batch.to(device, True) for batch in batches)
 
 
 def forward(model: nn.Module, batch: Batch, precision: Precision | None) -> Tensor:
@@ -216,13 +215,3 @@ def _pool(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
     padded = np.pad(values, ((0, 0), (0, max(counts) - values.shape[1])))
     everyones = runtime.gather(padded)
     return np.concatenate([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], axis=1)
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    move = partial(torch.Tensor.to, device=device, non_blocking=True)
-    return replace(
-        batch,
-        dense_features=move(batch.dense_features),
-        sparse_features=batch.sparse_features.to(device, non_blocking=True),
-        labels=move(batch.labels),
-    )

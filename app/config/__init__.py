@@ -19,7 +19,7 @@ from app.config.runtime import Platform, Precision, RuntimeConfig
 from app.config.serving import TablePrecision
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig
 from app.config.topology import TopologyConfig
-from app.config.train import CheckpointConfig, EvalConfig, OnNan, RunConfig, TrainConfig
+from app.config.train import CheckpointConfig, EvalConfig, OnNan, Pipeline, RunConfig, TrainConfig
 from common.errors import UserError
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "OnNan",
     "OptimizerConfig",
     "OptimizerName",
+    "Pipeline",
     "PlanAppConfig",
     "PlanConfig",
     "Platform",

@@ -16,6 +16,14 @@ class OnNan(Enum):
     skip = "skip"
 
 
+class Pipeline(Enum):
+    """none: one batch after the other; sparse_dist: the next one's ids travel meanwhile, by TorchRec's stages."""
+
+    auto = "auto"
+    none = "none"
+    sparse_dist = "sparse_dist"
+
+
 @dataclass
 class RunConfig:
     """Where the run is recorded."""
@@ -43,6 +51,7 @@ class TrainConfig:
     print_windows: bool = False  # each window on the terminal too, as benchmarks print them
     warmup_steps_excluded: int = 10  # first steps of this process left out of throughput figures
     on_nan: OnNan = OnNan.stop  # skip: waits for the device at each step
+    pipeline: Pipeline = Pipeline.auto  # auto: sparse_dist where several processes have a GPU each. The same bits
     deterministic: bool = False  # GPU: slower kernels with fixed summation order. On CPU always so
 
 

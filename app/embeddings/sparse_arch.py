@@ -64,12 +64,21 @@ class SparseArch(nn.Module):
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         """F bags a sample to [B, F, D] float32."""
-        features = sparse_features if self.divide is None else self.divide(sparse_features)
+        features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         if pooled is not None and self._is_as_pooled:
             return self._in_feature_order(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
         return self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features)
+
+    def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The ids that index the tables: the features' own, or their quotients and remainders."""
+        return sparse_features if self.divide is None else self.divide(sparse_features)
+
+    @property
+    def collections(self) -> list[nn.Module]:
+        """The collections of tables, sharded or not, which `table_ids` are looked up in."""
+        return [*([] if self.bags is None else [self.bags]), *self.rows.values()]
 
     @property
     def _is_as_pooled(self) -> bool:

@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 from app import optimizer, runtime, session, train
 from app.config import CONFIG_DIR, AppConfig
+from app.record import Record, read_summary
+from app.run import Run
+from app.signals import StopRequest
 from app.validation import validate
 from common.cli import compose_config, run_command
 from data_prep.format import load_manifest
@@ -28,6 +31,14 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
     arguments = ([list(case) for case in cases], str(out))
     statuses = _start(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
     assert statuses == [0] * world_size, out.with_suffix(".log").read_text()
+    return json.loads(out.read_text())
+
+
+def run_whole(cases: Sequence[Sequence[str]], world_size: int, out: Path) -> list[Any]:
+    """The summary of a whole run of each case (a list of overrides, with run.dir) on `world_size` processes."""
+    log = out.with_suffix(".log")
+    statuses = _start(_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
+    assert statuses == [0] * world_size, log.read_text()
     return json.loads(out.read_text())
 
 
@@ -80,6 +91,23 @@ def _cases(cases: list[list[str]], out: str) -> None:
     results = [_trained(case, here) for case in cases]
     if here.rank == 0:
         Path(out).write_text(json.dumps(results))
+    dist.barrier()
+    runtime.leave(0)
+
+
+def _runs(cases: list[list[str]], out: str) -> None:
+    configs = [compose_config(AppConfig, CONFIG_DIR, case) for case in cases]
+    here = runtime.start(configs[0].runtime, seed=0, deterministic=True)
+    summaries = []
+    for config in configs:
+        root, record = Path(config.data.path or ""), Record(Path(config.run.dir), here.rank)
+        validate(config)
+        here.on_rank_0(record.open)
+        Run(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
+        summaries.append(read_summary(record.directory) if here.rank == 0 else None)
+        record.give_up()
+    if here.rank == 0:
+        Path(out).write_text(json.dumps(summaries))
     dist.barrier()
     runtime.leave(0)
 
