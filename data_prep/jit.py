@@ -76,3 +76,22 @@ def count_ones(typing_context: Any, word: types.Integer) -> Any:
         return builder.ctpop(arguments[0])
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, byte: types.Integer) -> Any:
+    """Which of the 64 bytes of a contiguous uint8 array from `position` equal `byte`: bit i of a uint64 for byte i."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        vector = ir.VectorType(ir.IntType(8), 64)
+        block = builder.load(builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer()))
+        block.align = 1
+        wanted = context.cast(builder, arguments[2], signature.args[2], types.uint8)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), wanted, ir.Constant(ir.IntType(32), 0))
+        places = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+        same = builder.icmp_unsigned("==", block, builder.shuffle_vector(one, one, places))
+        return builder.bitcast(same, ir.IntType(64))
+
+    return types.uint64(buffer, position, byte), codegen

@@ -1,8 +1,8 @@
 r"""Bytes of a Criteo TSV to typed columns: the hot path.
 
-A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \n or \r\n. The kernel
-handles eight bytes at a time ("SIMD within a register"): a category of eight digits is one load, one check
-and four steps of arithmetic. It stops at the first row it does not understand; `diagnose_row` says why.
+A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \n or \r\n. Rows are parsed in
+batches, and one by one where a batch has something unusual in it, up to the first row that is none;
+`diagnose_row` says why.
 """
 
 from typing import NamedTuple
@@ -12,29 +12,15 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.diagnose import diagnose_row
-from data_prep.jit import count_trailing_zeros, jit, load_u64
+from data_prep.jit import jit
+from data_prep.parse_batch import AT_ONCE, BATCH_BYTES, batch_room, parse_batch
+from data_prep.parse_row import NEWLINE, parse_rows
 from data_prep.ragged import Bags
 from data_prep.schema import CRITEO, Schema
 
-PADDING = 16  # readable bytes behind the last row: the kernel loads eight at a time
+PADDING = AT_ONCE  # readable bytes behind the last row
 MISSING_INTEGER = np.int32(-(2**31))
 MISSING_CATEGORY = np.uint32(0)
-
-TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
-HIGH_BITS = np.uint64(0x8080808080808080)
-CASE_BITS = np.uint64(0x2020202020202020)
-NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
-ONES = np.uint64(0x0101010101010101)
-FROM_0, PAST_9 = np.uint64(0x5050505050505050), np.uint64(0x4646464646464646)  # 0x80 - '0', 0x80 - ('9' + 1)
-FROM_A, PAST_F = np.uint64(0x1F1F1F1F1F1F1F1F), np.uint64(0x1919191919191919)  # 0x80 - 'a', 0x80 - ('f' + 1)
-EVEN_BYTES, EVEN_PAIRS = np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF)
-TENS = np.uint64(1 + (10 << 8))
-HUNDREDS = np.uint64(1 + (100 << 16))
-MYRIADS = np.uint64(1 + (10000 << 32))
-BYTE_PAIRS, QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
-LOW_HALF = np.uint64(0xFFFF)
-U0, U2, U3, U4, U6, U8, U9 = (np.uint64(n) for n in (0, 2, 3, 4, 6, 8, 9))
-U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 
 class Block(NamedTuple):
@@ -52,108 +38,6 @@ class Block(NamedTuple):
 
 
 @jit
-def _digit_mask(word):  # type: ignore[no-untyped-def]
-    """High bit of every byte that is not '0'..'9'."""
-    ascii_only = word & ~HIGH_BITS
-    digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
-    return ~digits & HIGH_BITS
-
-
-@jit
-def _hex_mask(word):  # type: ignore[no-untyped-def]
-    """High bit of every byte that is not a hexadecimal digit."""
-    ascii_only = word & ~HIGH_BITS
-    lower = ascii_only | CASE_BITS
-    digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9)
-    letters = (lower + FROM_A) & ~(lower + PAST_F)
-    return ~((digits | letters) & ~word) & HIGH_BITS
-
-
-@jit
-def _hex_value(word):  # type: ignore[no-untyped-def]
-    """Value of eight hexadecimal digits, the first in the lowest byte."""
-    nibbles = (word & NIBBLES) + U9 * ((word >> U6) & ONES)
-    pairs = ((nibbles & EVEN_BYTES) << U4) | ((nibbles >> U8) & EVEN_BYTES)
-    quads = ((pairs & EVEN_PAIRS) << U8) | ((pairs >> U16) & EVEN_PAIRS)
-    return ((quads & LOW_HALF) << U16) | ((quads >> U32) & LOW_HALF)
-
-
-@jit
-def _decimal_value(word):  # type: ignore[no-untyped-def]
-    """Value of eight decimal digits (zero bytes count as '0'), the first in the lowest byte."""
-    pairs = (((word & NIBBLES) * TENS) >> U8) & BYTE_PAIRS
-    quads = ((pairs * HUNDREDS) >> U16) & QUADS
-    return (quads * MYRIADS) >> U32
-
-
-@jit
-def _parse_integer(buffer, position):  # type: ignore[no-untyped-def]
-    """(value, position behind it) of an integer that fits int32; a position of -1 if it is none."""
-    negative = buffer[position] == MINUS
-    if negative:
-        position += 1
-    word = load_u64(buffer, position)
-    length = count_trailing_zeros(_digit_mask(word)) >> U3
-    if length == U0:
-        return np.int64(0), -1
-    value = np.int64(_decimal_value(word << (U64 - (length << U3))))
-    position += np.int64(length)
-    if length == U8:
-        while 0 <= np.int64(buffer[position]) - ZERO <= 9:
-            value = value * 10 + np.int64(buffer[position]) - ZERO
-            position += 1
-            if value > 2147483648:
-                return np.int64(0), -1
-    if negative:
-        value = -value
-    elif value > 2147483647:
-        return np.int64(0), -1
-    return value, position
-
-
-@jit
-def _parse_row(buffer, position, row, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
-    """Parse the row at `position` into `row` of the arrays; the next row's start, or -1 if it is none."""
-    if labelled:
-        label = np.int64(buffer[position]) - ZERO
-        if label < 0 or label > 1 or buffer[position + 1] != TAB:
-            return -1
-        labels[row] = label
-        position += 2
-    for column in range(dense.shape[1]):
-        if buffer[position] == TAB:
-            dense[row, column] = missing
-            position += 1
-            continue
-        value, position = _parse_integer(buffer, position)
-        if position < 0 or buffer[position] != TAB:
-            return -1
-        dense[row, column] = value
-        position += 1
-    last = sparse.shape[1] - 1
-    for column in range(last + 1):
-        word = load_u64(buffer, position)
-        strangers = _hex_mask(word)
-        if strangers == U0:
-            sparse[row, column] = _hex_value(word)
-            position += 8
-        else:
-            length = count_trailing_zeros(strangers) >> U3
-            if length == U0:
-                sparse[row, column] = 0
-            else:
-                sparse[row, column] = _hex_value(word) >> ((U8 - length) << U2)
-                position += np.int64(length)
-        if column < last:
-            if buffer[position] != TAB:
-                return -1
-            position += 1
-    if buffer[position] == RETURN:
-        position += 1
-    return position + 1 if buffer[position] == NEWLINE else -1
-
-
-@jit
 def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
     """Parse the whole lines in buffer[start:end], which ends with a newline and has PADDING bytes behind.
 
@@ -166,16 +50,18 @@ def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  
     Returns:
         (rows parsed, position of the first row not parsed): that position is `end` if all went well.
     """
+    room = batch_room()
     position = start
     row = 0
     while position < end:
-        if not labelled:
-            labels[row] = 0
-        behind = _parse_row(buffer, position, row, labelled, missing, labels, dense, sparse)
-        if behind < 0 or behind > end:
-            return row, position
+        batch_end = min(position + BATCH_BYTES, end)
+        rows, behind = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, room)
+        if rows == 0:
+            rows, behind = parse_rows(buffer, position, batch_end, end, labelled, missing, row, labels, dense, sparse)
+        if rows == 0:
+            break
+        row += rows
         position = behind
-        row += 1
     return row, position
 
 

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from data_prep.parse import MISSING_INTEGER, max_rows, parse_bytes
+from data_prep.parse import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
+from data_prep.parse_row import parse_rows
 from tests.data_prep import oracle
 
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
@@ -134,3 +135,28 @@ def test_room_for_the_shortest_rows():
     shortest = b"0" + b"\t" * 39 + b"\n"
     assert len(parse_bytes(shortest * 500, "text").labels) == 500
     assert max_rows(len(shortest) * 500) >= 500
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
+    st.booleans(),
+)
+def test_a_batch_is_parsed_as_its_rows_one_by_one(seed, changes, labelled):
+    """Whatever a few bytes of a file become: the same rows, and the same place where it goes wrong."""
+    text = bytearray(oracle.make_rows(12, seed=seed))
+    if not labelled:
+        text = bytearray(b"\n".join(line.partition(b"\t")[2] for line in bytes(text).split(b"\n")))
+    for share, replacement in changes:
+        place = int(share * (len(text) - 1))
+        text[place : place + 1] = replacement
+    text += b"" if text.endswith(b"\n") else b"\n"
+    buffer = np.zeros(len(text) + PADDING, np.uint8)
+    buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
+    found, expected = (empty_block(max_rows(len(text))) for _ in range(2))
+    arguments = (labelled, MISSING_INTEGER)
+    rows, position = parse_lines(buffer, 0, len(text), *arguments, *found[:3])
+    assert (rows, position) == parse_rows(buffer, 0, len(text), len(text), *arguments, 0, *expected[:3])
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(one[:rows], other[:rows])
