@@ -17,6 +17,7 @@ from data_prep.access_generator import AccessGenerator
 from data_prep.config import PrepConfig, required
 from data_prep.files import temporary_path
 from data_prep.locality import load_profiles
+from data_prep.trace_length import warn_of_length
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 PIECE = 1 << 20
@@ -30,6 +31,10 @@ def main(config: PrepConfig) -> int:
     if chosen.accesses is not None and chosen.accesses < 1:
         raise UserError(f"locality.accesses={chosen.accesses}: must be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
+    if chosen.accesses is not None:
+        longest = max(profile.accesses for profile in profiles.values())
+        accesses = dict.fromkeys(profiles, chosen.accesses)
+        warn_of_length(profiles, accesses, f"locality.accesses={chosen.accesses}", f"{longest:,} accesses")
     for number, (name, profile) in enumerate(profiles.items()):
         generator = AccessGenerator(profile, (chosen.seed, number))
         path = directory / f"{name}.txt"

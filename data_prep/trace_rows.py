@@ -31,6 +31,7 @@ from data_prep.synthetic import (
     seeded,
 )
 from data_prep.teacher import Teacher, make_teacher
+from data_prep.trace_length import warn_of_length
 
 LENGTHS_SEED = 0xBA6
 
@@ -58,6 +59,8 @@ class TraceRows:
             mean_bag(profile) + 2 * ragged for profile, ragged in zip(self._profiles, self._is_ragged, strict=True)
         ]
         self.row_bytes = 4.0 * (1 + len(CRITEO.dense) + sum(per_row))
+        accesses = {name: round(self.rows["train"] * mean_bag(profile)) for name, profile in profiles.items()}
+        warn_of_length(profiles, accesses, f"data.trace.rows={self.rows['train']}", f"{rows:,} samples")
         self._teacher = self._make_teacher()
         self._counts = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS}
 
