@@ -13,8 +13,11 @@ import yaml
 from tests.test_environment import ROOT, TORCH_INIT, Project, module, write_wheel
 
 DOCKERFILES = {"cuda": (ROOT / "Dockerfile.cuda").read_text(), "rocm": (ROOT / "Dockerfile.rocm").read_text()}
-COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE)
+# A base's digest: as given, else the base as given, else the default base's.
+DIGEST = re.compile(r"(?m)^( +BASE_DIGEST: )(\$\{CLICKWORK_BASE_DIGEST:-)?\$\{(\w+):-(sha256:[0-9a-f]{64})\}\}?$")
+COMPOSE_TEXT = DIGEST.sub(r"\1${CLICKWORK_BASE_DIGEST:-}", COMPOSE_FILE)
 # ${NAME:-default}, whose default may hold no brace.
 VARIABLE = re.compile(r"\$\{(\w+):-([^{}]*)\}")
 CUDA_TORCH = {"torch/version.py": "__version__ = '2.12.1+cu130'\ncuda = '13.0'\nhip = None\n"}
@@ -51,6 +54,9 @@ def test_bases_are_pinned_by_digest_and_the_same_everywhere() -> None:
     assert arguments["rocm"]["BASE_IMAGE"] == defaults["ROCM_BASE_IMAGE"]
     assert arguments["cuda"]["PLAIN_IMAGE"] == defaults["CPU_BASE_IMAGE"]
     assert all(re.search(r"@sha256:[0-9a-f]{64}$", value) for name, value in defaults.items() if "BASE_IMAGE" in name)
+    labels = [(name, digest) for _, _, name, digest in DIGEST.findall(COMPOSE_FILE)]
+    assert sorted(name for name, _ in labels) == ["CPU_BASE_IMAGE", "CPU_BASE_IMAGE", "CUDA_BASE_IMAGE", "ROCM_BASE_IMAGE"]
+    assert all(defaults[name].endswith(f"@{digest}") for name, digest in labels)
 
 
 def test_env_example_names_every_variable_with_its_default() -> None:

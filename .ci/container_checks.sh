@@ -1,0 +1,213 @@
+# shellcheck shell=bash
+# Read by .ci/container: what is checked, in the order in which it is.
+
+# As somebody would who is not root and has cloned the repository. HOME: docker's, too.
+as_caller() { setpriv --reuid "$owner" --regid "$owner" --clear-groups env HOME="$state/home" "$@"; }
+
+# What is here, committed or not, as a checkout of the caller's. Machine settings go where a user would put them.
+make_checkout() {
+  local checkout=$state/checkout
+  mkdir "$checkout"
+  git -c safe.directory='*' ls-files -z --cached --others --exclude-standard |
+    xargs -0 tar c --ignore-failed-read | tar x --no-same-owner -C "$checkout"
+  # As if cloned with a strict umask: nobody but the owner may read it.
+  chmod -R go= "$checkout"
+  wheels_here=$state/wheels
+  cp -al "$wheels" "$wheels_here" 2>/dev/null || cp -r "$wheels" "$wheels_here"
+  chmod -R a+rX "$wheels_here"
+  secret="# not for others: $RANDOM$RANDOM$RANDOM"
+  printf '%s\n[global]\nno-index = true\nfind-links = /wheels\n' "$secret" >"$state/pip.conf"
+  base_digest=$(docker image inspect --format '{{.Id}}' clickwork-base:plain)
+  cat >"$checkout/.env" <<ENV
+COMPOSE_FILE=docker-compose.yml:.ci/compose.yml
+CLICKWORK_UID=$owner
+CLICKWORK_GID=$owner
+CPU_BASE_IMAGE=clickwork-base:plain
+ROCM_BASE_IMAGE=clickwork-base:rocm
+CLICKWORK_BASE_DIGEST=$base_digest
+CLICKWORK_PIP_CONF=$state/pip.conf
+CLICKWORK_WHEELS=$wheels_here
+TENSORBOARD_PORT=0
+ENV
+  chown -R "$owner:$owner" "$checkout" "$state/home"
+  cd "$checkout"
+  as_caller git init --quiet
+  as_caller git add --all
+  as_caller git -c user.name=ci -c user.email=ci@localhost commit --quiet --message checkout
+  git_sha=$(as_caller git rev-parse HEAD)
+}
+
+check_compose_file() {
+  local profile
+  for profile in cpu cuda rocm; do
+    COMPOSE_FILE='' docker compose --file docker-compose.yml --env-file .env.example --profile "$profile" config --quiet ||
+      fail "compose, profile $profile"
+  done
+  [ "$(docker compose config --services | sort | xargs)" = "data_prep folders tensorboard train" ] ||
+    fail "plain compose is not the CPU's"
+}
+
+# check_image IMAGE BUILD_LOG: what an image says of itself, and how much it was built from.
+check_image() {
+  local image=$1 log=$2 label
+  grep -h 'base: untouched' "$log" || fail "the build did not compare the base before and after"
+  label() { docker image inspect --format "{{index .Config.Labels \"org.opencontainers.image.$1\"}}" "$image"; }
+  [ "$(label revision)" = "$git_sha" ] || fail "$image: revision $(label revision), not $git_sha"
+  [ "$(label base.digest)" = "$base_digest" ] || fail "$image: base digest $(label base.digest), not $base_digest"
+  [ "$(docker image inspect --format '{{.Config.User}}' "$image")" = 1000:1000 ] || fail "$image starts as root"
+  local context
+  context=$(grep -oE 'transferring context: [0-9.]+[kM]?B' "$log" | cut -d' ' -f3 | sort -hr | head -n1)
+  case $context in
+    [0-9]*[0-9]B | [0-9]*kB | [0-3].*MB) ;;
+    *) fail "build context of ${context:-unknown size}" ;;
+  esac
+  say "$image: $git_sha, context $context, $(docker image inspect --format '{{.Size}}' "$image") bytes"
+}
+
+# Runs a service to its end as the caller; fails unless it ends with this exit status. OPTIONS: for docker compose run;
+# --no-deps spares it the services that have done their work once.
+expect() {
+  local wanted=$1 service=$2 status=0
+  shift
+  step "run-$service" as_caller timeout -k 10 300 docker compose run --rm -T ${OPTIONS---no-deps} "$@" \
+    >"$state/shown.log" || status=$?
+  [ "$status" = "$wanted" ] || {
+    tail -n 40 "$state/run-$service.log"
+    fail "docker compose run $*: exit status $status, not $wanted"
+  }
+}
+
+field() { python3 -c 'import functools, json, sys
+print(functools.reduce(lambda value, key: value[key], sys.argv[2:], json.load(open(sys.argv[1]))))' "$@"; }
+
+check_up() {
+  say "docker compose up"
+  step up as_caller docker compose up --detach || fail "docker compose up"
+  local status summary=runs/quickstart/summary.json manifest=runs/quickstart/manifest.json health=none
+  status=$(timeout -k 5 300 docker compose wait train) || fail "docker compose wait: ${status:-no answer}"
+  [ "$(field "$summary" status)" = completed ] || fail "the run is not complete"
+  # Docker has made both folders as root; `folders` has handed them over.
+  [ -z "$(find data runs ! -user "$owner" -o ! -group "$owner")" ] || fail "files in data/ or runs/ of somebody else"
+  [ "$(field "$manifest" code git_sha)" = "$git_sha" ] || fail "no git SHA in the manifest"
+  [ "$(field "$manifest" base_image)" = "$base_digest" ] || fail "no base digest in the manifest"
+  [ "$(field "$manifest" image)" = None ] || fail "an image in the manifest that nobody named"
+  say "eval AUC $(field "$summary" eval auc), $(field "$summary" throughput samples_per_second) samples/s"
+  for _ in $(seq 60); do
+    health=$(docker inspect --format '{{.State.Health.Status}}' "$(docker compose ps --quiet tensorboard)")
+    [ "$health" != healthy ] || break
+    sleep 1
+  done
+  [ "$health" = healthy ] || fail "TensorBoard is $health"
+  say "make up PLATFORM=cpu"
+  step make-up as_caller make up PLATFORM=cpu ARGS='run.name=up train.max_steps=20' || fail "make up"
+  [ "$(field runs/up/manifest.json image)" = "$(docker image inspect --format '{{.Id}}' clickwork:cpu)" ] ||
+    fail "no image, or another one, in the manifest"
+}
+
+check_one_off() {
+  say "once: evaluate, doctor, recommend, plan; a shell"
+  expect 0 evaluate run=runs/quickstart
+  expect 0 doctor
+  expect 0 plan topology.nodes=2
+  python3 - >data/candidates.json <<'PYTHON'
+import json
+
+user = {f"int_{column}": 1 for column in range(13)}
+candidates = [{"id": name, **{f"cat_{column}": name for column in range(26)}} for name in ("0a", "0b")]
+print(json.dumps({"user": user, "candidates": candidates}))
+PYTHON
+  expect 0 recommend run=runs/quickstart candidates=data/candidates.json
+}
+
+check_exit_statuses() {
+  say "a wrong configuration"
+  expect 2 train model.no_such_key=1
+  NPROC=2 expect 2 train model.no_such_key=1
+}
+
+check_stops() {
+  local processes container status steps
+  for processes in 1 2; do
+    say "docker stop half-way, $processes process(es)"
+    local run=runs/cut$processes cut=(run.name="cut$processes" checkpoint.every_steps=50)
+    container=$(NPROC=$processes as_caller docker compose run --detach --no-deps train "${cut[@]}" \
+      train.max_steps=1000000 2>"$state/cut.log")
+    for _ in $(seq 600); do
+      ! ls -d "$run"/checkpoints/step_* >/dev/null 2>&1 || break
+      sleep 0.2
+    done
+    docker stop --time 120 "$container" >/dev/null
+    status=$(docker inspect --format '{{.State.ExitCode}}' "$container")
+    [ "$status" = 75 ] || { docker logs "$container" | tail; fail "exit status $status after docker stop, not 75"; }
+    [ "$(field "$run/summary.json" status)" = interrupted ] || fail "not interrupted"
+    steps=$(($(field "$run/summary.json" steps) + 20))
+    NPROC=$processes expect 0 train "${cut[@]}" train.max_steps=$steps
+    [ "$(field "$run/summary.json" steps)" = "$steps" ] || fail "it did not come to its end"
+    grep -h 'resume: from' "$state/run-train.log"
+  done
+}
+
+check_foreign_folder() {
+  say "a folder of somebody else"
+  install -d -o 1 "$state/other"
+  OPTIONS='' CLICKWORK_RUNS=$state/other expect 1 train
+  docker compose logs folders | grep -q CLICKWORK_UID=1 || fail "nobody said what to set"
+}
+
+# Every file's content below the places where a base keeps its packages, and what pip says of them.
+inside_hashes() {
+  docker exec "$inside" sh -c 'python3 -m pip list --format freeze; find /opt /usr ! -type d ! -type l -print0 | sort -z |
+    xargs -0 sha256sum'
+}
+
+check_rocm_builds() {
+  say "a base shaped like rocm/primus"
+  step standin as_caller docker build --file .ci/Dockerfile.standin --build-arg PLAIN_IMAGE=clickwork-base:plain \
+    --build-arg DONOR_IMAGE=clickwork:cpu --tag clickwork-base:rocm .ci || fail "no stand-in"
+  say "make images PLATFORM=rocm"
+  local part base_digest
+  base_digest=$(docker image inspect --format '{{.Id}}' clickwork-base:rocm)
+  CLICKWORK_BASE_DIGEST=$base_digest step build-rocm as_caller make images PLATFORM=rocm || fail "make images PLATFORM=rocm"
+  check_image clickwork:rocm "$state/build-rocm.log"
+  for part in 'torch [0-9.]*+rocm7.1' 'torchrec [0-9.]*+standin' 'fbgemm_gpu [0-9.]*+standin' 'numpy [0-9.]*+standin'; do
+    [ "$(grep -h 'base: untouched' "$state/build-rocm.log" | grep -oE "${part/+/[+]}" | sort -u | wc -l)" = 1 ] || fail "no $part"
+  done
+
+  say "ROCm's Dockerfile on a base without torch"
+  ! step build-none as_caller docker build --file Dockerfile.rocm --build-arg BASE_IMAGE=clickwork-base:plain . >"$state/none.log" ||
+    fail "it was built"
+  grep -h 'set-up: error: no torch for rocm' "$state/build-none.log" | head -n 1 || fail "without the sentence"
+
+  say "make train in a running container of that base, the repository mounted"
+  local repository=$state/repository inside changed
+  install -d -o "$owner" -g "$owner" "$repository"
+  as_caller git clone --quiet . "$repository"
+  inside=$(docker run --detach --env PIP_CONFIG_FILE=/pip.conf --volume "$state/pip.conf:/pip.conf:ro" \
+    --volume "$wheels_here:/wheels:ro" --volume "$repository:/workspace/clickwork" --workdir /workspace/clickwork \
+    clickwork-base:rocm sleep infinity)
+  inside_hashes >"$state/before"
+  step inside timeout -k 10 300 docker exec "$inside" make train ARGS='train.max_steps=20' || fail "make train inside the base"
+  inside_hashes >"$state/after"
+  grep -h 'set-up: using torch' "$state/inside.log"
+  field "$repository/runs/quickstart/manifest.json" versions torch | grep -q '+rocm7.1$' || fail "another torch than the base's"
+  grep -q '^torch==.*+rocm7.1$' "$state/before" || fail "pip in the base sees another torch"
+  diff "$state/before" "$state/after" || fail "packages or files of the base were changed"
+  changed=$(docker diff "$inside" | awk '{ print $2 }' | grep -E '^/(opt|usr)/' || true)
+  [ -z "$changed" ] || fail "changed in the base: $changed"
+  say "untouched: $(grep -c == "$state/before") packages, $(grep -c '  /' "$state/before") files by SHA-256"
+}
+
+# In no layer of any image, nor in what the builds keep for the next.
+check_secrets() {
+  local found
+  found=$(grep --recursive --files-with-matches --fixed-strings "$secret" "$state/data" || true)
+  [ -z "$found" ] || fail "the pip.conf is in $found"
+}
+
+check_rocm_runs() {
+  say "the ROCm image, without a GPU"
+  expect 2 train-rocm
+  grep -h 'runtime.platform=rocm' "$state/run-train-rocm.log" || fail "nobody said that there is no GPU"
+  expect 0 train-rocm runtime.platform=cpu run.name=rocm train.max_steps=20
+  field runs/rocm/manifest.json versions torch | grep -q '+rocm7.1$' || fail "another torch than the base's"
+}
