@@ -105,7 +105,7 @@ check_up() {
 }
 
 check_one_off() {
-  say "once: evaluate, doctor, recommend, plan; a shell"
+  say "once: evaluate, doctor, recommend, plan"
   expect 0 evaluate run=runs/quickstart
   expect 0 doctor
   expect 0 plan topology.nodes=2

@@ -16,8 +16,11 @@ def main() -> None:
     for name, mark in MARKED.items():
         set_version(name, f"{importlib.metadata.version(name).split('+')[0]}+{mark}")
     for name in MISSING:
-        for file in importlib.metadata.files(name) or []:
-            Path(file.locate()).unlink(missing_ok=True)
+        files = [Path(file.locate()) for file in importlib.metadata.files(name) or []]
+        for file in files:
+            file.unlink(missing_ok=True)
+        for directory in {file.parent for file in files if file.name == "METADATA"}:
+            shutil.rmtree(directory)
     version_file = next(Path(sys.prefix).glob("lib/python*/site-packages/torch/version.py"))
     text = version_file.read_text()
     text = re.sub(r"(__version__ = )'([^'+]*)[^']*'", r"\1'\2+rocm7.1'", text)
