@@ -7,6 +7,8 @@ Measured side by side in one process, round after round in turn, on the same row
   loop   app.loop.train as `make train` runs it: shards read, shuffled and checked, KeyedJaggedTensors built,
          DistributedModelParallel on gloo, fused SGD, losses gathered, steps timed, all but evaluation,
          checkpoints and the log
+  sharded  the same model through DistributedModelParallel and its optimizer, in a plain loop over batches that lie
+         ready in memory: what TorchRec asks for one process, without anything of app.loop
   bare   the same dense_arch, interaction and over_arch with one FBGEMM table-batched lookup and SGD, in a
          plain loop over batches that lie ready in memory
   mlps   dense_arch and over_arch alone, forward, backward and SGD
@@ -49,6 +51,8 @@ KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 56
                  5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
 ROWS = 600_000
 LEARNING_RATE = 0.1
+
+KINDS = ("loop", "sharded", "bare", "mlps")
 
 Step = Callable[[Batch], None]
 
@@ -118,6 +122,17 @@ def tables_of(this: session.Session) -> nn.Module:
     return make_sparse_arch(this.config.model, this.manifest.num_embeddings, this.runtime.device, [])
 
 
+def sharded_step(this: session.Session) -> Step:
+    """The run's own model and optimizer, with nothing around them."""
+
+    def step(batch: Batch) -> None:
+        this.optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
+        this.optimizer.step()
+
+    return step
+
+
 def bare_step(this: session.Session) -> Step:
     """One table-batched lookup, our dense modules, SGD."""
     model = DLRM(this.config.model, 13, 26, tables_of(this))
@@ -167,14 +182,14 @@ def measure(
     overrides = ["optimizer=sgd", f"train.global_batch_size={batch_size}", f"data.path={root}"]
     this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
     batches = _first(this.split("train").train_batches(batch_size, 0, 0, 0), 50)
-    bare, mlps = bare_step(this), mlps_step(this)
-    steps = max(10, int(arguments.seconds / time_plain(bare, batches, 10)))
+    plain = [sharded_step(this), bare_step(this), mlps_step(this)]
+    steps = max(10, int(arguments.seconds / time_plain(plain[1], batches, 10)))
     rounds: list[dict[str, float]] = []
     for number in range(arguments.rounds + 1):  # the first one warms up
-        figures = time_loop(this, steps, number), time_plain(bare, batches, steps), time_plain(mlps, batches, steps)
-        rounds += [dict(zip(("loop", "bare", "mlps"), figures, strict=True))] if number else []
-    medians = {kind: float(np.median([r[kind] for r in rounds])) * 1e3 for kind in ("loop", "bare", "mlps")}
-    ratios = {f"loop/{kind}": float(np.median([r["loop"] / r[kind] for r in rounds])) for kind in ("bare", "mlps")}
+        figures = [time_loop(this, steps, number), *(time_plain(step, batches, steps) for step in plain)]
+        rounds += [dict(zip(KINDS, figures, strict=True))] if number else []
+    medians = {kind: float(np.median([r[kind] for r in rounds])) * 1e3 for kind in KINDS}
+    ratios = {f"loop/{kind}": float(np.median([r["loop"] / r[kind] for r in rounds])) for kind in KINDS[1:]}
     return {
         "batch": batch_size,
         "steps a round": steps,
@@ -203,14 +218,12 @@ def main() -> None:
         manifest = write_rows(Path(scratch))
         results = [measure(size, arguments, here, Path(scratch), manifest) for size in arguments.batch]
     runtime.stop()
-    print("| batch | threads | loop ms | bare ms | mlps ms | loop samples/s | loop / bare | loop / mlps |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| batch | threads | {' | '.join(f'{kind} ms' for kind in KINDS)} | loop samples/s |", end="")
+    print("".join(f" loop / {kind} |" for kind in KINDS[1:]) + "\n" + "|---" * (3 + 2 * len(KINDS) - 1) + "|")
     for result in results:
-        ms, ratios = result["ms a step"], result["ratios"]
-        print(
-            f"| {result['batch']} | {arguments.threads} | {ms['loop']:.2f} | {ms['bare']:.2f} | {ms['mlps']:.2f} "
-            f"| {result['samples/s']['loop']:,.0f} | {ratios['loop/bare']:.3f} | {ratios['loop/mlps']:.3f} |"
-        )
+        figures = [f"{result['ms a step'][kind]:.2f}" for kind in KINDS]
+        figures += [f"{result['samples/s']['loop']:,.0f}", *(f"{ratio:.3f}" for ratio in result["ratios"].values())]
+        print(f"| {result['batch']} | {arguments.threads} | {' | '.join(figures)} |")
     if arguments.out:
         run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
         arguments.out.write_text(
