@@ -8,13 +8,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app import checkpoint, progress, resume, runtime, serving, session
+from app import peers, processes, resume, runtime, serving, session
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig
 from app.data import Split, verify_splits
 from app.runtime import Runtime
 from app.validation import validate
 from common.cli import run_command
-from data_prep.format import Manifest, load_manifest, write_atomically
+from data_prep.format import write_atomically
 
 
 def main(config: EvaluateConfig) -> int:
@@ -23,42 +23,34 @@ def main(config: EvaluateConfig) -> int:
     trained = resume.trained_config(directory, config.runtime, config.data_path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
     validate(trained)
-    here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
-    progress.log_to_terminal(here.rank)
-    try:
-        root = Path(trained.data.path or "")
-        path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
-        manifest = load_manifest(root)
-        state = checkpoint.read(path).state
-        resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
-        here.on_rank_0(lambda: verify_splits(root, manifest, [config.split], trained.data.verify))
+    with processes.joined(trained, peers.READING) as here:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
+        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [config.split], trained.data.verify))
         result = {
             "run": str(directory),
-            "checkpoint": path.name,
-            "step": state["step"],
+            "checkpoint": run.path.name,
+            "step": run.state["step"],
             "tables": config.tables.value if config.tables else None,
-            **_measure(path, trained, here, root, manifest, config),
+            **_measure(run, trained, here, config),
         }
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:
                 write_atomically(Path(config.out), text.encode())
             print(text, end="")
-    finally:
-        runtime.stop()
     return 0
 
 
 def _measure(
-    path: Path, trained: AppConfig, here: Runtime, root: Path, manifest: Manifest, config: EvaluateConfig
+    run: resume.Trained, trained: AppConfig, here: Runtime, config: EvaluateConfig
 ) -> dict[str, float | int | str | None]:
-    """Metrics of the checkpoint at `path`; a collective call."""
+    """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        this = session.build(trained, here, root, manifest)
-        resume.load_tensors(path, this, with_optimizer=False)
+        this = session.build(trained, here, run.root, run.manifest)
+        resume.load_tensors(run.path, this, with_optimizer=False)
         return this.evaluate(config.split)
-    model = serving.load(path, trained, manifest, config.tables, here.device)
-    split = Split(root, manifest, config.split, trained.data, here.rank, here.world_size)
+    model = serving.load(run.path, trained, run.manifest, config.tables, here.device)
+    split = Split(run.root, run.manifest, config.split, trained.data, here.rank, here.world_size)
     return session.measure(
         config.split,
         session.predict(trained, here, split, lambda batch: session.forward(model, batch, trained.runtime.precision)),

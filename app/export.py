@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from app import checkpoint, planning, progress, provenance, resume, runtime, serving
+from app import peers, planning, processes, provenance, resume, runtime, serving
 from app.config import CONFIG_DIR, AppConfig
 from app.config.export import ExportConfig, validate_export
+from app.runtime import Runtime
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.format import Manifest, load_manifest
+from data_prep.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -29,26 +30,19 @@ COMPARED_SAMPLES = (1, 2, 257)
 def main(config: ExportConfig) -> int:
     """Export as configured; return the exit status."""
     validate_export(config)
-    directory, out = Path(config.run), Path(config.out)
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(Path(config.run), config.runtime, config.data_path)
     validate(trained)
-    here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
-    progress.log_to_terminal(here.rank)
-    try:
+    with processes.joined(trained, peers.READING) as here:
         if here.world_size > 1:
             raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
-        _export(config, trained, directory, out)
-    finally:
-        runtime.stop()
+        _export(config, trained, here)
     return EXIT_DONE
 
 
-def _export(config: ExportConfig, trained: AppConfig, directory: Path, out: Path) -> None:
+def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     """Load, export, compare, write."""
-    root = Path(trained.data.path or "")
-    path, manifest = Path(resume.newest_of(directory, config.checkpoint)), load_manifest(root)
-    state = checkpoint.read(path).state
-    resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
+    out = Path(config.out)
+    path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
     model = serving.load(path, trained, manifest, config.tables, CPU)
     features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
     multi_hot = planning.multi_hot_features(trained, manifest)
@@ -57,7 +51,7 @@ def _export(config: ExportConfig, trained: AppConfig, directory: Path, out: Path
     imports = ["fbgemm_gpu"] if serving.uses_fbgemm(exported) else []
     about = {
         **provenance.describe_run(),
-        "run": str(directory),
+        "run": str(Path(config.run)),
         "checkpoint": path.name,
         "step": state["step"],
         "dataset_digest": manifest.digest,

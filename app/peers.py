@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -22,11 +23,25 @@ _LOST = re.compile(
 )
 
 
+class Advice(NamedTuple):
+    """What helps a command: where memory is not enough, and where a process was lost."""
+
+    less_memory: str
+    go_on: str
+
+
+TRAINING = Advice(
+    "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes; a run that is there goes "
+    "on from its checkpoint",
+    "the same command goes on from the last checkpoint",
+)
+READING = Advice("use more processes, and a smaller batch where the command has one", "start the same command again")
+
 NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
 
 
 @contextmanager
-def clear_words(rank: int, timeout_minutes: float) -> Iterator[None]:
+def clear_words(rank: int, timeout_minutes: float, advice: Advice) -> Iterator[None]:
     """Say in one line what machines do to a process: no memory, or another process of the job that is gone.
 
     Raises:
@@ -38,10 +53,7 @@ def clear_words(rank: int, timeout_minutes: float) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
-            said = (
-                f"out of memory ({(text or 'Python').splitlines()[0][:200]}): use a smaller train.global_batch_size or "
-                "data.shuffle_window_blocks, or more processes; a run that is there goes on from its checkpoint"
-            )
+            said = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): {advice.less_memory}"
             if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
                 log.error("process %d: %s", rank, said)
             raise UserError(said) from error
@@ -50,6 +62,5 @@ def clear_words(rank: int, timeout_minutes: float) -> Iterator[None]:
             raise
         raise LostPeerError(
             f"process {rank}: another process is gone or out of reach ({found.group().lower()}; "
-            f"runtime.timeout_minutes={timeout_minutes:g}), killed perhaps for want of memory; the same command goes "
-            "on from the last checkpoint"
+            f"runtime.timeout_minutes={timeout_minutes:g}), killed perhaps for want of memory; {advice.go_on}"
         ) from error

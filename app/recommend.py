@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app import checkpoint, loop, progress, ranking, resume, runtime, session
+from app import loop, peers, processes, ranking, resume, runtime, session
 from app.batch import Rows
 from app.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
 from app.config import CONFIG_DIR
@@ -20,7 +20,7 @@ from app.session import Session
 from app.validation import validate
 from common.cli import EXIT_DONE, run_command
 from data_prep.encode import EncodedBlock, Encoder
-from data_prep.format import load_manifest, write_atomically
+from data_prep.format import write_atomically
 
 log = logging.getLogger("clickwork")
 
@@ -33,18 +33,13 @@ def main(config: RecommendConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
-    progress.log_to_terminal(here.rank)
-    try:
-        root = Path(trained.data.path or "")
-        path = Path(here.on_rank_0(lambda: resume.newest_of(directory, config.checkpoint)))
-        state, manifest = checkpoint.read(path).state, load_manifest(root)
-        resume.require_dataset(path, state["dataset"], state["dataset_digest"], root, manifest)
-        encoder = Encoder.load(root)
+    with processes.joined(trained, peers.READING) as here:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
+        encoder = Encoder.load(run.root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
-        this = session.build(trained, here, root, manifest)
-        resume.load_tensors(path, this, with_optimizer=False)
+        this = session.build(trained, here, run.root, run.manifest)
+        resume.load_tensors(run.path, this, with_optimizer=False)
         order = _canonical_order(candidates, encoder)
         logits = _score(this, encoder.encode(block), order)
         unknown = encoder.unknown(block)
@@ -54,14 +49,12 @@ def main(config: RecommendConfig) -> int:
             counts = zip(encoder.features, unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
-                "checkpoint": path.name,
-                "step": state["step"],
+                "checkpoint": run.path.name,
+                "step": run.state["step"],
                 "candidates": candidates.rows,
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
             }
             _tell(config, ranked[: config.top_k], about)
-    finally:
-        runtime.stop()
     return EXIT_DONE
 
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import environment, outline, peers, prepare, progress, resume, runtime, session, trackers
+from app import environment, outline, peers, prepare, processes, resume, runtime, session, trackers
 from app.config import CONFIG_DIR, AppConfig
 from app.config.train import with_batch_of_all
 from app.data import verify_splits
@@ -33,20 +33,17 @@ def main(config: AppConfig) -> int:
     only_built = outline.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     told = environment.apply(config.environment)
-    here = runtime.start(arithmetic, config.train.seed, config.train.deterministic)
-    progress.log_to_terminal(here.rank)
-    for line in told:
-        log.info("%s", line)
-    config.train = with_batch_of_all(config.train, here.world_size)
-    record = Record(Path(config.run.dir), here.rank)
-    try:
-        with peers.clear_words(here.rank, config.runtime.timeout_minutes):
+    with processes.joined(replace(config, runtime=arithmetic), peers.TRAINING) as here:
+        for line in told:
+            log.info("%s", line)
+        config.train = with_batch_of_all(config.train, here.world_size)
+        record = Record(Path(config.run.dir), here.rank)
+        try:
             if only_built:
                 return outline.write(config, here, record, began)
             return _train(config, here, record, stop, began)
-    finally:
-        record.give_up()
-        runtime.stop()
+        finally:
+            record.give_up()
 
 
 def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopRequest, began: float) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, progress, provenance, record, resume, runtime, session
+from app import checkpoint, peers, processes, provenance, record, resume, runtime, session
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
 from app.data import verify_splits
 from app.difference import compare
@@ -32,7 +32,6 @@ from app.validation import validate
 from app.witness import Witness, plain
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.errors import UserError
-from data_prep.format import load_manifest
 
 log = logging.getLogger("clickwork")
 
@@ -48,15 +47,11 @@ def main(config: VerifyConfig) -> int:
     began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
     trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    here = runtime.start(trained.runtime, trained.train.seed, trained.train.deterministic)
-    progress.log_to_terminal(here.rank)
-    try:
+    with processes.joined(trained, peers.READING) as here:
         then = record.read_manifest(directory)
         _tell_of_layout(directory, then, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in resume.undamaged(directory)])))
-        root = Path(trained.data.path or "")
-        manifest = load_manifest(root)
-        resume.require_dataset(directory, then["dataset"]["path"], then["dataset"]["digest"], root, manifest)
+        root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
                                               lambda: bool(stop)))  # fmt: skip
         figures = record.read_summary(directory) or {}
@@ -82,8 +77,6 @@ def main(config: VerifyConfig) -> int:
             return _tell(directory, report, changed, config.tolerance)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    finally:
-        runtime.stop()
 
 
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:

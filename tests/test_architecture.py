@@ -20,8 +20,8 @@ MAX_FUNCTION_LINES = 60
 TORCH = {"torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics"}
 ENTRY_POINTS = {"train", "evaluate", "recommend", "export", "plan", "bench", "verify", "doctor", "report", "launch"}
 # Modules that compose on behalf of several entry points; none imports an entry point.
-COMPOSERS = {"benchmark", "serving", "utilisation", "session", "planning", "resume", "keeper", "witness", "feed",
-             "run", "summary", "outline"}  # fmt: skip
+COMPOSERS = {"benchmark", "serving", "utilisation", "processes", "session", "planning", "resume", "keeper", "witness",
+             "feed", "run", "summary", "outline"}  # fmt: skip
 # What any module of app may know of data_prep: what lies on disk, and the one definition of an id's bag, which is
 # the same on disk and while reading.
 CONTRACT = {"format", "ragged", "multi_hot"}

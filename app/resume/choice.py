@@ -4,14 +4,27 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from omegaconf.errors import OmegaConfBaseException
 
 from app import checkpoint, record
 from app.config import AppConfig, CheckpointConfig, RuntimeConfig, from_plain
+from app.resume.state import require_dataset
+from app.runtime import Runtime
 from common.errors import UserError
+from data_prep.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
+
+
+class Trained(NamedTuple):
+    """A checkpoint, its state (see `app.resume.saved`), and the dataset that its run was trained on."""
+
+    path: Path
+    state: dict[str, Any]
+    root: Path
+    manifest: Manifest
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
@@ -82,6 +95,29 @@ def newest_of(run: Path, asked: str | None) -> str:
     for reason in skipped:
         log.warning("checkpoint: passed over %s", reason)
     return str(path)
+
+
+def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runtime) -> Trained:
+    """The checkpoint of a run that `newest_of` names, with its dataset; `config`: as `trained_config` gave it.
+
+    Raises:
+        UserError: there is none, or the dataset is not the one that it was trained on.
+    """
+    path = Path(here.on_rank_0(lambda: newest_of(run, asked)))
+    state = checkpoint.read(path).state
+    return Trained(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
+
+
+def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
+    """The dataset of a configuration, and where it is.
+
+    Raises:
+        UserError: it is not the one that the run or checkpoint `trained` has read.
+    """
+    root = Path(config.data.path or "")
+    manifest = load_manifest(root)
+    require_dataset(trained, path_then, digest_then, root, manifest)
+    return root, manifest
 
 
 def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:

@@ -108,6 +108,10 @@ def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
 
+def in_process_1(*_: Any) -> bool:
+    return os.environ.get("RANK") == "1"
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
     "in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, kill),
     "before the save": lambda n: at_call(saver.dcp, "save", n, kill),
@@ -121,6 +125,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
     "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
+    "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "no memory": limit_memory,

@@ -76,8 +76,12 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         cut_at = time.monotonic()
         said = [launcher.communicate(timeout=150)[1] for launcher in launchers]
         assert time.monotonic() - cut_at < 120
-        told = [re.findall(r"error: process (\d): another process is gone or out of reach", err) for err in said]
-        assert sorted(told) == [["0"], ["1"]], said  # which host is which process is the rendezvous's to say
+        told = [
+            re.findall(r"error: process (\d): another process is gone or out of reach \(([^;]+);", err) for err in said
+        ]
+        (process, reason), (other, its_reason) = (one for (one,) in told)  # each end says one thing
+        assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say
+        assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
         assert [launcher.returncode for launcher in launchers] == [75, 75], said
         assert summary(run)["status"] == "failed"
         assert summary(run)["steps"] < 400
