@@ -1,6 +1,7 @@
 """Speed of stack distances and of the generator, and what locality does to the time of embedding lookups.
 
-    python -m benchmarks.locality [--rows 2000000] [--accesses 4000000] [--dim 16] [--runs 5] [--out FILE.json]
+    python -m benchmarks.locality [--rows 2000000] [--accesses 4000000] [--exponent 1.1] [--moves 1] [--dim 16]
+                                  [--runs 5] [--out FILE.json]
 
 Three traces of accesses to one table: `original` (Zipf-distributed ids in a working set that moves on), `generated`
 from the original's profile, and `uniform` ids over the same rows. Of each:
@@ -38,12 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--accesses", type=int, default=4_000_000)
+    parser.add_argument("--exponent", type=float, default=1.1, help="of the original's Zipf law; more: hotter rows")
+    parser.add_argument("--moves", type=float, default=1.0, help="how far its working set moves, in whole tables")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = measure(arguments.rows, arguments.accesses, arguments.dim, arguments.runs)
+    results = measure(arguments)
     for name, result in results.items():
         print(name, json.dumps(result))
     if arguments.out:
@@ -52,10 +55,11 @@ def main() -> None:
             file.write(json.dumps(document, indent=1) + "\n")
 
 
-def measure(rows: int, count: int, dim: int, runs: int) -> dict[str, dict[str, Any]]:
+def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """All figures by trace."""
     rng = np.random.default_rng(0)
-    traces: dict[str, NDArray[np.int32]] = {"original": moving_zipf(rng, rows, count)}
+    rows, count = int(arguments.rows), int(arguments.accesses)
+    traces: dict[str, NDArray[np.int32]] = {"original": moving_zipf(rng, arguments)}
     profile_of(np.zeros(10, np.int32), 1)  # compile
     AccessGenerator(profile_of(traces["original"][:1000], rows), (0,)).draw(1000)
     profile, seconds = timed(lambda: profile_of(traces["original"], rows))
@@ -73,9 +77,9 @@ def measure(rows: int, count: int, dim: int, runs: int) -> dict[str, dict[str, A
             lru_1_percent=float(found.hit_rates()[one]), lru_10_percent=float(found.hit_rates()[ten]),
             sets_of_32=hits_in_sets(ids, np.full((cached // WAYS, WAYS), -1, np.int64)) / count,
         )  # fmt: skip
-    table = torch.rand(rows, dim)
+    table = torch.rand(rows, arguments.dim)
     times: dict[str, list[float]] = {name: [] for name in traces}
-    for _ in range(runs):
+    for _ in range(arguments.runs):
         for name, ids in traces.items():
             times[name].append(lookup_seconds(table, torch.from_numpy(ids)) / count * 1e9)
     for name, values in times.items():
@@ -83,12 +87,13 @@ def measure(rows: int, count: int, dim: int, runs: int) -> dict[str, dict[str, A
     return results
 
 
-def moving_zipf(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int32]:
-    """Zipf-distributed places in a window of a tenth of the rows, which moves over all of them, as random ids."""
-    window, power = rows // 10, -0.1
+def moving_zipf(rng: np.random.Generator, arguments: argparse.Namespace) -> NDArray[np.int32]:
+    """Zipf-distributed places in a window of a tenth of the rows, which moves over the table, as random ids."""
+    rows, count = arguments.rows, arguments.accesses
+    window, power = rows // 10, 1 - arguments.exponent
     places = (((window + 1.0) ** power - 1) * rng.random(count) + 1) ** (1 / power)
-    moved = (np.minimum(places, window).astype(np.int64) - 1 + np.arange(count) * rows // count) % rows
-    return rng.permutation(rows).astype(np.int32)[moved]
+    moved = np.minimum(places, window).astype(np.int64) - 1 + np.arange(count) * int(rows * arguments.moves) // count
+    return rng.permutation(rows).astype(np.int32)[moved % rows]
 
 
 def profile_of(ids: NDArray[np.int32], rows: int) -> TableProfile:
