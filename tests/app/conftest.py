@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluat
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_finish() -> None:
+    """Before a test of data_prep's pool starts a fork server without torch: a process has but one."""
+    multiprocessing.set_forkserver_preload(["tests.app.preload"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")
@@ -100,13 +107,14 @@ def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.CompletedProcess([], next((fork.exitcode for fork in forks if fork.exitcode), 0), out, err)
 
 
-def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str = "") -> list[Any]:
+def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str = "", stderr: str = ".stderr",
+           environment: Mapping[str, str] = {}) -> list[Any]:  # fmt: skip
     """Start what `python -m app.<name>` does, in forks of a process that has imported torch already: 3 s less each.
 
-    Several processes are told what torchrun would tell them, and meet in a store of ours. fault: see tests.app.inject.
+    Several processes are told what torchrun would tell them, and meet in a store of ours. fault: see tests.app.inject;
+    stderr: a terminal, or a file in cwd.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify", "app.recommend"])
     for stream in (".stdout", ".stderr"):
         (cwd / stream).write_bytes(b"")
     launched: dict[str, str] = {}
@@ -117,33 +125,27 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
                     "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
     forks = []
     for rank in range(processes):
-        extra = {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
-        fork = context.Process(target=_entry_point, args=(name, overrides, str(cwd), extra, fault))
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
+        extra = {**launched, **ranks, **environment}
+        fork = context.Process(target=_entry_point, args=(name, overrides, str(cwd), stderr, extra, fault))
         fork.start()
         forks.append(fork)
     return forks
 
 
-def _entry_point(name: str, overrides: tuple[str, ...], cwd: str, extra: dict[str, str], fault: str) -> None:
+def _entry_point(
+    name: str, overrides: tuple[str, ...], cwd: str, stderr: str, extra: dict[str, str], fault: str
+) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update({**app_environment(), **extra})
-    for descriptor, stream in ((1, ".stdout"), (2, ".stderr")):
+    for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
     module = importlib.import_module(f"app.{name}")
     schema, config = SCHEMAS[name]
     runtime.leave(run_command(module.main, schema, CONFIG_DIR, config))
-
-
-def app_command(name: str, *overrides: str, processes: int = 1) -> list[str]:
-    """The command line; several processes meet through a file-free store on a free port."""
-    python = [sys.executable, "-m"]
-    if processes > 1:
-        python += ["torch.distributed.run", "--nproc-per-node", str(processes), "--rdzv-backend", "c10d",
-                   "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "-m"]  # fmt: skip
-    return [*python, f"app.{name}", *overrides]
 
 
 def app_environment() -> dict[str, str]:

@@ -52,7 +52,6 @@ def _start(
 ) -> list[int | None]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "app.evaluate", "app.verify", "app.recommend"])
     processes = []
     for rank in range(world_size):
         environment = {

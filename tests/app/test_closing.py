@@ -5,9 +5,8 @@ import io
 import os
 import pty
 import re
+import select
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.closing import closing_lines
-from tests.app.conftest import SMALL, app_environment
+from tests.app.conftest import SMALL, forked
 
 SUMMARY: dict[str, Any] = {
     "status": "completed", "steps": 300, "samples": 19_200, "world_size": 2,
@@ -52,23 +51,17 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    environment = {key: value for key, value in app_environment().items() if key != "NO_COLOR"}
-    environment |= {"TERM": "xterm"} | ({"NO_COLOR": "1"} if no_colour else {})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app.train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20"],
-        cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
+    forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20", cwd=tmp_path,
+                   stderr=os.ttyname(theirs),
+                   environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""})  # fmt: skip
     seen = io.BytesIO()
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # Linux's way to say that the other end is closed
-            break
-        seen.write(part)
+    while forks[0].exitcode is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
+            seen.write(os.read(ours, 4096))
+    os.close(theirs)
     os.close(ours)
-    assert process.wait() == 0
     text = seen.getvalue().decode()
+    assert forks[0].exitcode == 0, text
     assert "100%|" in text
     assert "step 20/20" in text
     assert "input wait" in text

@@ -1,6 +1,7 @@
 """What goes wrong: at exact moments, on disk, in the user's directories; and that the run goes on all the same."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -14,9 +15,9 @@ from app.config import DataConfig
 from app.data import Split
 from common.errors import UserError
 from data_prep.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, Command, app_command, app_environment, ended, forked
+from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
-from tests.app.test_train import events, losses, started, summary, wait_for
+from tests.app.test_train import events, losses, summary, wait_for
 from tests.told import error_line
 
 
@@ -185,13 +186,14 @@ def test_starting_over_with_a_mistake_keeps_what_was_there(run_app: Command, dat
 
 def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=shared", "train.epochs=500"]
-    first = started(tmp_path, *overrides)
+    (tmp_path / "first").mkdir()
+    forks = forked("train", *overrides, f"run.dir={tmp_path}/runs/shared", cwd=tmp_path / "first")
     try:
-        wait_for(tmp_path / "runs/shared/metrics.jsonl", lambda: True, first)
+        wait_for(tmp_path / "runs/shared/metrics.jsonl", lambda: True, forks)
         second = run_app("train", *overrides)
     finally:
-        first.kill()
-        first.wait()
+        forks[0].kill()
+        forks[0].join()
     assert second.returncode == 2
     assert "another process trains there" in second.stderr
 
@@ -201,10 +203,11 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
 ) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "train.epochs=60"]
     stopped = tmp_path / "runs/stopped"
-    process = started(tmp_path, *overrides, "run.name=stopped", processes=2)
-    wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, process)
-    process.send_signal(signal.SIGTERM)
-    process.wait(60)
+    forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)
+    wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, forks)
+    os.kill(forks[1].pid, signal.SIGTERM)  # one of them is told; a launcher tells all: test_launch
+    ended(forks, tmp_path)
+    assert [fork.exitcode for fork in forks] == [75, 75]
     step = summary(stopped)["steps"]
     assert summary(stopped)["status"] == "interrupted"
     for name in ("stopped", "whole"):
@@ -226,11 +229,9 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
 
 
 def test_half_of_a_launchers_environment_is_refused(dataset: Path, tmp_path: Path) -> None:
-    command = app_command("train", *SMALL, f"data.path={dataset}", "run.name=x")
-    environment = {**app_environment(), "WORLD_SIZE": "2"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    half = {"WORLD_SIZE": "2"}
+    forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=x", cwd=tmp_path, environment=half)
+    done = ended(forks, tmp_path)
     assert done.returncode == 2
     assert "WORLD_SIZE is set but not RANK" in done.stderr
 

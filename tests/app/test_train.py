@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from app.checkpoint import whole_checkpoints
 from app.config import OptimizerName
-from tests.app.conftest import SMALL, Command, app_command, app_environment, ended, forked
+from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.told import error_line
 
@@ -139,10 +138,10 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=60"]
     run = tmp_path / "runs/stopped"
-    process = started(tmp_path, *overrides)
-    wait_for(run / "metrics.jsonl", lambda: len(events(run, "train")) >= 10, process)
-    process.send_signal(number)
-    assert process.wait(60) == 75
+    forks = forked("train", *overrides, cwd=tmp_path)
+    wait_for(run / "metrics.jsonl", lambda: len(events(run, "train")) >= 10, forks)
+    os.kill(forks[0].pid, number)
+    assert ended(forks, tmp_path).returncode == 75
     figures = summary(run)
     assert figures["status"] == "interrupted"
     assert 10 <= figures["steps"] < 60 * 31
@@ -283,20 +282,10 @@ def test_a_global_batch_that_does_not_divide(run_app: Command, dataset: Path) ->
     assert done.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1
 
 
-def started(directory: Path, *overrides: str, processes: int = 1) -> "subprocess.Popen[bytes]":
-    """A training process that goes on in the background."""
-    return subprocess.Popen(
-        app_command("train", *overrides, processes=processes),
-        cwd=directory,
-        env=app_environment(),
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def wait_for(path: Path, condition: Any, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
+def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        assert process.poll() is None, "ended before it was stopped"
+        assert all(fork.exitcode is None for fork in forks), "ended before it was stopped"
         try:
             if os.path.exists(path) and condition():
                 return
