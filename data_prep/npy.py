@@ -39,6 +39,10 @@ class NpyWriter:
         self._file.close()
         self._temporary.replace(self.path)
 
+    def abandon(self) -> None:
+        """Close the file, unless it is closed, without giving it its name."""
+        self._file.close()
+
     def _header(self) -> bytes:
         stream = io.BytesIO()
         shape = (self.rows,) if self._width is None else (self.rows, self._width)

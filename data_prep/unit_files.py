@@ -1,9 +1,10 @@
 """The files that a unit's rows go to while it is parsed."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from data_prep.bayes import TRUTH_SUFFIX
 from data_prep.columns import write_runs
@@ -27,6 +28,11 @@ class BagFiles:
         self._paths = [temporary_path(job.unit_path(source, chunk, f"bags-{i}")) for i in range(len(job.schema.ragged))]
         self._files = [open(path, "wb+") for path in self._paths]  # noqa: SIM115
         self._lengths: list[list[NDArray[np.int64]]] = [[] for _ in self._paths]
+
+    def abandon(self) -> None:
+        """Close the files that are open."""
+        for file in self._files:
+            file.close()
 
     def append(self, bags: Sequence[Bags]) -> None:
         """Write the bags of a block, one entry a column."""
@@ -55,31 +61,44 @@ class BagFiles:
 
 
 class UnitFiles:
-    """The files a unit's rows go to while it is parsed."""
+    """The files a unit's rows go to while it is parsed; as a context, it leaves none open if that fails."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
-        self._labels = NpyWriter(job.unit_path(source, chunk, "labels.npy"), np.int32, 1)
+        self._open = ExitStack()
+        self._labels = self._writer("labels.npy", np.int32, 1)
         self._is_raw = job.rules.needs_statistics
         as_read = np.int32 if job.table is None else np.float64
         suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
-        self._dense = NpyWriter(job.unit_path(source, chunk, suffix), dtype, len(job.schema.dense))
+        self._dense = self._writer(suffix, dtype, len(job.schema.dense))
         self._suffixes = ["labels.npy", suffix]
         self._ranges: list[DenseRange] = []
         self._positives = 0
         self._block_rows: list[int] = []
         self._truth: NpyWriter | None = None
         if job.sources[source].generated_rows is not None:
-            self._truth = NpyWriter(job.unit_path(source, chunk, TRUTH_SUFFIX), np.float32, 1)
+            self._truth = self._writer(TRUTH_SUFFIX, np.float32, 1)
             self._suffixes.append(TRUTH_SUFFIX)
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
             self._raw_path = job.unit_path(source, chunk, "raw")
-            self._raw = open(temporary_path(self._raw_path), "wb")  # noqa: SIM115
+            self._raw = self._open.enter_context(open(temporary_path(self._raw_path), "wb"))  # noqa: SIM115
         else:
-            path = job.unit_path(source, chunk, "sparse.npy")
-            self._sparse = NpyWriter(path, np.int32, len(job.schema.single))
+            self._sparse = self._writer("sparse.npy", np.int32, len(job.schema.single))
         self._bags = BagFiles(job, source, chunk) if job.schema.ragged else None
+        if self._bags is not None:
+            self._open.callback(self._bags.abandon)
+
+    def __enter__(self) -> "UnitFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _writer(self, suffix: str, dtype: DTypeLike, width: int) -> NpyWriter:
+        writer = NpyWriter(self._job.unit_path(self._source, self._chunk, suffix), dtype, width)
+        self._open.callback(writer.abandon)
+        return writer
 
     def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""

@@ -98,37 +98,37 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
 
 def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
     """Parse the lines of one chunk and write the unit's files."""
-    files = UnitFiles(job, source, chunk)
     room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema) if job.table is None else 0, job.schema)
-    for block in lines.until((chunk + 1) * job.chunk_bytes):
-        if job.table is None:
-            parsed = _parse_block(job, job.sources[source], block, room)
-        else:
-            parsed = _parse_table_block(job.table, job.sources[source], block)
-        files.append(parsed)
-        counters().add(lines.advance(), len(parsed.labels))
-    return files.finish()
+    with UnitFiles(job, source, chunk) as files:
+        for block in lines.until((chunk + 1) * job.chunk_bytes):
+            if job.table is None:
+                parsed = _parse_block(job, job.sources[source], block, room)
+            else:
+                parsed = _parse_table_block(job.table, job.sources[source], block)
+            files.append(parsed)
+            counters().add(lines.advance(), len(parsed.labels))
+        return files.finish()
 
 
 def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
     """As `_parse_unit`, of a day that is generated: the same rows as parsing its text would give."""
-    files = UnitFiles(job, source, chunk)
     blocks = _blocks_per_chunk(job)
-    for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
-        files.append(block, truth)
-        counters().add(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
-    return files.finish()
+    with UnitFiles(job, source, chunk) as files:
+        for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
+            files.append(block, truth)
+            counters().add(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
+        return files.finish()
 
 
 def _parse_parquet(job: Job, table: Table, source: int, chunk: int) -> UnitRecord:
     """Read one unit of a Parquet file and write its files."""
-    files = UnitFiles(job, source, chunk)
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
-    for block in read_unit(file, table, plan_units(file, job.chunk_bytes)[chunk]):
-        files.append(block)
-        counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
-    return files.finish()
+    with UnitFiles(job, source, chunk) as files:
+        for block in read_unit(file, table, plan_units(file, job.chunk_bytes)[chunk]):
+            files.append(block)
+            counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
+        return files.finish()
 
 
 def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Block:

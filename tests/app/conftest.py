@@ -117,6 +117,8 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
     context = multiprocessing.get_context("forkserver")
     for stream in (".stdout", ".stderr"):
         (cwd / stream).write_bytes(b"")
+    for pid in cwd.glob(".pid.*"):
+        pid.unlink()
     launched: dict[str, str] = {}
     if processes > 1:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -141,6 +143,7 @@ def _entry_point(
     os.environ.update({**app_environment(), **extra})
     for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
     inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
     module = importlib.import_module(f"app.{name}")
