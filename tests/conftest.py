@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -14,3 +16,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """On a fresh checkout, once: else each of the processes that run tests compiles the same kernels."""
     if not hasattr(session.config, "workerinput"):
         compile_kernels()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the slow tests, so that none is still at one when the others are done.
+
+    xdist gives every worker an equal part of the list, and who has nothing left takes from another's end.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    arranged: list[pytest.Item] = []
+    for worker in range(workers):
+        arranged += slow[worker::workers]
+        room = len(items) * (worker + 1) // workers - len(arranged)
+        arranged += others[:room]
+        del others[:room]
+    items[:] = arranged

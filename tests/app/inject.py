@@ -35,7 +35,11 @@ def at_call(
 
 
 def kill(*_: Any, **__: Any) -> None:
-    """The whole job, itself last: nobody lives to notice that another process is gone."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_job(*_: Any, **__: Any) -> None:
+    """All processes, itself last: nobody lives to notice that another one is gone."""
     pids = [int(path.read_text()) for path in Path().glob(".pid.*")]
     for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
         os.kill(pid, signal.SIGKILL)
@@ -116,14 +120,14 @@ def in_process_1(*_: Any) -> bool:
 
 
 FAULTS: dict[str, Callable[[int], None]] = {
-    "in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, kill),
-    "before the save": lambda n: at_call(saver.dcp, "save", n, kill),
-    "in the save": lambda n: at_call(files, "complete", n, kill),
-    "before the rename": lambda n: at_call(os, "rename", n, kill, lambda a, b: str(a).endswith(files.PART)),
-    "after the rename": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.LATEST),
-    "before the best": lambda n: at_call(files, "write_atomically", n, kill, lambda p, c: p.name == files.BEST),
-    "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill, lambda p, **_: str(p).endswith(files.OLD)),
-    "in the beginning": lambda n: at_call(os, "replace", n, kill, lambda a, b: "/runs/" in f"/{b}"),
+    "in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, kill_job),
+    "before the save": lambda n: at_call(saver.dcp, "save", n, kill_job),
+    "in the save": lambda n: at_call(files, "complete", n, kill_job),
+    "before the rename": lambda n: at_call(os, "rename", n, kill_job, lambda a, b: str(a).endswith(files.PART)),
+    "after the rename": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.LATEST),
+    "before the best": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.BEST),
+    "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill_job, lambda p, **_: str(p).endswith(files.OLD)),
+    "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
     "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
     "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),
