@@ -96,6 +96,7 @@ images: ## Build the images for PLATFORM=cpu|cuda|rocm
 	$(compose) build
 
 shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and runs/
+	@mkdir -p data runs
 	$(digest) $(compose) run --rm --no-deps --entrypoint bash $(service)
 
 lint: environment ## Ruff, its formatter, mypy, hadolint; docker-compose.yml, where compose is there to read it

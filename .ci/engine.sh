@@ -121,7 +121,7 @@ download_wheels() {
 wheels=$cache/wheels-$(cat requirements/*.lock requirements/torch.in | sha256sum | cut -c1-12)
 
 # In name spaces of its own: no mount, bridge or firewall rule of it is seen outside, or stays; and it has no network,
-# so whatever an image asks of one fails.
+# so whatever an image asks of one fails; names too, at once instead of after the resolver's patience (--dns).
 start_engine() {
   DOCKER_HOST=unix://$state/docker.sock
   cp -r "$cache/engine" "$state/engine"
@@ -129,7 +129,8 @@ start_engine() {
   ln -s "$state/engine/usr/libexec/docker/cli-plugins" "$state/home/.docker/cli-plugins"
   export DOCKER_HOST DOCKER_CONFIG=$state/home/.docker PATH=$state/engine/usr/bin:$state/engine/usr/sbin:$PATH
   setsid unshare --mount --net sh -c 'ip link set lo up; exec dockerd "$@"' sh --data-root "$state/data" \
-    --exec-root "$state/exec" --pidfile "$state/docker.pid" --host "$DOCKER_HOST" --group "$owner" >"$state/dockerd.log" 2>&1 &
+    --exec-root "$state/exec" --pidfile "$state/docker.pid" --host "$DOCKER_HOST" --group "$owner" --dns 127.0.0.1 \
+    >"$state/dockerd.log" 2>&1 &
   engine_pid=$!
   for _ in $(seq 150); do
     ! docker version >/dev/null 2>&1 || break

@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
 from common.errors import UserError
+from common.streams import without_native_stdout
 
 log = logging.getLogger("clickwork")
 
@@ -114,7 +115,8 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
     if launched:
         store = _this_generation(store, rank, world_size, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    with without_native_stdout():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
@@ -229,6 +231,8 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    # TorchRec 1.4 asks torch for its group's device in a way that torch 2.10 deprecates.
+    warnings.filterwarnings("ignore", category=UserWarning, module="torchrec.distributed.types")
     # Of data-parallel tables; that their gradients are right is tested (tests/app/test_optimizer.py).
     warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
     # FBGEMM's, of data-parallel tables on CPU; that their gradients are right is tested against plain torch.

@@ -17,6 +17,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from app.checkpoint import files, staging
 from app.checkpoint.files import OLD, PART, Saved
 from common.errors import UserError
+from common.streams import without_native_stdout
 from data_prep.format import digest_file
 
 log = logging.getLogger("clickwork")
@@ -42,7 +43,8 @@ class Saver:
         """keep: so many newest checkpoints stay, and the best. A collective call."""
         self._directory, self._keep, self._asynchronous = directory, keep, asynchronous
         self._local_world_size = local_world_size
-        self._group = dist.new_group(backend="gloo")
+        with without_native_stdout():
+            self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[Written] | None = None
         self._done: list[Written] = []

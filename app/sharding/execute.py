@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.sharding.collections import collections
 from app.sharding.plan import BY_ID_TYPES, Plan
+from common.streams import without_native_stdout
 
 
 class EverySharder(EmbeddingBagCollectionSharder):
@@ -61,13 +62,14 @@ def distribute(
         path: EmbeddingModuleShardingPlan({table.name: tables[table.name] for table in part})
         for path, part in collections(model).items()
     }
-    return DistributedModelParallel(
-        model,
-        device=device,
-        plan=ShardingPlan(plan=parts),
-        sharders=make_sharders(fused_params, codecs(qcomm)),
-        data_parallel_wrapper=_ReplicateAmongMany(),
-    )
+    with without_native_stdout():  # some kinds of sharding make process groups
+        return DistributedModelParallel(
+            model,
+            device=device,
+            plan=ShardingPlan(plan=parts),
+            sharders=make_sharders(fused_params, codecs(qcomm)),
+            data_parallel_wrapper=_ReplicateAmongMany(),
+        )
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
