@@ -1,16 +1,20 @@
 """Rows per second of preprocessing, against TorchRec's three steps and against inflating alone.
 
-    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--out FILE.json]
+    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--real FILE] [--out FILE.json]
 
-Everything runs on the same synthetic day, in the same session, in turn, `--runs` times; medians are printed as a
-Markdown table and as JSON with the command, the machine and the commit. A rate of `parse` is of that stage alone
-(for `hash` it is all the work on rows: parse, encode, write, sum); `whole` is of the whole job in its process,
-start-up of Python and compilation excluded.
+Everything runs on the same synthetic day, in the same session, in turn, `--runs` times after one round that does not
+count (it loads the raw files into memory and compiles); TorchRec, being slow, once, on the first `--peer-rows` rows,
+which ours get as a file of their own, too. Medians are printed as a Markdown table and as JSON with the command, the
+machine and the commit. A rate of `parse` is of that stage alone (for `hash` it is all the work on rows: parse, encode,
+write, sum); `whole` is of the whole job in its process, start-up of Python and loading of kernels excluded. One worker
+is pinned to one core, but for `.gz`, which is inflated beside it. With `--real` the `.gz` day is these rows again and
+again, which compress as in the original, as gzip does not see that far back.
 """
 
 import argparse
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import platform
@@ -33,6 +37,15 @@ import numpy as np  # noqa: E402
 from data_prep.format import load_manifest  # noqa: E402
 from data_prep.sources import open_source, resolve_sources  # noqa: E402
 
+FIXED_SAMPLE = "torchrec_fixed, 2 workers, TorchRec's rows"
+TORCHREC = "TorchRec's three steps, one process as made"
+FROM_GZ = "hash from .gz, 1 worker and its threads"
+INFLATE = "inflating that .gz alone"
+RATIOS = {
+    "hash, 2 workers / 1": ("hash, 2 workers", "hash, 1 worker"),
+    "torchrec_fixed / TorchRec": (FIXED_SAMPLE, TORCHREC),
+    "inflating alone / hash from .gz": (INFLATE, FROM_GZ),
+}
 OURS = {
     "hash": ["data.encoding=hash", "data.max_ind_range=1000000"],
     "vocabulary": ["data.encoding=vocabulary"],
@@ -43,9 +56,10 @@ OURS = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the synthetic day")
-    parser.add_argument("--peer-rows", type=int, default=20_000, help="rows TorchRec gets, being slow")
+    parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the synthetic day")
+    parser.add_argument("--peer-rows", type=int, default=2_000_000, help="rows TorchRec gets, being slow")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--real", type=Path, help="real rows, of which the .gz day is to be made")
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -59,51 +73,75 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     """All measurements in turn, several times over."""
-    day, packed, sample = make_days(arguments, directory)
+    day, sample = make_days(arguments, directory)
+    packed, packed_rows = pack(arguments, day, directory)
     tasks: dict[str, Callable[[], dict[str, float]]] = {}
     for name, overrides in OURS.items():
         tasks[f"{name}, 1 worker"] = lambda o=overrides: ours(directory, day, 1, o)  # type: ignore[misc]
-    two = [*OURS["hash"], f"data.chunk_bytes={max(1 << 20, day.stat().st_size // 16)}"]
-    tasks["hash, 2 workers"] = lambda: ours(directory, day, 2, two)
-    tasks["hash from .gz, 1 worker"] = lambda: ours(directory, packed, 1, OURS["hash"])
-    tasks["inflate alone"] = lambda: {"whole": arguments.rows / inflate(packed)}
-    tasks["TorchRec's three steps"] = lambda: {"whole": arguments.peer_rows / torchrec_steps(directory, sample)}
+    for name in ("hash", "torchrec_fixed"):
+        tasks[f"{name}, 2 workers"] = lambda o=OURS[name]: ours(directory, day, 2, o)  # type: ignore[misc]
+    tasks[FIXED_SAMPLE] = lambda: ours(directory, sample, 2, OURS["torchrec_fixed"])
+    tasks[FROM_GZ] = lambda: ours(directory, packed, 1, OURS["hash"], pinned=False)
+    tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(packed)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
-    for _ in range(arguments.runs):
+    for round_number in range(arguments.runs + 1):
         for name, task in tasks.items():
-            found[name].append(task())
+            rates = task()
+            if round_number:
+                found[name].append(rates)
+    found[TORCHREC] = [{"whole": arguments.peer_rows / torchrec_steps(directory, sample)}]
     return [
         {"what": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
         for name, runs in found.items()
     ]
 
 
-def make_days(arguments: argparse.Namespace, directory: Path) -> tuple[Path, Path, Path]:
-    """A synthetic day, the same compressed, and its first rows for TorchRec."""
+def make_days(arguments: argparse.Namespace, directory: Path) -> tuple[Path, Path]:
+    """A synthetic day, and its first rows."""
     overrides = [f"data.synthetic.rows={arguments.rows}", "data.synthetic.max_cardinality=1000000"]
     run_ours(["data=synthetic", *overrides, f"data.path={directory}/first", *OURS["hash"]])
     day = directory / "first" / "raw" / "day_0.tsv"
-    packed = directory / "day_0.gz"
-    with open(day, "rb") as file, gzip.open(packed, "wb", compresslevel=6) as target:
-        shutil.copyfileobj(file, target, 1 << 20)
     sample = directory / "sample.tsv"
     with open(day, "rb") as file, open(sample, "wb") as target:
-        for _ in range(arguments.peer_rows):
-            target.write(file.readline())
-    return day, packed, sample
+        target.writelines(itertools.islice(file, arguments.peer_rows))
+    return day, sample
 
 
-def run_ours(arguments: list[str]) -> None:
-    """Run `python -m data_prep`."""
+def pack(arguments: argparse.Namespace, day: Path, directory: Path) -> tuple[Path, int]:
+    """A compressed day of the synthetic or the real rows, and how many it has."""
+    packed = directory / "day_0.gz"
+    with gzip.open(packed, "wb", compresslevel=6) as target:
+        if arguments.real is None:
+            with open(day, "rb") as file:
+                shutil.copyfileobj(file, target, 1 << 20)
+            return packed, arguments.rows
+        content = arguments.real.read_bytes().rstrip(b"\n") + b"\n"
+        times = max(1, arguments.rows // content.count(b"\n"))
+        for _ in range(times):
+            target.write(content)
+        return packed, times * content.count(b"\n")
+
+
+def run_ours(arguments: list[str], pinned: bool = False) -> None:
+    """Run `python -m data_prep`, on one core only if wanted."""
     command = [sys.executable, "-m", "data_prep", *arguments]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    before = os.sched_getaffinity(0)
+    try:
+        if pinned:
+            os.sched_setaffinity(0, {max(before)})
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    finally:
+        os.sched_setaffinity(0, before)
 
 
-def ours(directory: Path, raw: Path, workers: int, overrides: list[str]) -> dict[str, float]:
+def ours(
+    directory: Path, raw: Path, workers: int, overrides: list[str], pinned: bool | None = None
+) -> dict[str, float]:
     """Rates in rows per second, peak memory, and bytes on disk per row, of one job."""
     out = directory / "out"
     shutil.rmtree(out, ignore_errors=True)
-    run_ours([f"data.raw={raw}", f"data.path={out}", f"data.workers={workers}", *overrides])
+    arguments = [f"data.raw={raw}", f"data.path={out}", f"data.workers={workers}", *overrides]
+    run_ours(arguments, workers == 1 if pinned is None else pinned)
     manifest = load_manifest(out)
     size = sum(path.stat().st_size for path in out.rglob("*.npy"))
     return {
@@ -187,6 +225,8 @@ def markdown(document: dict[str, Any]) -> str:
     for result in document["results"]:
         cells = [result.get(key) for key in ("whole", "parse", "peak_mib", "bytes_per_row")]
         lines.append(f"| {result['what']} | " + " | ".join("" if c is None else f"{c:,.0f}" for c in cells) + " |")
+    whole = {result["what"]: result["whole"] for result in document["results"]}
+    lines += ["", *(f"{name}: {whole[one] / whole[other]:.2f}" for name, (one, other) in RATIOS.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from data_prep.config import DataConfig, parse_size, usable_cpus
+from data_prep.held import HOLD_BYTES
 from data_prep.lines import LineBlocks
 from data_prep.lookup import LookupTable
 from data_prep.parquet import num_rows
@@ -17,7 +18,7 @@ from data_prep.work import Job
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
-BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
+BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE + 3 * HOLD_BYTES  # a unit's labels, integers and values until they are written
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE

@@ -1,27 +1,31 @@
 """A unit's categorical values on disk, column by column, and the runs counted from them."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.choices import VocabularyOrder
-from data_prep.files import temporary_path
+from data_prep.files import FileDigest
+from data_prep.held import HeldFile
 from data_prep.ragged import Bags, unpack
+from data_prep.scratch import read_past_cache
 from data_prep.vocabulary import Run, count_in_order, count_values
-from data_prep.work import Job, UnitRecord
+from data_prep.work import Job, UnitRecord, sum_of
 
 VALUE_BYTES = 4
 RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
 
 
 def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
-    """The values of a unit, block by block, [F, rows]."""
+    """The values of a unit, block by block, [F, rows]; a block is only valid until the next one is asked for."""
     num_features = len(job.schema.single)
-    with open(job.unit_path(record.source, record.chunk, "raw"), "rb") as file:
-        for rows in record.block_rows:
-            yield np.fromfile(file, np.uint32, num_features * rows).reshape(num_features, rows)
+    path = job.unit_path(record.source, record.chunk, "raw")
+    position = 0
+    for rows in record.block_rows:
+        size = VALUE_BYTES * num_features * rows
+        yield read_past_cache(path, position, size, "raw").view(np.uint32).reshape(num_features, rows)
+        position += size
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
@@ -32,60 +36,58 @@ def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
 
 def write_runs(
     job: Job,
-    source: int,
-    chunk: int,
+    unit: tuple[int, int],
     block_rows: list[int],
     suffix: str,
+    read: Callable[[int, NDArray[np.uint32]], None],
     rows: NDArray[np.int64] | None = None,
-    begin: int = 0,
-) -> list[int]:
-    """Count the values of a unit, feature by feature.
+) -> tuple[list[int], FileDigest]:
+    """Count the values of a unit, feature by feature; first appearances are rows of the unit, from 0.
 
     Args:
+        unit: its source and chunk.
+        read: fills an array with the bytes of `raw` from an offset on.
         rows: which rows of the unit to count, rising; None: all.
-        begin: number of the unit's first row in the dataset (only first appearances depend on it).
 
     Returns:
-        the number of distinct values of each feature.
+        the number of distinct values of each feature, and the size and sum of the file.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
     single = job.schema.single
-    bags = dict(zip(job.schema.ragged, unit_bags(job, source, chunk), strict=True)) if job.schema.ragged else {}
+    bags = dict(zip(job.schema.ragged, unit_bags(job, *unit), strict=True)) if job.schema.ragged else {}
+    numbers = np.arange(sum(block_rows)) if rows is None else rows
     lengths = []
-    path, target = job.unit_path(source, chunk, "raw"), job.unit_path(source, chunk, suffix)
-    temporary = temporary_path(target)
-    with open(path, "rb", buffering=0) as raw, open(temporary, "wb") as runs:
-        for feature in job.schema.sparse:
-            numbers = rows
-            if feature in bags:
-                counted = bags[feature] if rows is None else bags[feature].take(rows)
-                column = np.array(counted.ids)
-                numbers = None if rows is None else np.repeat(rows, counted.lengths)
-            else:
-                column = _read_column(raw, single.index(feature), len(single), block_rows)
-                column = column if rows is None else column[rows]
-            run = count_in_order(column, numbers + begin) if in_order and numbers is not None else count_values(column)
-            run.values.tofile(runs)
-            run.counts.astype(np.uint32).tofile(runs)
-            run.first.tofile(runs)
-            lengths.append(len(run.values))
-    temporary.replace(target)
-    return lengths
+    runs = HeldFile(job.unit_path(*unit, suffix))
+    for feature in job.schema.sparse:
+        mine = numbers
+        if feature in bags:
+            counted = bags[feature] if rows is None else bags[feature].take(rows)
+            column = np.array(counted.ids)
+            mine = np.repeat(numbers, counted.lengths)
+        else:
+            column = _read_column(read, single.index(feature), len(single), block_rows)
+            column = column if rows is None else column[rows]
+        run = count_in_order(column, mine) if in_order else count_values(column)
+        for array in (run.values, run.counts.astype(np.uint32), run.first):
+            runs.append(array)
+        lengths.append(len(run.values))
+    return lengths, runs.close(sum_of(job, suffix))
 
 
-def _read_column(raw: Any, feature: int, num_features: int, block_rows: list[int]) -> NDArray[np.uint32]:
+def _read_column(
+    read: Callable[[int, NDArray[np.uint32]], None], feature: int, num_features: int, block_rows: list[int]
+) -> NDArray[np.uint32]:
     column = np.empty(sum(block_rows), np.uint32)
     row = position = 0
     for rows in block_rows:
-        raw.seek(position + VALUE_BYTES * feature * rows)
-        raw.readinto(column[row : row + rows])
+        read(position + VALUE_BYTES * feature * rows, column[row : row + rows])
         position += VALUE_BYTES * num_features * rows
         row += rows
     return column
 
 
 def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
-    """The run of one feature of a unit, memory-mapped; counts are uint32."""
+    """The run of one feature of a unit, memory-mapped; counts are uint32, rows those of the unit."""
     length = record.run_lengths[feature]
     if length == 0:
         return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -1,20 +1,25 @@
 """What a worker does with a parsed unit: values to ids, integers to what the model reads."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.columns import raw_blocks, unit_bags
 from data_prep.dense import DenseRange, transform_dense
-from data_prep.lookup import LookupTable, encode_columns, load_tables
+from data_prep.files import FileDigest
+from data_prep.held import HeldArray
+from data_prep.lookup import LookupTable, load_tables
 from data_prep.npy import NpyWriter
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
-from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.scratch import read_rows, scratch_array
+from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
-DENSE_ROWS = 1 << 16
+DENSE_ROWS = 1 << 14
 BAG_VALUES = 1 << 20
 
 
@@ -32,6 +37,12 @@ class EncodeTask:
     vocabulary: tuple[str, ...]
     known: DenseRange | None
     passes: tuple[tuple[Slice, ...], ...] = ()
+
+
+def _task_tables(task: EncodeTask) -> list[LookupTable]:
+    """The lookup tables of a task's features, built once per process."""
+    rules = task.job.rules
+    return _tables(task.job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
 
 
 @lru_cache(maxsize=1)
@@ -52,44 +63,70 @@ def run_encode_task(task: EncodeTask) -> UnitRecord:
     if encoded is not None:
         counters().add(parsed.encoded_bytes, parsed.rows)
         return encoded
-    written = []
-    unknown = parsed.unknown
-    if job.rules.order is not None:
-        unknown = _encode_sparse(task)
-        written += ["sparse.npy", "values.npy"] if job.schema.ragged else ["sparse.npy"]
-    if job.rules.needs_statistics:
-        _encode_dense(task)
-        written.append("dense.npy")
     kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
-    files = kept | digest_unit_files(job, parsed.source, parsed.chunk, written)
-    encoded = UnitRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, files, unknown=unknown)
+    encoded = UnitRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, kept, unknown=parsed.unknown)
+    if job.rules.order is not None:
+        encoded.unknown, files = _encode_sparse(task)
+        encoded.files |= files
+    if job.rules.needs_statistics:
+        dense = HeldArray(job.unit_path(parsed.source, parsed.chunk, "dense.npy"), np.float32, len(job.schema.dense))
+        for _, rows in dense_rows(task):
+            dense.append(rows)
+        encoded.files["dense.npy"] = dense.close(sum_of(job, "dense.npy"))
     save_record(job, "encoded", encoded)
     return encoded
 
 
-def _encode_sparse(task: EncodeTask) -> list[int]:
-    """Values to ids; how many of each feature have none of their own."""
-    job, record, rules = task.job, task.record, task.job.rules
+def _encode_sparse(task: EncodeTask) -> tuple[list[int], dict[str, FileDigest]]:
+    """Values to ids; how many of each feature have none of their own, and the files written."""
+    job, unit = task.job, (task.record.source, task.record.chunk)
     if task.passes:
-        return assemble(job, record, task.features, task.passes).tolist()
-    features = task.features
-    tables = _tables(job.work, features, task.vocabulary, rules.first_id, rules.unknown_id)
-    single = [feature for feature in features if feature not in job.schema.ragged]
-    columns = [job.schema.single.index(feature) for feature in single]
-    mine = [features.index(feature) for feature in single]
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "sparse.npy"), np.int32, len(single))
-    unknown = np.zeros(len(tables), np.int64)
-    for values in raw_blocks(job, record):
-        picked = values if len(columns) == len(values) else values[columns]
-        ids, misses = encode_columns(picked, [tables[i] for i in mine])
-        writer.append(ids)
-        unknown[mine] += misses
-        counters().add(values.nbytes, values.shape[1])
-    writer.close()
+        unknown = assemble(job, task.record, task.features, task.passes)
+        suffixes = ["sparse.npy", "values.npy"] if job.schema.ragged else ["sparse.npy"]
+        return unknown.tolist(), digest_unit_files(job, *unit, suffixes)
+    single = [feature for feature in task.features if feature not in job.schema.ragged]
+    sparse = HeldArray(job.unit_path(*unit, "sparse.npy"), np.int32, len(single))
+    unknown = np.zeros(len(task.features), np.int64)
+    for _, ids in sparse_rows(task, unknown):
+        sparse.append(ids)
+    files = {"sparse.npy": sparse.close(sum_of(job, "sparse.npy"))}
     if job.schema.ragged:
-        several = [features.index(feature) for feature in job.schema.ragged]
-        unknown[several] = _encode_bags(job, record, [tables[i] for i in several])
-    return unknown.tolist()
+        several = [task.features.index(feature) for feature in job.schema.ragged]
+        tables = _task_tables(task)
+        unknown[several] = _encode_bags(job, task.record, [tables[i] for i in several])
+        files |= digest_unit_files(job, *unit, ["values.npy"])
+    return unknown.tolist(), files
+
+
+def sparse_rows(task: EncodeTask, unknown: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """A unit's ids, block by block: the number of its first row, [rows, F].
+
+    Values without an id of their own are counted in `unknown`, one number a feature.
+    """
+    job, features = task.job, task.features
+    tables = _task_tables(task)
+    mine = [i for i, feature in enumerate(features) if feature not in job.schema.ragged]
+    columns = [job.schema.single.index(features[i]) for i in mine]
+    begin = 0
+    for values in raw_blocks(job, task.record):
+        ids = scratch_array("ids", (len(mine), values.shape[1]), np.int32)
+        for place, (i, column) in enumerate(zip(mine, columns, strict=True)):
+            unknown[i] += tables[i].look_up(values[column], ids[place])
+        yield begin, ids.T
+        begin += values.shape[1]
+        counters().add(values.nbytes, values.shape[1])
+
+
+def dense_rows(task: EncodeTask) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """A unit's integers as their transform makes them, block by block: the number of its first row, [rows, N]."""
+    job, record, rules = task.job, task.record, task.job.rules
+    path = job.unit_path(record.source, record.chunk, "integers.npy")
+    as_read = np.int32 if job.table is None else np.float64
+    for start in range(0, record.rows, DENSE_ROWS):
+        stop = min(start + DENSE_ROWS, record.rows)
+        block = read_rows(path, start, stop, len(job.schema.dense), as_read, "integers")
+        yield start, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
+        counters().add(block.nbytes, 0)
 
 
 def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
@@ -105,15 +142,3 @@ def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> lis
             counters().add(values.nbytes, 0)
     writer.close()
     return unknown
-
-
-def _encode_dense(task: EncodeTask) -> None:
-    """Integers as read to what their transform makes of them."""
-    job, record, rules = task.job, task.record, task.job.rules
-    integers = np.load(job.unit_path(record.source, record.chunk, "integers.npy"), mmap_mode="r")
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "dense.npy"), np.float32, integers.shape[1])
-    for start in range(0, len(integers), DENSE_ROWS):
-        block = np.array(integers[start : start + DENSE_ROWS])
-        writer.append(transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids))
-        counters().add(block.nbytes, 0)
-    writer.close()

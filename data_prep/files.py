@@ -4,12 +4,18 @@ import hashlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 
 @dataclass
@@ -20,13 +26,35 @@ class FileDigest:
     sha256: str
 
 
-def digest_file(path: Path) -> FileDigest:
-    """Size and SHA-256 of a file, read in a stream."""
-    sha256 = hashlib.sha256()
+class Crc32:
+    """A sum that tells what a power cut spoiled, several times faster than SHA-256."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def update(self, content: Any) -> None:
+        """Go on with these bytes."""
+        self._sum = crc32(content, self._sum)
+
+    def hexdigest(self) -> str:
+        """The sum, told from a SHA-256."""
+        return f"crc32 {self._sum:08x}"
+
+
+def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
+    """Size and sum of a file, read in a stream."""
+    begun = start_sum()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(1 << 20):
-            sha256.update(block)
-        return FileDigest(bytes=file.tell(), sha256=sha256.hexdigest())
+            begun.update(block)
+        return FileDigest(bytes=file.tell(), sha256=begun.hexdigest())
+
+
+def digest_bytes(content: Any, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
+    """As `digest_file`, of what a file will hold."""
+    begun = start_sum()
+    begun.update(content)
+    return FileDigest(bytes=len(content), sha256=begun.hexdigest())
 
 
 def temporary_path(path: Path) -> Path:

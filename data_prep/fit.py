@@ -1,6 +1,7 @@
 """The vocabulary of every feature: values counted per unit, merged, ranked."""
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from data_prep.lookup import vocabulary_path
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
 from data_prep.vocabulary import Run, merge_in_parts
-from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.work import Job, UnitRecord, load_record, save_record
 
 PARSED_RUNS, FITTED_RUNS = "runs", "fitted-runs"
 
@@ -41,34 +42,35 @@ class CountTask:
 
 @dataclass(frozen=True)
 class FitTask:
-    """One feature; (record, suffix of its runs file) of every unit with rows that count."""
+    """One feature; (record, suffix of its runs file, number of its first row) of every unit with rows that count."""
 
     job: Job
     feature: int
-    runs: tuple[tuple[UnitRecord, str], ...]
+    runs: tuple[tuple[UnitRecord, str, int], ...]
 
 
 def count_units(
     job: Job, records: list[UnitRecord], rows: dict[str, int], pool: Pool
-) -> tuple[tuple[UnitRecord, str], ...]:
-    """The runs of all units with rows that count, each with the suffix of its file.
+) -> tuple[tuple[UnitRecord, str, int], ...]:
+    """The runs of all units with rows that count, each with the suffix of its file and the unit's first row.
 
     Args:
         records: all units, in the order of the rows.
         rows: of every split.
     """
     limit = rows["train"] if job.rules.fitted_on_train else sum(rows.values())
-    runs: list[tuple[UnitRecord, str]] = []
+    runs: list[tuple[UnitRecord, str, int]] = []
     tasks = []
     begin = 0
     for record in records:
         if job.rules.counts_while_parsing and begin + record.rows <= limit:
-            runs.append((record, PARSED_RUNS))
+            runs.append((record, PARSED_RUNS, begin))
         elif job.rules.is_arranged or begin < limit:
             tasks.append(CountTask(job, record, begin, limit))
         begin += record.rows
-    runs += [(record, FITTED_RUNS) for record in pool.map(run_count_task, tasks)]
-    return tuple((record, suffix) for record, suffix in runs if record.rows)
+    counted = pool.map(run_count_task, tasks)
+    runs += [(record, FITTED_RUNS, task.begin) for task, record in zip(tasks, counted, strict=True)]
+    return tuple(run for run in runs if run[0].rows)
 
 
 def run_count_task(task: CountTask) -> UnitRecord:
@@ -77,9 +79,14 @@ def run_count_task(task: CountTask) -> UnitRecord:
     counted = load_record(job, "counted", record.source, record.chunk)
     if counted is None:
         rows = _rows_that_count(task)
-        lengths = write_runs(job, record.source, record.chunk, record.block_rows, FITTED_RUNS, rows, task.begin)
-        files = digest_unit_files(job, record.source, record.chunk, [FITTED_RUNS])
-        counted = UnitRecord(record.source, record.chunk, len(rows), 0, files, run_lengths=lengths)
+        unit = (record.source, record.chunk)
+        with open(job.unit_path(*unit, "raw"), "rb", buffering=0) as raw:
+
+            def read(offset: int, column: NDArray[np.uint32]) -> None:
+                os.preadv(raw.fileno(), [column.data], offset)
+
+            lengths, digest = write_runs(job, unit, record.block_rows, FITTED_RUNS, read, rows)
+        counted = UnitRecord(*unit, len(rows), 0, {FITTED_RUNS: digest}, run_lengths=lengths)
         save_record(job, "counted", counted)
     counters().add(record.files["raw"].bytes, record.rows)
     return counted
@@ -93,7 +100,7 @@ def _rows_that_count(task: CountTask) -> NDArray[np.int64]:
     return np.flatnonzero((positions >= 0) & (positions < task.limit))
 
 
-def fit_vocabularies(job: Job, runs: tuple[tuple[UnitRecord, str], ...], pool: Pool) -> dict[str, VocabularyEntry]:
+def fit_vocabularies(job: Job, runs: tuple[tuple[UnitRecord, str, int], ...], pool: Pool) -> dict[str, VocabularyEntry]:
     """Write `job.work`/vocab/<feature>.npy of all features from the units' runs."""
     tasks = [FitTask(job, feature, runs) for feature in range(len(job.schema.sparse))]
     return dict(zip(job.schema.sparse, pool.map(run_fit_task, tasks), strict=True))
@@ -111,8 +118,9 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
             return entry
     scratch = job.work / "fit" / feature
     scratch.mkdir(parents=True, exist_ok=True)
-    runs = [load_run(job, record, task.feature, suffix) for record, suffix in task.runs]
-    parts = [_spill(part, scratch / str(i)) for i, part in enumerate(merge_in_parts(runs))]
+    runs = [load_run(job, record, task.feature, suffix) for record, suffix, _ in task.runs]
+    merged = merge_in_parts(runs, begins=[begin for _, _, begin in task.runs])
+    parts = [_spill(part, scratch / str(i)) for i, part in enumerate(merged)]
     # where ids wrap, all values have one; else the cap leaves room for those before the first
     cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
     assert rules.order is not None

@@ -22,7 +22,7 @@ class NpyWriter:
         self._width = width
         self._temporary = temporary_path(path)
         self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115
-        self._file.write(self._header())
+        self._file.write(npy_header(self._dtype, self.rows, self._width))
 
     def append(self, rows: NDArray[Any]) -> None:
         """Write [rows, width] or, where the width is 1 or None, [rows] values of the file's dtype."""
@@ -35,20 +35,17 @@ class NpyWriter:
     def close(self) -> None:
         """Write the number of rows, close the file, give it its name."""
         self._file.seek(0)
-        self._file.write(self._header())
+        self._file.write(npy_header(self._dtype, self.rows, self._width))
         self._file.close()
         self._temporary.replace(self.path)
 
-    def abandon(self) -> None:
-        """Close the file, unless it is closed, without giving it its name."""
-        self._file.close()
 
-    def _header(self) -> bytes:
-        stream = io.BytesIO()
-        shape = (self.rows,) if self._width is None else (self.rows, self._width)
-        description = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(stream, description)
-        header = stream.getvalue()
-        if len(header) != HEADER_BYTES:
-            raise AssertionError(f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}")
-        return header
+def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:
+    """The first HEADER_BYTES of a .npy file [rows, width], or [rows] without a width."""
+    stream = io.BytesIO()
+    shape = (rows,) if width is None else (rows, width)
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    header = stream.getvalue()
+    if len(header) != HEADER_BYTES:
+        raise AssertionError(f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}")
+    return header

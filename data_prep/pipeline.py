@@ -167,12 +167,12 @@ def encoding_parameters(
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
-    begin = time.monotonic()
     check_disk(root, job)
     if data.workers != 1:
         start_fork_server()  # it loads the kernels while this process does
     with compile_notice("the parser"):
         compile_kernels()
+    begin = time.monotonic()
     result = run_stages(data, job, root)
     extra: dict[str, Any] = {}
     if data.source is DataSource.synthetic:

@@ -78,7 +78,8 @@ class Rules:
     @property
     def counts_while_parsing(self) -> bool:
         """Whether values can be counted before it is known which rows go where."""
-        return self.order is VocabularyOrder.frequency and not self.is_arranged
+        known = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
+        return self.order is not None and known
 
     @property
     def needs_statistics(self) -> bool:

@@ -3,6 +3,7 @@
 Both steps work in bounded memory, on any number of processes, and can be repeated after a kill.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,21 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import LEFT_OUT, SPLITS, unit_positions
+from data_prep.encoding import EncodeTask, dense_rows, sparse_rows
 from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.jit import jit
 from data_prep.pool import counters
 from data_prep.ragged import Bags, join, pack, unpack
-from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.scratch import ScratchFile, read_rows
+from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
 BAG_KINDS = ("values", "offsets")
 
 
 @dataclass(frozen=True)
 class ScatterTask:
-    """A finished unit, whose first row is row `begin` of the dataset."""
+    """A unit, whose first row is row `begin` of the dataset; what is not encoded yet is encoded on the way."""
 
-    job: Job
-    record: UnitRecord
+    unit: EncodeTask
     begin: int
 
 
@@ -51,29 +54,66 @@ class GatheredShard:
     unknown: list[int]
 
 
+@jit
+def place_rows(rows, places, results):  # type: ignore[no-untyped-def]
+    """results[places[i]] = rows[i], but where the place is negative."""
+    for i in range(len(places)):
+        if places[i] >= 0:
+            for column in range(rows.shape[1]):
+                results[places[i], column] = rows[i, column]
+
+
 def run_scatter_task(task: ScatterTask) -> UnitRecord:
     """Write a unit's rows in the order of their positions."""
-    job, record = task.job, task.record
-    done = load_record(job, "moved", record.source, record.chunk)
+    job, record = task.unit.job, task.unit.record
+    unit = (record.source, record.chunk)
+    done = load_record(job, "moved", *unit)
     if done is None:
         positions = unit_positions(job, task.begin, record.rows)
-        order = np.argsort(positions, kind="stable")
+        order = np.argsort(positions)
         order = order[np.searchsorted(positions[order], LEFT_OUT, side="right") :]
-        save_array(job.unit_path(record.source, record.chunk, "position.npy"), positions[order])
-        arrays = {kind: np.load(job.unit_path(record.source, record.chunk, f"{kind}.npy")) for kind in job.kinds}
+        places = np.full(record.rows, -1)
+        places[order] = np.arange(len(order))
+        done = UnitRecord(*unit, len(order), 0, {})
+        save_array(job.unit_path(*unit, "position.npy"), positions[order])
+        done.files |= digest_unit_files(job, *unit, ["position.npy"])
         if job.schema.ragged:
-            bags = unpack(arrays.pop("values"), arrays.pop("offsets"), len(job.schema.ragged))
-            moved = pack([feature.take(order) for feature in bags])
-            for kind, array in zip(BAG_KINDS, moved, strict=True):
-                save_array(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), array)
-        for kind, rows in arrays.items():
-            save_array(job.unit_path(record.source, record.chunk, f"moved-{kind}.npy"), rows[order])
-        suffixes = ["position.npy", *(f"moved-{kind}.npy" for kind in job.kinds)]
-        files = digest_unit_files(job, record.source, record.chunk, suffixes)
-        done = UnitRecord(record.source, record.chunk, len(order), 0, files)
+            done.files |= _scatter_bags(job, unit, order)
+        for kind in ("labels", "dense", "sparse") if len(order) else ():
+            result = None
+            for begin, rows in _rows_of(task.unit, kind):
+                result = result or ScratchFile("moved", (len(order), rows.shape[1]), rows.dtype)
+                place_rows(rows, places[begin : begin + len(rows)], result.array)
+            assert result is not None
+            suffix = f"moved-{kind}.npy"
+            done.files[suffix] = result.save(job.unit_path(*unit, suffix), sum_of(job, suffix))
         save_record(job, "moved", done)
     counters().add(sum(digest.bytes for digest in done.files.values()), done.rows)
     return done
+
+
+def _rows_of(task: EncodeTask, kind: str) -> Iterator[tuple[int, NDArray]]:  # type: ignore[type-arg]
+    """The rows of one kind of a unit, block by block, each with the number of its first.
+
+    They are as on disk, or else encoded from what was parsed.
+    """
+    suffix = f"{kind}.npy"
+    if suffix in task.record.files:
+        yield 0, np.load(task.job.unit_path(task.record.source, task.record.chunk, suffix), mmap_mode="r")
+    elif kind == "dense":
+        yield from dense_rows(task)
+    else:
+        yield from sparse_rows(task, np.zeros(len(task.features), np.int64))
+
+
+def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> dict[str, FileDigest]:
+    """Write a unit's bags in an order of its rows."""
+    values, offsets = (np.load(job.unit_path(*unit, f"{kind}.npy")) for kind in BAG_KINDS)
+    bags = unpack(values, offsets, len(job.schema.ragged))
+    moved = pack([feature.take(order) for feature in bags])
+    for kind, array in zip(BAG_KINDS, moved, strict=True):
+        save_array(job.unit_path(*unit, f"moved-{kind}.npy"), array)
+    return digest_unit_files(job, *unit, [f"moved-{kind}.npy" for kind in BAG_KINDS])
 
 
 def gather_tasks(job: Job, records: list[UnitRecord], rows: dict[str, int]) -> list[GatherTask]:
@@ -102,20 +142,20 @@ def run_gather_task(task: GatherTask) -> GatheredShard:
     if shard is None:
         slices = [_slice(task, *unit) for unit in task.units]
         done.parent.mkdir(exist_ok=True)
-        positives, unknown = 0, [0]
+        files: dict[str, FileDigest] = {}
         bags = _gather_bags(task, slices) if job.schema.ragged else ()
         if bags:
             for kind, array in zip(BAG_KINDS, pack(bags), strict=True):
                 save_array(gathered_path(job, task.split, task.name, kind), array)
+                files[kind] = digest_file(gathered_path(job, task.split, task.name, kind))
         for kind in ("labels", "dense", "sparse"):
-            array = _gather(task, kind, slices)
+            gathered = _gather(task, kind, slices)
             if kind == "labels":
-                positives = int(array.sum(dtype=np.int64))
+                positives = int(gathered.array.sum(dtype=np.int64))
             elif kind == "sparse":
-                array = _finish_ids(task, array)
-                unknown = count_unknown(job, array, bags)
-            save_array(gathered_path(job, task.split, task.name, kind), array)
-        files = {kind: digest_file(gathered_path(job, task.split, task.name, kind)) for kind in job.kinds}
+                _finish_ids(task, gathered.array)
+                unknown = count_unknown(job, gathered.array, bags)
+            files[kind] = gathered.save(gathered_path(job, task.split, task.name, kind), hashlib.sha256)
         shard = GatheredShard(files, positives, unknown)
         write_atomically(done, json.dumps(asdict(shard)).encode())
     counters().add(sum(digest.bytes for digest in shard.files.values()), task.stop - task.start)
@@ -139,24 +179,19 @@ def _slice(task: GatherTask, source: int, chunk: int) -> slice:
     return slice(int(start), int(stop))
 
 
-def _gather(task: GatherTask, kind: str, slices: list[slice]) -> NDArray:  # type: ignore[type-arg]
+def _gather(task: GatherTask, kind: str, slices: list[slice]) -> ScratchFile:
     """The rows of one kind, in the order of their positions."""
     result = None
-    for rows, positions in _parts(task, kind, slices):
-        if result is None:
-            result = np.empty((task.stop - task.start, rows.shape[1]), rows.dtype)
-        result[positions - task.start] = rows
-    assert result is not None
-    return result
-
-
-def _parts(task: GatherTask, kind: str, slices: list[slice]) -> Iterator[tuple[NDArray, NDArray]]:  # type: ignore[type-arg]
-    """The shard's rows of each unit and their positions."""
     for (source, chunk), part in zip(task.units, slices, strict=True):
         if part.start < part.stop:
-            rows = np.load(task.job.unit_path(source, chunk, f"moved-{kind}.npy"), mmap_mode="r")
+            path = task.job.unit_path(source, chunk, f"moved-{kind}.npy")
+            form = np.load(path, mmap_mode="r")
+            rows = read_rows(path, part.start, part.stop, form.shape[1], form.dtype, "part")
             positions = np.load(task.job.unit_path(source, chunk, "position.npy"), mmap_mode="r")
-            yield rows[part], positions[part]
+            result = result or ScratchFile("gathered", (task.stop - task.start, form.shape[1]), form.dtype)
+            place_rows(rows, positions[part] - task.start, result.array)
+    assert result is not None
+    return result
 
 
 def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
@@ -174,14 +209,13 @@ def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
     return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
 
 
-def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> None:
     """What TorchRec does to ids after they are contiguous: its shuffle rounds, its reader wraps."""
     rules = task.job.rules
     if rules.rounds_ids and task.split == "train":
-        ids = ids.astype(np.float32).astype(np.int32)
+        ids[:] = ids.astype(np.float32)
     if rules.wraps and rules.max_ind_range is not None and rules.order is not None:
-        ids = ids % np.int32(rules.max_ind_range)
-    return ids
+        ids %= np.int32(rules.max_ind_range)
 
 
 def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> list[int]:

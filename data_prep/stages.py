@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,10 +72,12 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
     encode_workers, passes = plan_encoding(data, workers, values)
     with open_pool(data.scheduler, encode_workers) as pool:
-        if job.rules.order is not None or job.rules.needs_statistics:
-            _encode(job, result, passes, pool)
+        units = _encode_tasks(job, result, passes)
+        if _is_encoded_apart(job, passes):
+            units = _encode(job, units, passes, pool)
+            result.records = [unit.record for unit in units]
         if job.rules.is_arranged:
-            _shuffle(job, root, result, pool)
+            _shuffle(job, root, result, units, pool)
         else:
             pieces = plan_pieces(result.records, result.rows)
             result.built = [build_shard(job, root, piece) for piece in pieces]
@@ -145,7 +147,7 @@ def _fit(job: Job, result: Result, pool: Pool) -> None:
         raw_bytes = sum(record.files["raw"].bytes for record in result.records)
     with _stage("count", raw_bytes, pool):
         runs = count_units(job, result.records, result.rows, pool)
-    run_bytes = sum(record.files[suffix].bytes for record, suffix in runs)
+    run_bytes = sum(record.files[suffix].bytes for record, suffix, _ in runs)
     with _stage("vocabulary", run_bytes, pool):
         result.vocabularies = fit_vocabularies(job, runs, pool)
     limit = job.rules.max_categories
@@ -159,22 +161,33 @@ def _fit(job: Job, result: Result, pool: Pool) -> None:
             )
 
 
-def _encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...], pool: Pool) -> None:
-    """Ids by the vocabularies, integers by their statistics."""
+def _encode_tasks(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
+    """What is to be known of each unit to encode it."""
     known = _ranges_by_source(job, result)
     sums = tuple(result.vocabularies[name].sha256 for name in result.features if result.vocabularies)
-    for number, slices in enumerate(passes):
-        raw_bytes = sum(record.files["raw"].bytes for record in result.records)
-        with _stage(f"pass {number + 1} of {len(passes)}", raw_bytes, pool):
-            pass_tasks = [PassTask(job, record, number, slices, sums) for record in result.records]
-            list(pool.map(run_pass_task, pass_tasks))
-    tasks = [
+    return [
         EncodeTask(job, record, result.features, sums, known[record.source] if known else None, passes)
         for record in result.records
     ]
-    total = sum(record.encoded_bytes for record in result.records)
-    with _stage("encode", total, pool):
-        result.records = list(pool.map(run_encode_task, tasks))
+
+
+def _is_encoded_apart(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
+    """Whether units are encoded before anything else is done with them: else parsing or scattering does it."""
+    if job.rules.order is None and not job.rules.needs_statistics:
+        return False
+    return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)
+
+
+def _encode(job: Job, units: list[EncodeTask], passes: tuple[tuple[Slice, ...], ...], pool: Pool) -> list[EncodeTask]:
+    """Ids by the vocabularies, integers by their statistics; the units as they are then."""
+    for number, slices in enumerate(passes):
+        raw_bytes = sum(unit.record.files["raw"].bytes for unit in units)
+        with _stage(f"pass {number + 1} of {len(passes)}", raw_bytes, pool):
+            pass_tasks = [PassTask(job, unit.record, number, slices, unit.vocabulary) for unit in units]
+            list(pool.map(run_pass_task, pass_tasks))
+    with _stage("encode", sum(unit.record.encoded_bytes for unit in units), pool):
+        records = list(pool.map(run_encode_task, units))
+    return [replace(unit, record=record) for unit, record in zip(units, records, strict=True)]
 
 
 def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
@@ -194,10 +207,10 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
     return ranges
 
 
-def _shuffle(job: Job, root: Path, result: Result, pool: Pool) -> None:
+def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool: Pool) -> None:
     """Rows to the shards that `arrange` chose."""
-    begins = np.cumsum([0, *(record.rows for record in result.records)]).tolist()
-    scatter = [ScatterTask(job, record, begin) for record, begin in zip(result.records, begins, strict=False)]
+    begins = np.cumsum([0, *(unit.record.rows for unit in units)]).tolist()
+    scatter = [ScatterTask(unit, begin) for unit, begin in zip(units, begins, strict=False)]
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
     with _stage("scatter", begins[-1] * (row_bytes + 8), pool):
         moved = list(pool.map(run_scatter_task, scatter))

@@ -1,7 +1,6 @@
 """The files that a unit's rows go to while it is parsed."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -12,10 +11,11 @@ from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
 from data_prep.encode import encode_hash
 from data_prep.files import temporary_path
 from data_prep.fit import PARSED_RUNS
+from data_prep.held import HeldArray, HeldFile
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block
 from data_prep.ragged import Bags, offsets_of
-from data_prep.work import Job, UnitRecord, digest_unit_files, save_record
+from data_prep.work import Job, UnitRecord, digest_unit_files, save_record, sum_of
 
 COPY_VALUES = 1 << 20
 
@@ -65,40 +65,42 @@ class UnitFiles:
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
-        self._open = ExitStack()
-        self._labels = self._writer("labels.npy", np.int32, 1)
+        self._files: dict[str, HeldArray | HeldFile] = {}
+        self._labels = self._array("labels.npy", np.int32, 1)
         self._is_raw = job.rules.needs_statistics
         as_read = np.int32 if job.table is None else np.float64
         suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
-        self._dense = self._writer(suffix, dtype, len(job.schema.dense))
-        self._suffixes = ["labels.npy", suffix]
+        self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0
         self._block_rows: list[int] = []
-        self._truth: NpyWriter | None = None
+        self._truth: HeldArray | None = None
         if job.sources[source].generated_rows is not None:
-            self._truth = self._writer(TRUTH_SUFFIX, np.float32, 1)
-            self._suffixes.append(TRUTH_SUFFIX)
+            self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
-            self._raw_path = job.unit_path(source, chunk, "raw")
-            self._raw = self._open.enter_context(open(temporary_path(self._raw_path), "wb"))  # noqa: SIM115
+            self._raw = self._files["raw"] = HeldFile(job.unit_path(source, chunk, "raw"))
         else:
-            self._sparse = self._writer("sparse.npy", np.int32, len(job.schema.single))
+            self._sparse = self._array("sparse.npy", np.int32, len(job.schema.single))
         self._bags = BagFiles(job, source, chunk) if job.schema.ragged else None
-        if self._bags is not None:
-            self._open.callback(self._bags.abandon)
 
     def __enter__(self) -> "UnitFiles":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self.abandon()
 
-    def _writer(self, suffix: str, dtype: DTypeLike, width: int) -> NpyWriter:
-        writer = NpyWriter(self._job.unit_path(self._source, self._chunk, suffix), dtype, width)
-        self._open.callback(writer.abandon)
-        return writer
+    def abandon(self) -> None:
+        """Close the files that are open, and hold nothing any more."""
+        for file in self._files.values():
+            file.abandon()
+        if self._bags is not None:
+            self._bags.abandon()
+
+    def _array(self, suffix: str, dtype: DTypeLike, width: int) -> HeldArray:
+        path = self._job.unit_path(self._source, self._chunk, suffix)
+        array = self._files[suffix] = HeldArray(path, dtype, width)
+        return array
 
     def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
@@ -114,7 +116,7 @@ class UnitFiles:
         else:
             self._dense.append(transform_dense(block.dense, job.rules.dense))
         if self._is_vocabulary:
-            self._raw.write(np.ascontiguousarray(block.sparse.T).data)
+            self._raw.append(np.ascontiguousarray(block.sparse.T))
         else:
             assert job.rules.max_ind_range is not None
             self._sparse.append(encode_hash(block.sparse, job.rules.max_ind_range))
@@ -123,28 +125,19 @@ class UnitFiles:
 
     def finish(self) -> UnitRecord:
         """Close the files, count the values for a vocabulary, record the unit."""
-        job, source, chunk = self._job, self._source, self._chunk
-        self._labels.close()
-        self._dense.close()
-        if self._truth is not None:
-            self._truth.close()
-        record = UnitRecord(source, chunk, self._labels.rows, self._positives, {}, self._block_rows)
-        if self._is_vocabulary:
-            self._raw.close()
-            temporary_path(self._raw_path).replace(self._raw_path)
-            self._suffixes += ["raw"]
-        else:
-            self._sparse.close()
-            self._suffixes += ["sparse.npy"]
-            record.unknown = [0] * len(job.schema.sparse)
+        job, unit = self._job, (self._source, self._chunk)
+        record = UnitRecord(*unit, self._labels.rows, self._positives, {}, self._block_rows)
         if self._bags is not None:
-            self._suffixes += self._bags.finish()
+            record.files |= digest_unit_files(job, *unit, self._bags.finish())
         if job.rules.counts_while_parsing:
-            record.run_lengths = write_runs(job, source, chunk, self._block_rows, PARSED_RUNS)
-            self._suffixes += [PARSED_RUNS]
+            record.run_lengths, digest = write_runs(job, unit, self._block_rows, PARSED_RUNS, self._raw.read_into)
+            record.files[PARSED_RUNS] = digest
         if self._ranges:
             known = join_ranges(self._ranges)
             record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
-        record.files = digest_unit_files(job, source, chunk, self._suffixes)
+        if job.rules.order is None:
+            record.unknown = [0] * len(job.schema.sparse)
+        for suffix, file in self._files.items():
+            record.files[suffix] = file.close(sum_of(job, suffix))
         save_record(job, "parsed", record)
         return record

@@ -1,5 +1,6 @@
 """What a worker does with raw files: parse chunks into units, sum a file."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,24 +83,40 @@ def run_parse_task(task: ParseTask) -> list[UnitRecord]:
 
 
 def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
-    """All units of a source that can only be read from the start."""
+    """All units of a source that can only be read from the start; one is finished while the next is parsed."""
     records: list[UnitRecord] = []
-    while not lines.exhausted:
-        record = load_record(job, "parsed", source, len(records))
-        if record is None:
-            record = _parse_unit(job, source, len(records), lines)
-        else:
-            for _ in lines.until((len(records) + 1) * job.chunk_bytes):
-                counters().add(lines.advance(), 0)
-            counters().add(0, record.rows)
-        records.append(record)
-    return records
+    unfinished: list[Future[UnitRecord]] = []  # one at most: what is parsed is held in memory until it is finished
+    with ThreadPoolExecutor(1) as finisher:
+        while not lines.exhausted:
+            chunk = len(records) + len(unfinished)
+            record = load_record(job, "parsed", source, chunk)
+            parsed = _parse_lines(job, source, chunk, lines) if record is None else None
+            records += [unit.result() for unit in unfinished]
+            unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
+            if record is not None:
+                for _ in lines.until((chunk + 1) * job.chunk_bytes):
+                    counters().add(lines.advance(), 0)
+                counters().add(0, record.rows)
+                records.append(record)
+        return records + [unit.result() for unit in unfinished]
 
 
 def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
     """Parse the lines of one chunk and write the unit's files."""
+    return _finish(_parse_lines(job, source, chunk, lines))
+
+
+def _finish(files: UnitFiles) -> UnitRecord:
+    """Write a parsed unit's files."""
+    with files:
+        return files.finish()
+
+
+def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitFiles:
+    """Parse the lines of one chunk; the unit's files, not finished."""
     room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema) if job.table is None else 0, job.schema)
-    with UnitFiles(job, source, chunk) as files:
+    files = UnitFiles(job, source, chunk)
+    try:
         for block in lines.until((chunk + 1) * job.chunk_bytes):
             if job.table is None:
                 parsed = _parse_block(job, job.sources[source], block, room)
@@ -107,7 +124,10 @@ def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRec
                 parsed = _parse_table_block(job.table, job.sources[source], block)
             files.append(parsed)
             counters().add(lines.advance(), len(parsed.labels))
-        return files.finish()
+    except BaseException:
+        files.abandon()
+        raise
+    return files
 
 
 def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:

@@ -70,8 +70,13 @@ def merge_runs(runs: Sequence[Run]) -> Run:
     return Run(values[starts], np.add.reduceat(counts, starts), np.minimum.reduceat(first, starts))
 
 
-def merge_in_parts(runs: Sequence[Run], part_bytes: int = PART_BYTES) -> Iterator[Run]:
-    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges."""
+def merge_in_parts(
+    runs: Sequence[Run], part_bytes: int = PART_BYTES, begins: Sequence[int] | None = None
+) -> Iterator[Run]:
+    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges.
+
+    `begins` are the numbers of the rows from which those in each run's `first` count; by default 0.
+    """
     entries = sum(len(run.values) for run in runs)
     if entries == 0:
         return
@@ -83,7 +88,8 @@ def merge_in_parts(runs: Sequence[Run], part_bytes: int = PART_BYTES) -> Iterato
         for i, run in enumerate(runs):
             end = len(run.values) if cut is None else int(np.searchsorted(run.values, cut))
             part = slice(starts[i], end)
-            slices.append(Run(np.array(run.values[part]), np.array(run.counts[part]), np.array(run.first[part])))
+            first = run.first[part] + (begins[i] if begins else 0)
+            slices.append(Run(np.array(run.values[part]), np.array(run.counts[part]), first))
             starts[i] = end
         if any(len(run.values) for run in slices):
             yield merge_runs(slices)

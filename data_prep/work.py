@@ -11,11 +11,14 @@ A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/
     00000-00012.parsed.json and others      records, one per stage, written when what they name is on disk
 """
 
+import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from data_prep.files import temporary_path
+from data_prep.files import Crc32, temporary_path
 from data_prep.format import FileDigest, digest_file
 from data_prep.multi_hot import MultiHot
 from data_prep.rules import Rules
@@ -23,14 +26,8 @@ from data_prep.schema import Schema
 from data_prep.sources import Source
 from data_prep.table import Table
 
-try:
-    from isal.isal_zlib import crc32
-except ImportError:
-    from zlib import crc32
-
 WORK_DIRECTORY = ".work"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
-CRC_BYTES = 1 << 20
 ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
 
 
@@ -119,22 +116,10 @@ def load_record(job: Job, stage: str, source: int, chunk: int) -> UnitRecord | N
 
 
 def digest_unit_files(job: Job, source: int, chunk: int, suffixes: list[str]) -> dict[str, FileDigest]:
-    """Sizes and sums of some of a unit's files: of intermediate ones a CRC, which is several times faster.
-
-    It tells what a power cut spoiled, and that is all it is for.
-    """
-    digests = {}
-    for suffix in suffixes:
-        path = job.unit_path(source, chunk, suffix)
-        is_final = suffix in SHARD_SUFFIXES and not job.rules.is_arranged
-        digests[suffix] = digest_file(path) if is_final else _quick_digest(path)
-    return digests
+    """Sizes and sums of some of a unit's files."""
+    return {suffix: digest_file(job.unit_path(source, chunk, suffix), sum_of(job, suffix)) for suffix in suffixes}
 
 
-def _quick_digest(path: Path) -> FileDigest:
-    """Size and CRC-32 of a file."""
-    crc = 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(CRC_BYTES):
-            crc = crc32(block, crc)
-        return FileDigest(bytes=file.tell(), sha256=f"crc32 {crc:08x}")
+def sum_of(job: Job, suffix: str) -> Callable[[], Any]:
+    """How one of a unit's files is summed: those that end in the dataset by SHA-256."""
+    return hashlib.sha256 if suffix in SHARD_SUFFIXES and not job.rules.is_arranged else Crc32

@@ -1,0 +1,130 @@
+"""Memory that is used again: large arrays at one place per thread, read and written past the page cache.
+
+A fresh page has to be found and cleared before its first use, which on many machines takes longer than what is done
+with it afterwards. So large passing arrays are not asked of the system anew for every unit.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from data_prep.files import FileDigest, digest_bytes, temporary_path
+from data_prep.npy import HEADER_BYTES, npy_header
+
+PAGE_BYTES = 4096
+DIRECT = getattr(os, "O_DIRECT", 0)
+
+_rooms = threading.local()
+
+
+def scratch(name: str, num_bytes: int) -> NDArray[np.uint8]:
+    """That many bytes, beginning with a page, which this thread gets again whenever it asks under that name."""
+    room = getattr(_rooms, name, None)
+    if room is None or len(room) < num_bytes:
+        room = mmap.mmap(-1, -(-max(1, num_bytes + num_bytes // 8) // PAGE_BYTES) * PAGE_BYTES)
+        setattr(_rooms, name, room)
+    return np.frombuffer(room, np.uint8, num_bytes)
+
+
+def scratch_array(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array in `scratch`."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return scratch(name, num_bytes).view(dtype).reshape(shape)
+
+
+class ScratchFile:
+    """An array in `scratch`, not initialised, that becomes a .npy file."""
+
+    def __init__(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> None:
+        self._content = scratch(name, HEADER_BYTES + shape[0] * shape[1] * np.dtype(dtype).itemsize)
+        self.array = self._content[HEADER_BYTES:].view(dtype).reshape(shape)
+
+    def save(self, path: Path, start_sum: Callable[[], Any]) -> FileDigest:
+        """Write the file, which appears whole; its size and sum."""
+        header = npy_header(self.array.dtype, *self.array.shape)
+        self._content[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        temporary = temporary_path(path)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write_past_cache(file, self._content.data, 0)
+        finally:
+            os.close(file)
+        digest = digest_bytes(self._content, start_sum)
+        temporary.replace(path)
+        return digest
+
+
+def write_past_cache(file: int, content: memoryview, offset: int) -> None:
+    """Write at an offset of whole pages, without the page cache where the file system can and as far as pages go."""
+    whole = len(content) // PAGE_BYTES * PAGE_BYTES
+    if _set_direct(file, True):
+        try:
+            _write(file, content[:whole], offset)
+            offset, content = offset + whole, content[whole:]
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that it cannot after all
+                raise
+        _set_direct(file, False)
+    _write(file, content, offset)
+
+
+def read_past_cache(path: Path, offset: int, num_bytes: int, name: str) -> NDArray[np.uint8]:
+    """The bytes from `offset` on, in `scratch` under that name, without the page cache where the file system can."""
+    first = offset // PAGE_BYTES * PAGE_BYTES
+    wanted = offset - first + num_bytes
+    room = scratch(name, -(-wanted // PAGE_BYTES) * PAGE_BYTES)
+    file = os.open(path, os.O_RDONLY)
+    try:
+        is_direct = _set_direct(file, True)
+        try:
+            _read(file, room, first, wanted)
+        except OSError as error:
+            if not is_direct or error.errno != errno.EINVAL:
+                raise
+            _set_direct(file, False)
+            _read(file, room, first, wanted)
+    finally:
+        os.close(file)
+    return room[offset - first : wanted]
+
+
+def _set_direct(file: int, wanted: bool) -> bool:
+    """Turn to or from going past the page cache; whether the system and the file system could."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if wanted else flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return DIRECT != 0
+
+
+def _write(file: int, content: memoryview, offset: int) -> None:
+    while content:
+        count = os.pwrite(file, content, offset)
+        content, offset = content[count:], offset + count
+
+
+def _read(file: int, room: NDArray[np.uint8], offset: int, wanted: int) -> None:
+    done = 0
+    while done < wanted:
+        count = os.preadv(file, [room[done:].data], offset + done)
+        if not count:
+            raise OSError(errno.EIO, "shorter than it was")
+        done += count
+
+
+def read_rows(path: Path, start: int, stop: int, width: int, dtype: DTypeLike, name: str) -> NDArray[Any]:
+    """Rows start..stop of a .npy file [rows, width], as `read_past_cache`."""
+    row_bytes = width * np.dtype(dtype).itemsize
+    content = read_past_cache(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes, name)
+    return content.view(dtype).reshape(stop - start, width)
