@@ -93,11 +93,11 @@ def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory
 
 def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Wait for the processes that `forked` started in `cwd`; the status is the first one's that is not 0."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 480
     while any(fork.exitcode is None for fork in forks) and time.monotonic() < deadline:
         forks[0].join(0.02)
         if any(fork.exitcode for fork in forks):
-            deadline = min(deadline, time.monotonic() + 30)  # the others have nobody to talk to
+            deadline = min(deadline, time.monotonic() + 120)  # the others have nobody to talk to
     hanging = [fork for fork in forks if fork.exitcode is None]
     for fork in hanging:
         fork.kill()

@@ -24,7 +24,7 @@ def launch(cwd: Path, *overrides: str) -> "subprocess.Popen[str]":
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         metrics = run / "metrics.jsonl"
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
@@ -35,7 +35,7 @@ def wait_for_step(run: Path, step: int) -> None:
 
 def test_bad_input_is_one_line_and_status_2(dataset: Path, tmp_path: Path) -> None:
     process = launch(tmp_path, f"data.path={dataset}", "run.name=a", "train.global_batch_size=65")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=480)
     assert process.returncode == 2
     assert err == "error: train.global_batch_size=65: not divisible by the 2 processes; every process takes an " \
                   "equal part\n"  # fmt: skip
@@ -47,7 +47,7 @@ def test_a_stopped_job_ends_with_75_and_a_killed_process_is_told(dataset: Path, 
     process = launch(tmp_path, *overrides)
     wait_for_step(tmp_path / "runs/a", 60)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=480)
     assert process.returncode == 75, err
     assert "Traceback" not in err
     summary = json.loads((tmp_path / "runs/a/summary.json").read_bytes())
@@ -60,7 +60,7 @@ def test_a_stopped_job_ends_with_75_and_a_killed_process_is_told(dataset: Path, 
     workers = [int(pid) for pid in children if b"app.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=480)
     assert process.returncode == 128 + signal.SIGKILL, err
     assert "error: process 1 was ended by SIGKILL" in err
     assert "Traceback" not in err.split("error: process 1")[1]

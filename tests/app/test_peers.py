@@ -18,7 +18,7 @@ LAUNCH = [sys.executable, "-m", "app.launch"]
 
 
 def wait_for_checkpoint(run: Path, launchers: "list[subprocess.Popen[str]]") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not ((run / "metrics.jsonl").exists() and events(run, "checkpoint")):
         assert time.monotonic() < deadline
         assert all(launcher.poll() is None for launcher in launchers), "ended too early"

@@ -54,7 +54,7 @@ def test_kill_and_go_on(tmp_path, rows, encoding):
 
 def wait_for_work(process, units):
     """Until the first unit is finished, so that the kill comes in the middle."""
-    for _ in range(6000):
+    for _ in range(48_000):
         if process.poll() is not None or (units.is_dir() and any(units.glob("*.parsed.json"))):
             return
         time.sleep(0.005)
@@ -134,7 +134,7 @@ def test_a_signal_stops_the_job_resumably(tmp_path, rows):
     process = subprocess.Popen(command(*arguments), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     wait_for_work(process, tmp_path / "out" / ".work" / "units")
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 75, errors
     assert "Traceback" not in errors
     assert errors.strip().splitlines()[-1] == "stopped; run the same command again to go on"

