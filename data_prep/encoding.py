@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,11 @@ class EncodeTask:
     passes: tuple[tuple[Slice, ...], ...] = ()
 
 
+def _as_read(job: Job) -> np.dtype[Any]:
+    """Of integers before their transform."""
+    return np.dtype(np.int32 if job.table is None else np.float64)
+
+
 def _task_tables(task: EncodeTask) -> list[LookupTable]:
     """The lookup tables of a task's features, built once per process."""
     rules = task.job.rules
@@ -72,6 +78,7 @@ def run_encode_task(task: EncodeTask) -> UnitRecord:
         dense = HeldArray(job.unit_path(parsed.source, parsed.chunk, "dense.npy"), np.float32, len(job.schema.dense))
         for _, rows in dense_rows(task):
             dense.append(rows)
+            counters().add(rows.size * _as_read(job).itemsize, 0)
         encoded.files["dense.npy"] = dense.close(sum_of(job, "dense.npy"))
     save_record(job, "encoded", encoded)
     return encoded
@@ -89,6 +96,7 @@ def _encode_sparse(task: EncodeTask) -> tuple[list[int], dict[str, FileDigest]]:
     unknown = np.zeros(len(task.features), np.int64)
     for _, ids in sparse_rows(task, unknown):
         sparse.append(ids)
+        counters().add(ids.nbytes, len(ids))
     files = {"sparse.npy": sparse.close(sum_of(job, "sparse.npy"))}
     if job.schema.ragged:
         several = [task.features.index(feature) for feature in job.schema.ragged]
@@ -114,19 +122,16 @@ def sparse_rows(task: EncodeTask, unknown: NDArray[np.int64]) -> Iterator[tuple[
             unknown[i] += tables[i].look_up(values[column], ids[place])
         yield begin, ids.T
         begin += values.shape[1]
-        counters().add(values.nbytes, values.shape[1])
 
 
 def dense_rows(task: EncodeTask) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """A unit's integers as their transform makes them, block by block: the number of its first row, [rows, N]."""
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
-    as_read = np.int32 if job.table is None else np.float64
     for start in range(0, record.rows, DENSE_ROWS):
         stop = min(start + DENSE_ROWS, record.rows)
-        block = read_rows(path, start, stop, len(job.schema.dense), as_read, "integers")
+        block = read_rows(path, start, stop, len(job.schema.dense), _as_read(job), "integers")
         yield start, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
-        counters().add(block.nbytes, 0)
 
 
 def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
