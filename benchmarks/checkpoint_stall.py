@@ -21,12 +21,14 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from app import checkpoint, loop, provenance, resume, runtime, session
+from app.batch import Batch
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from benchmarks import training_loop
 from common.cli import compose_config
@@ -35,7 +37,9 @@ BATCH = 2048
 KINDS = ("none", "synchronous", "asynchronous")
 
 
-def measure_once(this: session.Session, directory: Path, kind: str, steps: int, epoch: int) -> dict[str, float]:
+def measure_once(
+    this: session.Session, directory: Path, kind: str, steps: int, batches: Iterator[Batch]
+) -> dict[str, float]:
     """Run the loop for `steps` steps with one checkpoint of that kind; seconds."""
     saver = checkpoint.Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
     stall = 0.0
@@ -53,7 +57,7 @@ def measure_once(this: session.Session, directory: Path, kind: str, steps: int, 
         if due(state.step):  # the loop saves at its end, too
             save(state)
 
-    took = training_loop.time_loop(this, steps, epoch, save=save_if_due, checkpoint_due=due) * steps
+    took = training_loop.time_loop(this, steps, batches, save=save_if_due, checkpoint_due=due) * steps
     saver.wait()
     written = [one.seconds for one in saver.finished()]
     saver.close()
@@ -62,11 +66,12 @@ def measure_once(this: session.Session, directory: Path, kind: str, steps: int, 
 
 def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, Any]:
     """Rounds in turn; the first one warms up."""
-    warm = [measure_once(this, directory, kind, 40, 0) for kind in KINDS]
+    batches = training_loop.stream(this)
+    warm = [measure_once(this, directory, kind, 40, batches) for kind in KINDS]
     steps = max(40, int(2 * warm[1]["stall"] / (warm[0]["loop"] / 40)))
     results = []
-    for number in range(rounds):
-        figures = {kind: measure_once(this, directory, kind, steps, 1 + number) for kind in KINDS}
+    for _ in range(rounds):
+        figures = {kind: measure_once(this, directory, kind, steps, batches) for kind in KINDS}
         for figure in figures.values():
             figure["delay"] = figure["loop"] - figures["none"]["loop"]
         results.append(figures)

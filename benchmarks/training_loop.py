@@ -19,6 +19,7 @@ has no core for nothing.
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -49,7 +50,9 @@ from data_prep.format import Manifest, ShardArrays, Split, write_shard
 # Rows of the tables of Criteo Kaggle without a frequency threshold.
 KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
                  5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
-ROWS = 600_000
+WINDOW_ROWS = 4 * 8192  # read ahead at a time; a round is whole windows, so that it pays for what it reads
+ROWS = 18 * WINDOW_ROWS
+SHARD_ROWS = 3 * WINDOW_ROWS
 LEARNING_RATE = 0.1
 
 KINDS = ("loop", "sharded", "bare", "mlps")
@@ -61,8 +64,8 @@ def write_rows(root: Path) -> Manifest:
     """Shards of rows with long-tailed ids: id = rows * u^4, u uniform."""
     rng = np.random.default_rng(0)
     shards = []
-    for number in range(ROWS // 100_000):
-        size = 100_000
+    for number in range(ROWS // SHARD_ROWS):
+        size = SHARD_ROWS
         uniform = rng.random((size, len(KAGGLE_TABLES))) ** 4
         sparse = (uniform * np.array(KAGGLE_TABLES)).astype(np.int32)
         dense = np.log1p(rng.exponential(20, size=(size, 13)))
@@ -81,8 +84,14 @@ def write_rows(root: Path) -> Manifest:
     )
 
 
-def time_loop(this: session.Session, steps: int, epoch: int, **hooks: Any) -> float:
-    """Seconds a step of the real loop; `hooks` are more of its parts."""
+def stream(this: session.Session) -> Iterator[Batch]:
+    """Epoch after epoch."""
+    for epoch in itertools.count():
+        yield from this.split("train").train_batches(this.config.train.global_batch_size, 0, epoch, 0)
+
+
+def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hooks: Any) -> float:
+    """Seconds a step of the real loop over the next of the batches; `hooks` are more of its parts."""
     split, config = this.split("train"), this.config.train
 
     def set_learning_rate(step: int) -> float:
@@ -91,7 +100,7 @@ def time_loop(this: session.Session, steps: int, epoch: int, **hooks: Any) -> fl
 
     health = Health(this.model.module.interaction, this.dense_parameters(), loop.LOSS)
     parts = loop.Parts(
-        batches=lambda number, first: split.train_batches(config.global_batch_size, 0, epoch + number, first),
+        batches=lambda epoch, first: batches,
         total_steps=steps,
         steps_per_epoch=split.num_batches(config.global_batch_size),
         forward=this.forward,
@@ -180,13 +189,15 @@ def measure(
 ) -> dict[str, Any]:
     """Rounds in turn at one batch size."""
     overrides = ["optimizer=sgd", f"train.global_batch_size={batch_size}", f"data.path={root}"]
+    overrides += [f"data.shuffle_block_rows={WINDOW_ROWS // 4}", "data.shuffle_window_blocks=4"]
     this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
-    batches = _first(this.split("train").train_batches(batch_size, 0, 0, 0), 50)
+    batches, following = _first(stream(this), 50), stream(this)
     plain = [sharded_step(this), bare_step(this), mlps_step(this)]
-    steps = max(10, int(arguments.seconds / time_plain(plain[1], batches, 10)))
+    window_steps = max(1, WINDOW_ROWS // batch_size)
+    steps = max(1, round(arguments.seconds / time_plain(plain[1], batches, 10) / window_steps)) * window_steps
     rounds: list[dict[str, float]] = []
     for number in range(arguments.rounds + 1):  # the first one warms up
-        figures = [time_loop(this, steps, number), *(time_plain(step, batches, steps) for step in plain)]
+        figures = [time_loop(this, steps, following), *(time_plain(step, batches, steps) for step in plain)]
         rounds += [dict(zip(KINDS, figures, strict=True))] if number else []
     medians = {kind: float(np.median([r[kind] for r in rounds])) * 1e3 for kind in KINDS}
     ratios = {f"loop/{kind}": float(np.median([r["loop"] / r[kind] for r in rounds])) for kind in KINDS[1:]}
