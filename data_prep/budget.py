@@ -18,7 +18,8 @@ from data_prep.work import Job
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
-BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE + 3 * HOLD_BYTES  # a unit's labels, integers and values until they are written
+BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
+UNIT_BYTES_PER_CHUNK_BYTE = 0.7  # a unit's labels, integers and values until they are written
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE
@@ -29,7 +30,7 @@ DISK_MARGIN = 1.05
 
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + 2 * _unit_bytes(job.chunk_bytes)  # one being written, one parsed
     if job.rules.order is not None:
         need += max(PART_BYTES, int(job.chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
     if job.rules.is_arranged:
@@ -41,7 +42,7 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
 
 
 def plan_encoding(
-    data: DataConfig, workers: int, table_values: dict[str, int]
+    data: DataConfig, chunk_bytes: int, workers: int, table_values: dict[str, int]
 ) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
     """Processes for encoding, each of which holds its lookup tables, and the passes it takes.
 
@@ -52,12 +53,13 @@ def plan_encoding(
     """
     tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    base = WORKER_BYTES + BLOCK_BYTES_IN_WORK
-    if PARENT_BYTES + BLOCK_BYTES_IN_WORK + tables <= budget:
+    in_work = BLOCK_BYTES_IN_WORK + _unit_bytes(chunk_bytes)
+    base = WORKER_BYTES + in_work
+    if PARENT_BYTES + in_work + tables <= budget:
         return _within_budget(data, workers, base + tables), ()
     workers = _within_budget(data, workers, base + MIN_PASS_BYTES)
     # a single worker is this process itself
-    allowance = (budget - PARENT_BYTES) // workers - (base if workers > 1 else BLOCK_BYTES_IN_WORK)
+    allowance = (budget - PARENT_BYTES) // workers - (base if workers > 1 else in_work)
     passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES))
     print(
         f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
@@ -65,6 +67,11 @@ def plan_encoding(
         file=sys.stderr,
     )
     return workers, tuple(passes)
+
+
+def _unit_bytes(chunk_bytes: int) -> int:
+    """Memory of a unit's files until they are written."""
+    return min(3 * HOLD_BYTES, int(chunk_bytes * UNIT_BYTES_PER_CHUNK_BYTE))
 
 
 def _within_budget(data: DataConfig, wanted: int, need: int) -> int:

@@ -16,9 +16,9 @@ UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**
 UNIT_FACTORS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 UNIT_FACTORS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
-MAX_CHUNK_BYTES = 256 * MEBIBYTE  # Criteo 1TB becomes about 4,000 shards
-CHUNKS_PER_BUDGET = 8
-ARRANGED_FRACTION = 4
+MAX_CHUNK_BYTES = 128 * MEBIBYTE  # Criteo 1TB becomes about 8,000 shards
+CHUNKS_PER_BUDGET = 16
+ARRANGED_FRACTION = 2
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 

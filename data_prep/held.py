@@ -16,9 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from data_prep.files import FileDigest, digest_bytes, digest_file, temporary_path
 from data_prep.npy import HEADER_BYTES, npy_header
-from data_prep.scratch import write_past_cache
+from data_prep.scratch import take_memory, write_past_cache
 
-HOLD_BYTES = 32 << 20  # of one file; a longer one is written in several steps
+HOLD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
 
 _free: list[mmap.mmap] = []
 _lock = threading.Lock()
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 def _take_room() -> mmap.mmap:
     with _lock:
-        return _free.pop() if _free else mmap.mmap(-1, HOLD_BYTES)
+        return _free.pop() if _free else take_memory(HOLD_BYTES)
 
 
 class HeldFile:

@@ -1,5 +1,6 @@
 """Which rows go to which split, and the finished files from the units."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -25,14 +26,15 @@ from data_prep.format import (
     sync,
     write_atomically,
 )
+from data_prep.held import HeldArray
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, table_files
-from data_prep.npy import NpyWriter
 from data_prep.ragged import Bags, pack, unpack
+from data_prep.scratch import read_rows
 from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, count_unknown, gathered_path
 from data_prep.work import Job, UnitRecord
 
-COPY_ROWS = 1 << 18
+COPY_ROWS = 1 << 16
 PLAN_NAME = "finish.json"
 
 
@@ -87,8 +89,18 @@ class BuiltShard:
     unknown: list[int]
 
 
-def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
+@dataclass(frozen=True)
+class BuildTask:
+    """A piece that is to become a shard of the dataset at `root`."""
+
+    job: Job
+    root: Path
+    piece: Piece
+
+
+def run_build_task(task: BuildTask) -> BuiltShard:
     """Have the files of one shard ready to be moved to their place; a part of a unit is copied out first."""
+    job, root, piece = task.job, task.root, task.piece
     record = piece.record
     files: dict[str, FileDigest] = {}
     moves = []
@@ -103,12 +115,9 @@ def build_shard(job: Job, root: Path, piece: Piece) -> BuiltShard:
             path = cut_path(job, piece, kind)
             files[kind] = digest_file(path)
         else:
-            whole = np.load(path, mmap_mode="r")
+            part = np.load(path, mmap_mode="r")[piece.start : piece.end]
+            files[kind] = _copy_rows(path, piece, part, cut_path(job, piece, kind))
             path = cut_path(job, piece, kind)
-            path.parent.mkdir(exist_ok=True)
-            part = whole[piece.start : piece.end]
-            _copy_rows(part, path)
-            files[kind] = digest_file(path)
             if kind == "labels":
                 positives = int(part.sum(dtype=np.int64))
             elif kind == "sparse" and any(record.unknown):
@@ -151,11 +160,14 @@ def place_gathered(job: Job, root: Path, task: GatherTask, gathered: GatheredSha
     return BuiltShard(task.split, shard, moves, gathered.positives, gathered.unknown)
 
 
-def _copy_rows(part: NDArray[Any], path: Path) -> None:
-    writer = NpyWriter(path, part.dtype, part.shape[1])
-    for start in range(0, len(part), COPY_ROWS):
-        writer.append(part[start : start + COPY_ROWS])
-    writer.close()
+def _copy_rows(source: Path, piece: Piece, like: NDArray[Any], path: Path) -> FileDigest:
+    """Write the rows of a piece to a file of their own, `like` them in dtype and width; its size and sum."""
+    path.parent.mkdir(exist_ok=True)
+    target = HeldArray(path, like.dtype, like.shape[1])
+    for start in range(piece.start, piece.end, COPY_ROWS):
+        stop = min(start + COPY_ROWS, piece.end)
+        target.append(read_rows(source, start, stop, like.shape[1], like.dtype, "cut"))
+    return target.close(hashlib.sha256)
 
 
 def collect_splits(built: list[BuiltShard]) -> dict[str, Split]:

@@ -33,9 +33,14 @@ class LineBlocks:
 
     A line belongs to the range of offsets in which it starts, so plain and compressed files, and any number
     of readers, give the same lines for the same range.
+
+    Args:
+        reader: where the bytes come from, if opened already; closed with this.
     """
 
-    def __init__(self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES, reader: Reader | None = None
+    ) -> None:
         self._source = source
         self._bytes = bytearray(block_bytes + 1 + PADDING)
         self._array = np.frombuffer(self._bytes, np.uint8)
@@ -45,7 +50,7 @@ class LineBlocks:
         self._at_end = False
         # the byte before `offset` tells whether a line starts there
         self._offset = max(offset - 1, 0)
-        self._reader: Reader = open_source(source, self._offset)
+        self._reader = reader or open_source(source, self._offset)
         self._reported = offset
         for _ in self.until(offset):
             pass

@@ -2,15 +2,16 @@
 
 import glob
 import gzip
-import queue
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import UserError
+from data_prep.files import FileDigest
+from data_prep.read_ahead import ReadAhead
+from data_prep.summed_file import SummedFile
 
 try:
     from isal import igzip as gzip_module
@@ -20,11 +21,10 @@ except ImportError:  # the same bytes, but slower
     import zlib as zlib_module  # type: ignore[no-redef]
 
 
+DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
 GLOB_CHARACTERS = frozenset("*?[")
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
-READ_AHEAD_BYTES = 1 << 20
-READ_AHEAD_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -127,73 +127,52 @@ class PlainReader:
         self._file.close()
 
 
-class GzipReader:
-    """Bytes of a gzip file, inflated by a thread that runs a few blocks ahead of the caller."""
+class SourceStream:
+    """All bytes of a file, front to back, inflated if need be; the file is read once and summed on the way."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._file = open(source.path, "rb")  # noqa: SIM115
-        self._stream: Any = gzip_module.open(self._file, "rb")  # noqa: SIM115
-        self._blocks: queue.Queue[bytes | Exception] = queue.Queue(READ_AHEAD_BLOCKS)
-        self._rest = memoryview(b"")
-        self._closed = False
-        self._ended = False
-        self._thread = threading.Thread(target=self._inflate, daemon=True)
-        self._thread.start()
+        self._file = SummedFile(Path(source.path))
+        self._inflated: Any = gzip_module.open(self._file, "rb") if source.compressed else None  # noqa: SIM115
+        self._ahead = ReadAhead(self._fill)
 
-    def _inflate(self) -> None:
-        while True:
-            try:
-                block: bytes | Exception = self._stream.read(READ_AHEAD_BYTES)
-            except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
-                block = error
-            while not self._closed:
-                try:
-                    self._blocks.put(block, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._closed or not block or isinstance(block, Exception):
-                return
+    def _fill(self, block: memoryview) -> int:
+        if self._inflated is None:
+            return self._file.readinto(block)
+        try:
+            return int(self._inflated.readinto(block))
+        except EOFError as error:
+            raise UserError(
+                f"{self._source.path}: truncated gzip file, or bytes behind its end; get it again"
+            ) from error
+        except DAMAGE as error:
+            raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
 
     def readinto(self, view: memoryview) -> int:
         """Fill some of `view`; 0 at the end.
 
         Raises:
-            UserError: the file is truncated or damaged.
+            UserError: a compressed file is truncated or damaged.
         """
-        if not self._rest and not self._ended:
-            block = self._blocks.get()
-            if isinstance(block, Exception):
-                raise self._explain(block)
-            self._rest = memoryview(block)
-            self._ended = not block
-        count = min(len(view), len(self._rest))
-        view[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-    def _explain(self, error: Exception) -> Exception:
-        if isinstance(error, EOFError):
-            return UserError(f"{self._source.path}: truncated gzip file, or bytes behind its end; get it again")
-        damage: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
-        if isinstance(error, damage):
-            return UserError(f"{self._source.path}: damaged gzip file ({error}); get it again")
-        return error
+        return self._ahead.readinto(view)
 
     def consumed(self) -> int:
-        """Position in the compressed file, somewhat ahead of the bytes handed out."""
-        return min(self._file.tell(), self._source.bytes)
+        """Position in the file, somewhat ahead of the bytes handed out."""
+        return self._file.position
+
+    def digest(self) -> FileDigest:
+        """Size and sum of the file, once all has been read."""
+        return self._file.digest()
 
     def close(self) -> None:
-        """Stop the thread and close the file."""
-        self._closed = True
-        self._thread.join()
-        self._stream.close()
+        """Stop reading ahead and close the file."""
+        self._ahead.close()
+        if self._inflated is not None:
+            self._inflated.close()
         self._file.close()
 
 
-Reader = PlainReader | GzipReader
+Reader = PlainReader | SourceStream
 
 
 def open_source(source: Source, offset: int = 0) -> Reader:
@@ -201,5 +180,5 @@ def open_source(source: Source, offset: int = 0) -> Reader:
     if source.compressed:
         if offset:
             raise ValueError("a compressed source has no random access")
-        return GzipReader(source)
+        return SourceStream(source)
     return PlainReader(source, offset)

@@ -18,7 +18,7 @@ from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
-from data_prep.layout import BuiltShard, build_shard, place_gathered, plan_pieces, split_rows
+from data_prep.layout import BuildTask, BuiltShard, place_gathered, plan_pieces, run_build_task, split_rows
 from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.passes import PassTask, Slice, run_pass_task
@@ -70,7 +70,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
-    encode_workers, passes = plan_encoding(data, workers, values)
+    encode_workers, passes = plan_encoding(data, job.chunk_bytes, workers, values)
     with open_pool(data.scheduler, encode_workers) as pool:
         units = _encode_tasks(job, result, passes)
         if _is_encoded_apart(job, passes):
@@ -79,8 +79,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         if job.rules.is_arranged:
             _shuffle(job, root, result, units, pool)
         else:
-            pieces = plan_pieces(result.records, result.rows)
-            result.built = [build_shard(job, root, piece) for piece in pieces]
+            _cut(job, root, result, pool)
         if job.bags is not None:
             _expand(job, job.bags, root, result, pool)
         result.peak_bytes = max(result.peak_bytes, pool.peak_bytes)
@@ -114,11 +113,9 @@ def _parse(job: Job, pool: Pool) -> Result:
     with _stage("parse", total, pool):
         records: list[UnitRecord] = []
         digests: list[FileDigest] = []
-        for result in pool.map(run_reading_task, reading_tasks(job)):
-            if isinstance(result, FileDigest):
-                digests.append(result)
-            else:
-                records.extend(result)
+        for reading in pool.map(run_reading_task, reading_tasks(job, pool.workers)):
+            records.extend(reading.records)
+            digests += [] if reading.digest is None else [reading.digest]
         _refuse_empty(job, records)
         _refuse_changed(job)
     return Result(records, digests, job.schema.sparse, pool.workers)
@@ -205,6 +202,13 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
         return result.ranges * len(job.sources)
     result.ranges = ranges
     return ranges
+
+
+def _cut(job: Job, root: Path, result: Result, pool: Pool) -> None:
+    """Units to shards, in their order."""
+    tasks = [BuildTask(job, root, piece) for piece in plan_pieces(result.records, result.rows)]
+    with _stage("cut", 0, pool):
+        result.built = list(pool.map(run_build_task, tasks))
 
 
 def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool: Pool) -> None:

@@ -14,7 +14,7 @@ from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_befo
 from data_prep.parquet import num_rows, plan_units, read_unit
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
-from data_prep.sources import GENERATED_ROW_BYTES, Source
+from data_prep.sources import GENERATED_ROW_BYTES, Source, SourceStream
 from data_prep.synthetic import BLOCK_ROWS
 from data_prep.table import Table
 from data_prep.table_text import parse_table
@@ -27,18 +27,23 @@ TEXT_ROW_BYTES = 244  # of a generated row
 
 @dataclass(frozen=True)
 class ParseTask:
-    """One chunk of a plain or generated source, or all (chunk None) of a compressed one; of Parquet, one unit."""
+    """One chunk of a plain or generated source, or (chunk None) all of a source, in one go; of Parquet, one unit."""
 
     job: Job
     source: int
     chunk: int | None
 
 
-def parse_tasks(job: Job) -> list[ParseTask]:
-    """Tasks that cover all sources, in the order of the rows."""
+def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
+    """Tasks that cover all sources, in the order of the rows.
+
+    Args:
+        whole: whether a source of text is one task: it is then read only once, for its rows and its sum.
+    """
     tasks = []
     for index, source in enumerate(job.sources):
-        if source.compressed:
+        is_text = source.generated_rows is None and (job.table is None or not job.table.is_parquet)
+        if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
         elif source.generated_rows is not None:
             chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
@@ -56,30 +61,38 @@ def _blocks_per_chunk(job: Job) -> int:
     return max(1, job.chunk_bytes // (BLOCK_ROWS * TEXT_ROW_BYTES))
 
 
-def run_parse_task(task: ParseTask) -> list[UnitRecord]:
-    """Parse and write the task's units, but those that are finished already.
+@dataclass
+class Reading:
+    """What came of reading a source or a part of it: units, and the file's sum where all of it was read."""
 
-    Raises:
-        UserError: a row that does not fit the schema, or a damaged file.
-    """
-    job, source = task.job, task.job.sources[task.source]
-    if task.chunk is None:
-        with LineBlocks(source) as lines:
-            return _parse_stream(job, task.source, lines)
-    record = load_record(job, "parsed", task.source, task.chunk)
+    records: list[UnitRecord]
+    digest: FileDigest | None = None
+
+
+def _parse_source(job: Job, source: int) -> Reading:
+    """Parse and write all units of a source, but those that are finished already."""
+    stream = SourceStream(job.sources[source])
+    with LineBlocks(job.sources[source], reader=stream) as lines:
+        return Reading(_parse_stream(job, source, lines), stream.digest())
+
+
+def _parse_chunk(job: Job, index: int, chunk: int) -> list[UnitRecord]:
+    """Parse and write one unit, if that was not done already."""
+    source = job.sources[index]
+    record = load_record(job, "parsed", index, chunk)
     if source.generated_rows is not None:
         if record is None:
-            return [_generate_unit(job, task.source, task.chunk)]
+            return [_generate_unit(job, index, chunk)]
         counters().add(record.rows * GENERATED_ROW_BYTES, record.rows)
         return [record]
     if job.table is not None and job.table.is_parquet:
-        return [record or _parse_parquet(job, job.table, task.source, task.chunk)]
-    start = task.chunk * job.chunk_bytes
+        return [record or _parse_parquet(job, job.table, index, chunk)]
+    start = chunk * job.chunk_bytes
     if record is not None:
         counters().add(min(job.chunk_bytes, source.bytes - start), record.rows)
         return [record]
     with LineBlocks(source, start) as lines:
-        return [_parse_unit(job, task.source, task.chunk, lines)]
+        return [_parse_unit(job, index, chunk, lines)]
 
 
 def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
@@ -183,20 +196,30 @@ class DigestTask:
     source: Source
 
 
-def reading_tasks(job: Job) -> list[ParseTask | DigestTask]:
-    """All that is to be read of the sources, each being summed while its chunks are parsed by others."""
+def reading_tasks(job: Job, workers: int) -> list[ParseTask | DigestTask]:
+    """All that is to be read of the sources.
+
+    Where there are at least as many as workers, each is read by one of them; else in chunks, being summed by another
+    worker at the same time.
+    """
     tasks: list[ParseTask | DigestTask] = []
-    for task in parse_tasks(job):
-        if task.chunk in (None, 0):
+    for task in parse_tasks(job, whole=len(job.sources) >= workers):
+        if task.chunk == 0:
             tasks.append(DigestTask(job.sources[task.source]))
         tasks.append(task)
     return tasks
 
 
-def run_reading_task(task: ParseTask | DigestTask) -> list[UnitRecord] | FileDigest:
-    """Parse a task's units, or sum a raw file."""
+def run_reading_task(task: ParseTask | DigestTask) -> Reading:
+    """Parse a task's units, or sum a raw file.
+
+    Raises:
+        UserError: a row that does not fit the schema, or a damaged file.
+    """
     if isinstance(task, ParseTask):
-        return run_parse_task(task)
+        if task.chunk is None:
+            return _parse_source(task.job, task.source)
+        return Reading(_parse_chunk(task.job, task.source, task.chunk))
     digest = digest_file(Path(task.source.path))
     counters().add(0, 0)  # stops if the job is to stop
-    return digest
+    return Reading([], digest)
