@@ -7,6 +7,7 @@ found and cleared first, which can take longer than all work on the rows; here t
 import mmap
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from data_prep.scratch import take_memory, write_past_cache
 
 HOLD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
 
-_free: list[mmap.mmap] = []
+_free: defaultdict[str, list[mmap.mmap]] = defaultdict(list)  # by kind of file: only as much is touched as one needs
 _lock = threading.Lock()
 
 
-def _take_room() -> mmap.mmap:
+def _take_room(kind: str) -> mmap.mmap:
     with _lock:
-        return _free.pop() if _free else take_memory(HOLD_BYTES)
+        return _free[kind].pop() if _free[kind] else take_memory(HOLD_BYTES)
 
 
 class HeldFile:
@@ -34,7 +35,8 @@ class HeldFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        room = _take_room()
+        self._kind = path.name.partition(".")[2]
+        room = _take_room(self._kind)
         self._room: mmap.mmap | None = room
         self._view = memoryview(room)
         self._bytes = np.frombuffer(self._view, np.uint8)
@@ -84,7 +86,7 @@ class HeldFile:
             self._file = None
         if self._room is not None:
             with _lock:
-                _free.append(self._room)
+                _free[self._kind].append(self._room)
             self._room = None
 
     def _spill(self) -> None:

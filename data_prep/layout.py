@@ -150,7 +150,7 @@ def _cut_bags(job: Job, piece: Piece) -> None:
 
 
 def place_gathered(job: Job, root: Path, task: GatherTask, gathered: GatheredShard) -> BuiltShard:
-    """As `build_shard`, for a shard that was gathered."""
+    """As `run_build_task`, for a shard that was gathered."""
     moves = []
     for kind in job.kinds:
         path = gathered_path(job, task.split, task.name, kind)

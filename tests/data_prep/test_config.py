@@ -28,10 +28,10 @@ def test_what_is_not_a_size(text):
 
 
 def test_the_chunk_follows_from_the_configuration_alone():
-    assert chunk_size(config()) == 256 << 20
-    assert chunk_size(config("data.workers=64")) == 256 << 20
-    assert chunk_size(config("data.memory_budget=512MiB")) == 64 << 20
-    assert chunk_size(config("data.memory_budget=64GiB")) == 256 << 20
+    assert chunk_size(config()) == 128 << 20
+    assert chunk_size(config("data.workers=64")) == 128 << 20
+    assert chunk_size(config("data.memory_budget=512MiB")) == 32 << 20
+    assert chunk_size(config("data.memory_budget=64GiB")) == 128 << 20
     assert chunk_size(config("data.chunk_bytes=1000")) == 1000
 
 

@@ -174,7 +174,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
     passes = []
 
-    def plan(data, workers, values):
+    def plan(data, chunk_bytes, workers, values):
         passes.append(budget.plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
@@ -194,10 +194,10 @@ def test_passes_are_planned_within_the_budget():
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     data = config("data.path=out", "data.memory_budget=1GiB")
-    workers, passes = plan_encoding(data, 4, values)
+    workers, passes = plan_encoding(data, 128 << 20, 4, values)
     assert 1 <= workers <= 4
     assert len(passes) > 1
-    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), 4, values) == (4, ())
+    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), 128 << 20, 4, values) == (4, ())
     for slices in plan_passes(values, 200 << 20):
         size = sum(LookupTable.bytes_for(values[wanted.feature] >> wanted.bits) for wanted in slices)
         assert size <= 200 << 20

@@ -67,7 +67,7 @@ def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
     parsed: list[int] = []
-    original = units._parse_unit
+    original = units._parse_lines
 
     def stop_after_five(job, source, chunk, lines):
         if len(parsed) == 5:
@@ -75,12 +75,12 @@ def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
         parsed.append(chunk)
         return original(job, source, chunk, lines)
 
-    monkeypatch.setattr(units, "_parse_unit", stop_after_five)
+    monkeypatch.setattr(units, "_parse_lines", stop_after_five)
     with pytest.raises(KeyboardInterrupt):
         preprocess(arguments)
     assert len(list((tmp_path / "out" / ".work" / "units").glob("*.parsed.json"))) == 5
     again: list[int] = []
-    monkeypatch.setattr(units, "_parse_unit", lambda *a: (again.append(1), original(*a))[1])
+    monkeypatch.setattr(units, "_parse_lines", lambda *a: (again.append(1), original(*a))[1])
     manifest = preprocess(arguments)
     assert len(again) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
 

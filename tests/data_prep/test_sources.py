@@ -1,9 +1,18 @@
 import gzip
+import hashlib
+import threading
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.sources import open_source, resolve_sources
+from data_prep.files import FileDigest
+from data_prep.rules import resolve_rules
+from data_prep.schema import CRITEO
+from data_prep.sources import SourceStream, open_source, resolve_sources
+from data_prep.units import DigestTask, ParseTask, reading_tasks
+from data_prep.work import Job
+from tests.data_prep.conftest import config
 
 
 def names(raw):
@@ -43,6 +52,45 @@ def test_compression_is_told_by_content(tmp_path):
     assert reader.readinto(memoryview(buffer)) == 0
     assert reader.readinto(memoryview(buffer)) == 0
     reader.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path, packed):
+    content = np.random.default_rng(0).integers(0, 64, 5_000_001).astype(np.uint8).tobytes()
+    path = tmp_path / "day_0"
+    stored = gzip.compress(content, 1) if packed else content
+    path.write_bytes(stored)
+    stream = SourceStream(resolve_sources(str(path))[0])
+    path.unlink()  # whatever is asked of it now, it has no other way to the bytes
+    buffer, read = bytearray(70_000), bytearray()
+    while count := stream.readinto(memoryview(buffer)):
+        read += buffer[:count]
+    assert stream.readinto(memoryview(buffer)) == 0
+    assert read == content
+    assert stream.consumed() == len(stored)
+    assert stream.digest() == FileDigest(len(stored), hashlib.sha256(stored).hexdigest())
+    stream.close()
+
+
+def test_a_stream_ends_before_its_end_when_closed(tmp_path):
+    (tmp_path / "day_0").write_bytes(bytes(20_000_000))
+    threads = threading.active_count()
+    stream = SourceStream(resolve_sources(str(tmp_path / "day_0"))[0])
+    assert stream.readinto(memoryview(bytearray(10))) == 10
+    stream.close()
+    assert stream.consumed() < 20_000_000
+    assert threading.active_count() == threads
+
+
+def test_a_source_is_read_whole_where_there_are_enough_of_them(tmp_path):
+    for name in ("day_0", "day_1"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
+    sources = tuple(resolve_sources(str(tmp_path)))
+    job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
+    assert reading_tasks(job, 3) == [ParseTask(job, index, None) for index in range(3)]
+    split = [[DigestTask(sources[i]), *(ParseTask(job, i, chunk) for chunk in range(3))] for i in range(2)]
+    assert reading_tasks(job, 4) == [*split[0], *split[1], ParseTask(job, 2, None)]
 
 
 @pytest.mark.parametrize(
