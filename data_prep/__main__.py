@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from data_prep.config import PrepConfig
-from data_prep.pipeline import preprocess
+from data_prep.pool import start_fork_server
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 
@@ -20,6 +20,10 @@ CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if config.data.workers != 1:
+        start_fork_server()  # what takes most of its start is what is loaded here next
+    from data_prep.pipeline import preprocess
+
     try:
         preprocess(config.data)
     except KeyboardInterrupt:
