@@ -29,7 +29,7 @@ class SyntheticConfig:
         max_cardinality: distinct values of the largest categorical column; the others shrink in proportion to
             the square root of Criteo Kaggle's. 10131227: Kaggle's own.
         difficulty: divides what a click's logit owes to the columns; above 1, labels are noisier.
-        interaction: factor of the interactions between pairs of columns; 0: there are none.
+        interaction: factor of the interactions between columns, of pairs and of threes; 0: there are none.
         drift: angle in radians, up to pi / 2, by which effects and interactions turn from day to day; those of
             days d apart correlate by cos(drift * d).
         direct: rows go straight to shards: the same rows, but no raw files are written.

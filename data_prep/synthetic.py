@@ -15,6 +15,7 @@ from data_prep.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from data_prep.teacher import (
     PAIR_DEVIATION,
     SINGLE_DEVIATION,
+    TRIPLE_DEVIATION,
     Teacher,
     category_ranks,
     integers_from_normal,
@@ -26,7 +27,7 @@ BLOCK_ROWS = 1 << 14
 CALIBRATION_ROWS = 1 << 16
 CALIBRATION_BLOCK = 2**31 - 1  # its random numbers are those of no real block
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
-GENERATOR_VERSION = 3
+GENERATOR_VERSION = 4
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 MAX_INTERCEPT = 30.0
 TINY = 1e-9  # where there is nothing to scale
@@ -59,11 +60,14 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
 
 def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
     """Scale a teacher as drawn by what it gives for a sample of rows."""
-    single = logits_of(teacher._replace(forms=np.zeros_like(teacher.forms)), sample)
-    pairs = logits_of(teacher, sample) - single
+    without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
+    single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
+    pairs = logits_of(without_triples, sample) - single
+    triples = logits_of(teacher, sample) - pairs - single
     for_single = SINGLE_DEVIATION / max(single.std(), TINY) / config.difficulty
     for_pairs = PAIR_DEVIATION / max(pairs.std(), TINY) / config.difficulty * config.interaction
-    total = single * for_single + pairs * for_pairs
+    for_triples = TRIPLE_DEVIATION / max(triples.std(), TINY) / config.difficulty * config.interaction
+    total = single * for_single + pairs * for_pairs + triples * for_triples
     low, high = -MAX_INTERCEPT, MAX_INTERCEPT
     for _ in range(60):
         middle = (low + high) / 2
@@ -74,7 +78,8 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
     return teacher._replace(
         main=teacher.main * np.float32(for_single),
         slope=teacher.slope * for_single,
-        forms=teacher.forms * np.float32(for_pairs),
+        pair_forms=teacher.pair_forms * np.float32(for_pairs),
+        triple_forms=teacher.triple_forms * np.float32(for_triples),
         intercept=np.array([low]),
     )
 

@@ -1,10 +1,10 @@
 """The model behind synthetic clicks: what makes a click likely.
 
 The logit of a row is an intercept, plus an effect of every category, plus an effect of every integer that is linear
-in log(1 + max(x, 0)) within bounds, plus interactions of low rank: the categories of some columns have vectors, and
-each pair of these columns has a bilinear form of its own, which gives the pair's effect from two vectors (a
-factorisation machine, Rendle 2010, with a form per pair of fields, Sun et al. 2021). Effects and vectors turn from
-day to day: those of days d apart correlate by cos(drift * d).
+in log(1 + max(x, 0)) within bounds, plus interactions of low rank: the categories of some columns have vectors; each
+pair of these columns has a bilinear form of its own, which gives the pair's effect from two vectors (a factorisation
+machine, Rendle 2010, with a form per pair of fields, Sun et al. 2021), and each three of them a trilinear form, which
+gives theirs from three. Effects and vectors turn from day to day: those of days d apart correlate by cos(drift * d).
 """
 
 import math
@@ -28,8 +28,9 @@ FACTORS = 2
 CATEGORY_DECAY = FACTOR_DECAY = 0.4
 INTEGER_SHARE = 2 / 3  # deviation of an integer's effect, to that of the most frequent value of a category
 # Of the logits over the rows, where `difficulty` and `interaction` are 1.
-SINGLE_DEVIATION = 0.95
-PAIR_DEVIATION = 1.1
+SINGLE_DEVIATION = 0.8
+PAIR_DEVIATION = 1.0
+TRIPLE_DEVIATION = 0.5
 MAX_STANDARD_SCORE = 2.5
 SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 
@@ -39,9 +40,9 @@ class Teacher(NamedTuple):
 
     first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
     Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
-    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; forms [K, K,
-    FACTORS, FACTORS] float32, of which those of pairs (i, j > i) count; log_mean, log_deviation, slope [N] float64;
-    shift [N] int64; intercept [1] float64.
+    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; pair_forms [K, K,
+    FACTORS, FACTORS] float32, of which those of pairs (i, j > i) count; triple_forms [K, K, K, FACTORS, FACTORS,
+    FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1] float64.
     """
 
     first: NDArray[np.int64]
@@ -54,7 +55,8 @@ class Teacher(NamedTuple):
     interacting: NDArray[np.int64]
     first_factor: NDArray[np.int64]
     factors: NDArray[np.float32]
-    forms: NDArray[np.float32]
+    pair_forms: NDArray[np.float32]
+    triple_forms: NDArray[np.float32]
     log_mean: NDArray[np.float64]
     log_deviation: NDArray[np.float64]
     slope: NDArray[np.float64]
@@ -81,7 +83,9 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
     factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
     rng = _generator(config.seed, SHAPE_SEED)
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
-    forms = rng.standard_normal((len(interacting), len(interacting), FACTORS, FACTORS), np.float32)
+    pair_forms, triple_forms = (
+        rng.standard_normal((len(interacting),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
+    )
     return Teacher(
         first=first[:-1],
         cardinality=cardinality,
@@ -93,7 +97,8 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
         interacting=interacting,
         first_factor=first_factor[:-1],
         factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
-        forms=forms,
+        pair_forms=pair_forms,
+        triple_forms=triple_forms,
         log_mean=np.array(INTEGER_LOG_MEAN),
         log_deviation=np.array(INTEGER_LOG_DEVIATION),
         slope=effects.slope.astype(np.float64) * INTEGER_SHARE,
@@ -150,8 +155,21 @@ def integers_from_normal(normal, log_mean, log_deviation, shift, integers):  # t
 
 
 @jit
-def _pair_effects(teacher, ranks, present):  # type: ignore[no-untyped-def]
-    """The sum of all pairs' interactions in one row."""
+def _triple_effects(teacher, i, j, a, b, product, ranks, present):  # type: ignore[no-untyped-def]
+    """Interactions of columns i and j with each later one, by the product of their factors a and b."""
+    total = 0.0
+    for k in range(j + 1, len(teacher.interacting)):
+        column = teacher.interacting[k]
+        if present[column]:
+            third = teacher.first_factor[k] + ranks[column]
+            for c in range(FACTORS):
+                total += teacher.triple_forms[i, j, k, a, b, c] * teacher.factors[third, c]
+    return total * product
+
+
+@jit
+def _interactions(teacher, ranks, present):  # type: ignore[no-untyped-def]
+    """The sum of all pairs' and triples' interactions in one row."""
     total = 0.0
     columns = teacher.interacting
     for i in range(len(columns)):
@@ -164,8 +182,9 @@ def _pair_effects(teacher, ranks, present):  # type: ignore[no-untyped-def]
             right = teacher.first_factor[j] + ranks[columns[j]]
             for a in range(FACTORS):
                 for b in range(FACTORS):
-                    form = np.float64(teacher.forms[i, j, a, b])
-                    total += form * teacher.factors[left, a] * teacher.factors[right, b]
+                    product = np.float64(teacher.factors[left, a]) * teacher.factors[right, b]
+                    total += teacher.pair_forms[i, j, a, b] * product
+                    total += _triple_effects(teacher, i, j, a, b, product, ranks, present)
     return total
 
 
@@ -181,4 +200,4 @@ def teacher_logits(teacher, integers, integer_present, ranks, category_present, 
         for column in range(ranks.shape[1]):
             if category_present[row, column]:
                 logit += teacher.main[teacher.first[column] + ranks[row, column]]
-        logits[row] = logit + _pair_effects(teacher, ranks[row], category_present[row])
+        logits[row] = logit + _interactions(teacher, ranks[row], category_present[row])

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from data_prep.pipeline import preprocess
 from tests.data_prep.conftest import config, load_split
 
-ROWS, BATCH = 140_000, 1024
-TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[128,64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
+ROWS, BATCH = 350_000, 1024
+TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
          "optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}", "runtime.num_threads=1",
          "eval.split=test", "runtime.platform=cpu"]  # fmt: skip
 
@@ -27,9 +27,12 @@ def one_hot(root, split, sizes):
 
 @pytest.mark.slow
 def test_models_come_in_the_expected_order(tmp_path, run_app):
-    """Logistic regression, an MLP without products, DLRM, the truth; margins are half of what was measured."""
+    """Logistic regression, an MLP without products, DLRM, DCN v2, the truth; margins are half of what was measured.
+
+    Only `difficulty` is not the default: it is halved, so that few rows suffice (default: docs/synthetic.md).
+    """
     root = tmp_path / "data"
-    overrides = [f"data.synthetic.rows={ROWS}", "data.synthetic.interaction=2", "data.synthetic.direct=true"]
+    overrides = [f"data.synthetic.rows={ROWS}", "data.synthetic.difficulty=0.5", "data.synthetic.direct=true"]
     manifest = preprocess(config("data=synthetic", f"data.path={root}", *overrides))
     truth = manifest.extra["bayes"]["splits"]["test"]["sampled_auc"]
     sizes = list(manifest.num_embeddings.values())
@@ -37,13 +40,13 @@ def test_models_come_in_the_expected_order(tmp_path, run_app):
     features, labels = one_hot(root, "test", sizes)
     auc = {"lr": roc_auc_score(labels, model.decision_function(features)), "truth": truth}
     steps = manifest.splits["train"].rows // BATCH
-    for interaction in ("cat", "dot", "dcn"):
-        own = [f"model.interaction={interaction}", f"run.name={interaction}", f"schedule.decay_steps={steps}"]
+    for interaction, more in (("cat", []), ("dot", []), ("dcn", ["model.dcn_num_layers=2"])):
+        own = [*more, f"model.interaction={interaction}", f"run.name={interaction}", f"schedule.decay_steps={steps}"]
         done = run_app("train", f"data.path={root}", *TRAIN, *own)
         assert done.returncode == 0, done.stderr
         auc[interaction] = json.loads((tmp_path / f"runs/{interaction}/summary.json").read_text())["eval"]["auc"]
     assert auc["lr"] + 0.02 < auc["cat"], auc
-    assert auc["cat"] + 0.015 < auc["dot"], auc
-    assert auc["dot"] + 0.02 < auc["truth"], auc
+    assert auc["cat"] + 0.009 < auc["dot"], auc
+    assert auc["dot"] + 0.005 < auc["dcn"], auc
+    assert auc["dcn"] + 0.009 < auc["truth"], auc
     assert auc["truth"] - auc["dot"] < 0.06, auc
-    assert auc["cat"] + 0.015 < auc["dcn"] < auc["truth"] - 0.02, auc

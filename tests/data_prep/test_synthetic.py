@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -59,17 +60,19 @@ def test_logits_follow_from_the_columns(teacher):
     index = teacher.first + rows.ranks
     present = rows.category_present
     effects = np.where(present, teacher.main[index], 0).sum(axis=1)
-    pairs = np.zeros(200)
-    for i, left in enumerate(teacher.interacting):
-        for j, right in list(enumerate(teacher.interacting))[i + 1 :]:
-            u = teacher.factors[teacher.first_factor[i] + rows.ranks[:, left]].astype(np.float64)
-            v = teacher.factors[teacher.first_factor[j] + rows.ranks[:, right]].astype(np.float64)
-            pairs += np.where(
-                present[:, left] & present[:, right], np.einsum("ra,ab,rb->r", u, teacher.forms[i, j], v), 0
-            )
-    expected = teacher.intercept + score @ teacher.slope + effects + pairs
+    vectors = [
+        np.where(present[:, column, None], teacher.factors[start + rows.ranks[:, column]], 0).astype(np.float64)
+        for column, start in zip(teacher.interacting, teacher.first_factor, strict=True)
+    ]
+    pairs, triples = np.zeros(200), np.zeros(200)
+    for i, j in combinations(range(len(vectors)), 2):
+        pairs += np.einsum("ra,ab,rb->r", vectors[i], teacher.pair_forms[i, j], vectors[j])
+    for i, j, k in combinations(range(len(vectors)), 3):
+        triples += np.einsum("ra,rb,rc,abc->r", vectors[i], vectors[j], vectors[k], teacher.triple_forms[i, j, k])
+    expected = teacher.intercept + score @ teacher.slope + effects + pairs + triples
     np.testing.assert_allclose(rows.logits, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(pairs).max() > 0.1
+    assert np.abs(triples).max() > 0.1
 
 
 def test_ranks_follow_zipf():
