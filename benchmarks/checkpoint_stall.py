@@ -18,7 +18,6 @@ on the disk that you want to know about.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, loop, provenance, resume, runtime, session
+from app import checkpoint, loop, resume, runtime, session
 from app.batch import Batch
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from benchmarks import training_loop
+from benchmarks.result_file import write_result
 from common.cli import compose_config
 
 BATCH = 2048
@@ -116,11 +116,7 @@ def main() -> None:
     for kind, seconds in result["seconds"].items():
         print(f"| {kind} | {result['bytes'] / 2**30:.2f} | {seconds['stall']:.3f} | {seconds['delay']:.3f} "
               f"| {seconds['write']:.3f} |")  # fmt: skip
-    if arguments.out:
-        run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
-        asked = {key: value for key, value in vars(arguments).items() if key not in ("out", "directory")}
-        document = {"arguments": asked, "made by": run, "results": result}
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(arguments, result)
 
 
 if __name__ == "__main__":

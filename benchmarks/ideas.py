@@ -8,7 +8,6 @@ cut at 1,000,000 rows. Memory is compared in processes of their own, since a pro
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -27,10 +26,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
-from app import provenance, runtime
+from app import runtime
 from app.config import RuntimeConfig
 from app.health import Health
 from app.model.interaction import DotInteraction, mlp
+from benchmarks.result_file import write_result
 from benchmarks.training_loop import KAGGLE_TABLES
 
 DIM = 16
@@ -88,10 +88,15 @@ def interactions(batch: int) -> Variants:
     return {name: training(module, dense.clone(), sparse.clone()) for name, module in modules.items()}
 
 
+def over_arch_of(batch: int) -> tuple[nn.Sequential, Tensor]:
+    """The larger perceptron, and inputs for it."""
+    over_arch = mlp(DIM + NUM_SPARSE * (NUM_SPARSE + 1) // 2, [512, 256, 1], final_relu=False)
+    return over_arch, torch.randn(batch, over_arch[0].in_features)
+
+
 def perceptrons(batch: int) -> Variants:
     """The larger perceptron: eager, and by torch.compile once it is compiled."""
-    over_arch = mlp(DIM + NUM_SPARSE * (NUM_SPARSE + 1) // 2, [512, 256, 1], final_relu=False)
-    inputs = torch.randn(batch, over_arch[0].in_features)
+    over_arch, inputs = over_arch_of(batch)
     compiled = training(torch.compile(over_arch), inputs.clone())
     compiled()
     return {"eager": training(over_arch, inputs.clone()), "torch.compile": compiled}
@@ -138,8 +143,7 @@ def losses(batch: int) -> Variants:
 
 def health(batch: int) -> Variants:
     """The larger perceptron's step with the sums that tell a NaN's origin, and without."""
-    over_arch = mlp(DIM + NUM_SPARSE * (NUM_SPARSE + 1) // 2, [512, 256, 1], final_relu=False)
-    inputs = torch.randn(batch, over_arch[0].in_features)
+    over_arch, inputs = over_arch_of(batch)
     watch = Health(over_arch, dict(over_arch.named_parameters()), "loss")
 
     def step() -> Tensor:
@@ -157,14 +161,14 @@ GROUPS: dict[str, Callable[[int], Variants]] = {
     "loss": losses,
     "finite or not": health,
 }
-MEMORY = f"""
+MEMORY = """
 import sys, time
 import torch
 from app import runtime
-from app.model.interaction import mlp
+from benchmarks.ideas import LARGE_BATCH, over_arch_of
 torch.set_num_threads(int(sys.argv[2]))
 assert sys.argv[1] != "kept" or runtime.keep_freed_memory()
-model, inputs = mlp(367, [512, 256, 1], False), torch.randn({LARGE_BATCH}, 367)
+model, inputs = over_arch_of(LARGE_BATCH)
 times = []
 for _ in range(4):
     began = time.perf_counter()
@@ -212,10 +216,7 @@ def main() -> None:
     for group, variants in table.items():
         for name, (milliseconds, ratio) in variants.items():
             print(f"| {group} | {name} | {milliseconds:.3f} | {ratio:.2f} |")
-    if arguments.out:
-        run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
-        about = {"batch": arguments.batch, "threads": arguments.threads, "rounds": arguments.rounds}
-        arguments.out.write_text(json.dumps({"arguments": about, "made by": run, "results": table}, indent=1) + "\n")
+    write_result(arguments, table)
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, tuple[float, float]]:

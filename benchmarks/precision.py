@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from scipy import stats
 
+from benchmarks.result_file import write_result
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 BASE = "fp32"
 
@@ -74,8 +76,7 @@ def main() -> None:
             runs = [f"runs/{name}_0" for name in names if (Path(directory) / f"runs/{name}_0").is_dir()]
             call(["app.report", f"runs={json.dumps(runs)}", f"out={arguments.report.resolve()}"], Path(directory))
     tell(found, missing)
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"runs": found, "unavailable": missing}, indent=1) + "\n")
+    write_result(arguments, {"runs": found, "unavailable": missing})
 
 
 class Unavailable(Exception):

@@ -20,7 +20,6 @@ has no core for nothing.
 
 import argparse
 import itertools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,13 +36,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app import loop, optimizer, provenance, runtime, session
+from app import loop, optimizer, runtime, session
 from app.batch import Batch
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.embeddings import make_sparse_arch
 from app.health import Health
 from app.meter import Meter
 from app.model import DLRM
+from benchmarks.result_file import write_result
 from common.cli import compose_config
 from data_prep.format import Manifest, ShardArrays, Split, write_shard
 
@@ -235,19 +235,7 @@ def main() -> None:
         figures = [f"{result['ms a step'][kind]:.2f}" for kind in KINDS]
         figures += [f"{result['samples/s']['loop']:,.0f}", *(f"{ratio:.3f}" for ratio in result["ratios"].values())]
         print(f"| {result['batch']} | {arguments.threads} | {' | '.join(figures)} |")
-    if arguments.out:
-        run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
-        arguments.out.write_text(
-            json.dumps(
-                {
-                    "arguments": {"batch": arguments.batch, "threads": arguments.threads, "seconds": arguments.seconds},
-                    "made by": run,
-                    "results": results,
-                },
-                indent=1,
-            )
-            + "\n"
-        )
+    write_result(arguments, results)
 
 
 if __name__ == "__main__":

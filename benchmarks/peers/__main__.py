@@ -9,7 +9,6 @@ rounds, are printed. benchmarks/peers/README.md says how the peers' environment 
 
 import argparse
 import importlib
-import json
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ PEERS = {"torchrec_dlrm": False, "fuxictr_dlrm": True, "deepctr_deepfm": True}  
 def main() -> None:
     """Measure and print; with --one NAME, be one of those measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--peer-python", type=Path, default=Path(sys.executable))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--rows", type=int, default=100_000)
@@ -69,9 +68,9 @@ def tell(found: dict[str, list[float]], arguments: argparse.Namespace) -> None:
         rate = statistics.median(rates)
         results[name] = {"samples_per_second": rates, "ours_over_theirs": ratio}
         print(f"| {name} | {rate:,.0f} | {39_291_958 / rate:,.0f} | {ratio:.2f} |")
-    if arguments.out:
-        settings = {key: getattr(arguments, key) for key in ("batch", "rows", "cap", "threads", "rounds")}
-        arguments.out.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
+    from benchmarks.result_file import write_result  # the peers' interpreter has not what it needs
+
+    write_result(arguments, results)
 
 
 if __name__ == "__main__":
