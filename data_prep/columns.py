@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from data_prep.choices import VocabularyOrder
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
+from data_prep.parts import Part, read_parts
 from data_prep.ragged import Bags, unpack
-from data_prep.scratch import read_past_cache
 from data_prep.vocabulary import Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord, sum_of
 
@@ -21,11 +21,12 @@ def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
     """The values of a unit, block by block, [F, rows]; a block is only valid until the next one is asked for."""
     num_features = len(job.schema.single)
     path = job.unit_path(record.source, record.chunk, "raw")
-    position = 0
-    for rows in record.block_rows:
-        size = VALUE_BYTES * num_features * rows
-        yield read_past_cache(path, position, size, "raw").view(np.uint32).reshape(num_features, rows)
-        position += size
+    row_bytes = VALUE_BYTES * num_features
+    begins = np.cumsum([0, *record.block_rows]).tolist()
+    sizes = [rows * row_bytes for rows in record.block_rows]
+    parts = [Part(path, begin * row_bytes, size) for begin, size in zip(begins, sizes, strict=False)]
+    for rows, content in zip(record.block_rows, read_parts(parts, "raw"), strict=True):
+        yield content.view(np.uint32).reshape(num_features, rows)
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:

@@ -15,12 +15,13 @@ from data_prep.files import FileDigest
 from data_prep.held import HeldArray
 from data_prep.lookup import LookupTable, load_tables
 from data_prep.npy import NpyWriter
+from data_prep.parts import read_rows
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
-from data_prep.scratch import read_rows, scratch_array
+from data_prep.scratch import scratch_array
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
-DENSE_ROWS = 1 << 14
+DENSE_ROWS = 1 << 15
 BAG_VALUES = 1 << 20
 
 
@@ -128,9 +129,10 @@ def dense_rows(task: EncodeTask) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """A unit's integers as their transform makes them, block by block: the number of its first row, [rows, N]."""
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
-    for start in range(0, record.rows, DENSE_ROWS):
-        stop = min(start + DENSE_ROWS, record.rows)
-        block = read_rows(path, start, stop, len(job.schema.dense), _as_read(job), "integers")
+    starts = range(0, record.rows, DENSE_ROWS)
+    blocks = [(start, min(start + DENSE_ROWS, record.rows)) for start in starts]
+    read = read_rows(path, blocks, len(job.schema.dense), _as_read(job), "integers")
+    for start, block in zip(starts, read, strict=True):
         yield start, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from data_prep.files import FileDigest, digest_bytes, digest_file, temporary_path
+from data_prep.files import FileDigest, digest_file, temporary_path
 from data_prep.npy import HEADER_BYTES, npy_header
-from data_prep.scratch import take_memory, write_past_cache
+from data_prep.scratch import save_past_cache, take_memory, write_past_cache
 
 HOLD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
 
@@ -69,12 +69,12 @@ class HeldFile:
         """Write the file, with its first bytes replaced by `header`, and give it its name; its size and sum."""
         if self._file is None:
             self._view[: len(header)] = header
-            digest = digest_bytes(self._view[: self._held], start_sum)
-            self._spill()
-        else:
-            self._spill()
-            os.pwrite(self._file, header, 0)
-            digest = digest_file(self._temporary, start_sum)
+            digest = save_past_cache(self.path, self._view[: self._held], start_sum)
+            self.abandon()
+            return digest
+        self._spill()
+        os.pwrite(self._file, header, 0)
+        digest = digest_file(self._temporary, start_sum)
         self.abandon()
         self._temporary.replace(self.path)
         return digest

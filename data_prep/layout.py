@@ -29,8 +29,8 @@ from data_prep.format import (
 from data_prep.held import HeldArray
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, table_files
+from data_prep.parts import read_rows
 from data_prep.ragged import Bags, pack, unpack
-from data_prep.scratch import read_rows
 from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, count_unknown, gathered_path
 from data_prep.work import Job, UnitRecord
 
@@ -164,9 +164,9 @@ def _copy_rows(source: Path, piece: Piece, like: NDArray[Any], path: Path) -> Fi
     """Write the rows of a piece to a file of their own, `like` them in dtype and width; its size and sum."""
     path.parent.mkdir(exist_ok=True)
     target = HeldArray(path, like.dtype, like.shape[1])
-    for start in range(piece.start, piece.end, COPY_ROWS):
-        stop = min(start + COPY_ROWS, piece.end)
-        target.append(read_rows(source, start, stop, like.shape[1], like.dtype, "cut"))
+    blocks = [(start, min(start + COPY_ROWS, piece.end)) for start in range(piece.start, piece.end, COPY_ROWS)]
+    for rows in read_rows(source, blocks, like.shape[1], like.dtype, "cut"):
+        target.append(rows)
     return target.close(hashlib.sha256)
 
 

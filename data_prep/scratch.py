@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,52 +62,39 @@ class ScratchFile:
         """Write the file, which appears whole; its size and sum."""
         header = npy_header(self.array.dtype, *self.array.shape)
         self._content[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
-        temporary = temporary_path(path)
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            write_past_cache(file, self._content.data, 0)
-        finally:
-            os.close(file)
-        digest = digest_bytes(self._content, start_sum)
-        temporary.replace(path)
-        return digest
+        return save_past_cache(path, self._content.data, start_sum)
+
+
+def save_past_cache(path: Path, content: memoryview, start_sum: Callable[[], Any]) -> FileDigest:
+    """Write a file, which appears whole, past the page cache, and sum it at the same time; its size and sum."""
+    temporary = temporary_path(path)
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        with ThreadPoolExecutor(1) as writer:
+            writing = writer.submit(write_past_cache, file, content, 0)
+            digest = digest_bytes(content, start_sum)
+            writing.result()
+    finally:
+        os.close(file)
+    temporary.replace(path)
+    return digest
 
 
 def write_past_cache(file: int, content: memoryview, offset: int) -> None:
     """Write at an offset of whole pages, without the page cache where the file system can and as far as pages go."""
     whole = len(content) // PAGE_BYTES * PAGE_BYTES
-    if _set_direct(file, True):
+    if set_direct(file, True):
         try:
             _write(file, content[:whole], offset)
             offset, content = offset + whole, content[whole:]
         except OSError as error:
             if error.errno != errno.EINVAL:  # that it cannot after all
                 raise
-        _set_direct(file, False)
+        set_direct(file, False)
     _write(file, content, offset)
 
 
-def read_past_cache(path: Path, offset: int, num_bytes: int, name: str) -> NDArray[np.uint8]:
-    """The bytes from `offset` on, in `scratch` under that name, without the page cache where the file system can."""
-    first = offset // PAGE_BYTES * PAGE_BYTES
-    wanted = offset - first + num_bytes
-    room = scratch(name, -(-wanted // PAGE_BYTES) * PAGE_BYTES)
-    file = os.open(path, os.O_RDONLY)
-    try:
-        is_direct = _set_direct(file, True)
-        try:
-            _read(file, room, first, wanted)
-        except OSError as error:
-            if not is_direct or error.errno != errno.EINVAL:
-                raise
-            _set_direct(file, False)
-            _read(file, room, first, wanted)
-    finally:
-        os.close(file)
-    return room[offset - first : wanted]
-
-
-def _set_direct(file: int, wanted: bool) -> bool:
+def set_direct(file: int, wanted: bool) -> bool:
     """Turn to or from going past the page cache; whether the system and the file system could."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
     try:
@@ -122,19 +110,3 @@ def _write(file: int, content: memoryview, offset: int) -> None:
     while content:
         count = os.pwrite(file, content, offset)
         content, offset = content[count:], offset + count
-
-
-def _read(file: int, room: NDArray[np.uint8], offset: int, wanted: int) -> None:
-    done = 0
-    while done < wanted:
-        count = os.preadv(file, [room[done:].data], offset + done)
-        if not count:
-            raise OSError(errno.EIO, "shorter than it was")
-        done += count
-
-
-def read_rows(path: Path, start: int, stop: int, width: int, dtype: DTypeLike, name: str) -> NDArray[Any]:
-    """Rows start..stop of a .npy file [rows, width], as `read_past_cache`."""
-    row_bytes = width * np.dtype(dtype).itemsize
-    content = read_past_cache(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes, name)
-    return content.view(dtype).reshape(stop - start, width)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from data_prep.encoding import EncodeTask, dense_rows, sparse_rows
 from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.jit import jit
+from data_prep.parts import read_parts, rows_part
 from data_prep.pool import counters
 from data_prep.ragged import Bags, join, pack, unpack
-from data_prep.scratch import ScratchFile, read_rows
+from data_prep.scratch import ScratchFile
 from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
 BAG_KINDS = ("values", "offsets")
@@ -181,16 +183,16 @@ def _slice(task: GatherTask, source: int, chunk: int) -> slice:
 
 def _gather(task: GatherTask, kind: str, slices: list[slice]) -> ScratchFile:
     """The rows of one kind, in the order of their positions."""
-    result = None
-    for (source, chunk), part in zip(task.units, slices, strict=True):
-        if part.start < part.stop:
-            path = task.job.unit_path(source, chunk, f"moved-{kind}.npy")
-            form = np.load(path, mmap_mode="r")
-            rows = read_rows(path, part.start, part.stop, form.shape[1], form.dtype, "part")
-            positions = np.load(task.job.unit_path(source, chunk, "position.npy"), mmap_mode="r")
-            result = result or ScratchFile("gathered", (task.stop - task.start, form.shape[1]), form.dtype)
-            place_rows(rows, positions[part] - task.start, result.array)
-    assert result is not None
+    units = [(unit, part) for unit, part in zip(task.units, slices, strict=True) if part.start < part.stop]
+    path = partial(task.job.unit_path, suffix=f"moved-{kind}.npy")
+    form = np.load(path(*units[0][0]), mmap_mode="r")
+    width, dtype = form.shape[1], form.dtype
+    result = ScratchFile("gathered", (task.stop - task.start, width), dtype)
+    parts = (rows_part(path(*unit), part.start, part.stop, width, dtype) for unit, part in units)
+    for (unit, part), content in zip(units, read_parts(parts, "part"), strict=True):
+        positions = np.load(task.job.unit_path(*unit, "position.npy"), mmap_mode="r")
+        rows = content.view(dtype).reshape(part.stop - part.start, width)
+        place_rows(rows, positions[part] - task.start, result.array)
     return result
 
 
