@@ -38,7 +38,7 @@ class LookupTable:
             numbers = np.arange(len(values), dtype=np.uint32)
         bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
         table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
-        _insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
+        insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
         return table
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
@@ -53,7 +53,8 @@ class LookupTable:
 
 
 @jit
-def _insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
+def insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
+    """Put distinct values, each with its number, into slots that have room for them and are half empty then."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
         slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift

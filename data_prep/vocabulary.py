@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.counting import count_repeated, make_room
+
 PART_BYTES_PER_ENTRY = 96  # of a run's entry while its range is merged: order, copies, sums
 PART_BYTES = 128 << 20
 SAMPLES_PER_RUN = 64
@@ -27,7 +29,10 @@ class Run(NamedTuple):
 
 
 def count_values(values: NDArray[np.uint32]) -> Run:
-    """The run of a column, without the order of appearance; `values` is sorted in place."""
+    """The run of a column, without the order of appearance; `values` may be sorted in place."""
+    found = _count_repeated(values)
+    if found is not None:
+        return found._replace(first=np.zeros(len(found.first), np.int64))
     values.sort()
     starts = _starts(values)
     return Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64))
@@ -37,12 +42,25 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Run:
     """The run of a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
     if not len(values):
         return count_values(values)
+    found = _count_repeated(values)
+    if found is not None:
+        return found._replace(first=rows[found.first])
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
     starts = _starts(sorted_values)
     first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
     return Run(sorted_values[starts], np.diff(starts, append=len(values)), first)
+
+
+def _count_repeated(values: NDArray[np.uint32]) -> Run | None:
+    """The run of values most of which occur again and again, `first` counting from 0; None of others."""
+    found, counts, first = make_room(len(values))
+    number = count_repeated(values, found, counts, first)
+    if number < 0:
+        return None
+    order = _sorting_order(found[:number])
+    return Run(found[order], counts[order], first[order])
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,24 @@ def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, thresh
     expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
+
+
+@pytest.mark.parametrize("distinct", [1, 5_000, 12_000, 40_000, 10**9])
+def test_columns_that_repeat_and_others_are_counted_alike(distinct):
+    """Few values are counted by a table, many by sorting; NumPy knows no such difference."""
+    rng = np.random.default_rng(distinct)
+    column = rng.integers(0, distinct, 60_000).astype(np.uint32)
+    column[:20_000] = rng.permutation(column[:20_000] % 3000)  # that it repeats at first proves nothing
+    values, first, counts = np.unique(column, return_index=True, return_counts=True)
+    rows = np.arange(7, 7 + len(column))
+    found = count_in_order(column.copy(), rows)
+    unordered = count_values(column.copy())
+    np.testing.assert_array_equal(found.values, values)
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_array_equal(found.first, first + 7)
+    np.testing.assert_array_equal(unordered.values, values)
+    np.testing.assert_array_equal(unordered.counts, counts)
+    assert not unordered.first.any()
 
 
 def test_many_parts_are_used():

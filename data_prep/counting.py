@@ -1,0 +1,52 @@
+"""Counting the values of a column where they repeat: by a hash table, several times faster than by sorting."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.jit import jit
+from data_prep.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert
+
+FIRST_BITS = 12
+ROWS_PER_VALUE = 4  # on average: where values repeat less, sorting them is faster
+FREE_VALUES = 4096  # before it is judged whether they do
+
+
+def make_room(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    """Room for what `count_repeated` finds in that many rows."""
+    most = rows // ROWS_PER_VALUE + FREE_VALUES + 1
+    return np.empty(most, np.uint32), np.empty(most, np.int64), np.empty(most, np.int64)
+
+
+@jit
+def count_repeated(values, found, counts, first):  # type: ignore[no-untyped-def]
+    """Count the distinct values of a column, in their order of appearance.
+
+    Args:
+        values: [rows] uint32.
+        found, counts, first: of `make_room`; outputs: each distinct value, how often it occurs, and where first.
+
+    Returns:
+        how many there are, or -1 if the values do not repeat enough.
+    """
+    bits = FIRST_BITS
+    slots = np.zeros(1 << bits, np.uint64)
+    number = 0
+    for i in range(len(values)):
+        value = values[i]
+        mask = np.uint32(len(slots) - 1)
+        slot = np.uint32(value * HASH_MULTIPLIER) >> np.uint32(32 - bits)
+        while slots[slot] != EMPTY_SLOT and np.uint32(slots[slot] >> np.uint64(32)) != value:
+            slot = (slot + np.uint32(1)) & mask
+        if slots[slot] != EMPTY_SLOT:
+            counts[np.int64(slots[slot] & np.uint64(0xFFFFFFFF)) - 1] += 1
+            continue
+        if number >= FREE_VALUES + i // ROWS_PER_VALUE:
+            return -1
+        found[number], counts[number], first[number] = value, 1, i
+        number += 1
+        slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
+        if 2 * number > len(slots):
+            bits += 2
+            slots = np.zeros(1 << bits, np.uint64)
+            insert(slots, np.uint32(32 - bits), found[:number], np.arange(number))
+    return number
