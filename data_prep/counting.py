@@ -48,5 +48,5 @@ def count_repeated(values, found, counts, first):  # type: ignore[no-untyped-def
         if 2 * number > len(slots):
             bits += 2
             slots = np.zeros(1 << bits, np.uint64)
-            insert(slots, np.uint32(32 - bits), found[:number], np.arange(number))
+            insert(slots, np.uint32(32 - bits), found[:number], np.arange(number, dtype=np.uint32))
     return number
