@@ -13,6 +13,7 @@ from pathlib import Path
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from data_prep.config import PrepConfig
 from data_prep.pool import start_fork_server
+from data_prep.validation import GENERATED
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 
@@ -20,11 +21,11 @@ CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if config.data.workers != 1:
-        start_fork_server()  # what takes most of its start is what is loaded here next
-    from data_prep.pipeline import preprocess
-
     try:
+        if config.data.workers != 1 and config.data.scheduler is None and config.data.source not in GENERATED:
+            start_fork_server()  # what takes most of its start is what is loaded here next
+        from data_prep.pipeline import preprocess
+
         preprocess(config.data)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)

@@ -19,30 +19,60 @@ MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
 BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
-UNIT_BYTES_PER_CHUNK_BYTE = 0.7  # a unit's labels, integers and values until they are written
+UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
+UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
 GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
 DISK_MARGIN = 1.05
+MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
 
 
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + 2 * _unit_bytes(job.chunk_bytes)  # one being written, one parsed
-    if job.rules.order is not None:
-        need += max(PART_BYTES, int(job.chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
-    if job.rules.is_arranged:
-        need += int(job.shard_rows * SHUFFLE_BYTES_PER_ROW)
     wanted = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
         wanted = 1  # a cluster's workers each have the budget to themselves
+    need = _bytes_to_parse(job, is_streamed=any(source.compressed for source in job.sources))
     return _within_budget(data, wanted, need)
 
 
+def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
+    """Whether each source of text is to be read by one worker, once, instead of in chunks and again to be summed.
+
+    It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
+    its workers has begun, so nothing it is given takes as long as a file.
+    """
+    if data.scheduler is not None or _allowed(data, _bytes_to_parse(job, is_streamed=True)) < workers:
+        return False
+    loads = [0] * workers
+    for size in sorted((source.bytes for source in job.sources), reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads) * workers <= MOST_UNEVEN * sum(loads)
+
+
+def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
+    """Memory of a worker that parses; of a stream one unit is written while the next is parsed."""
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _unit_bytes(job)
+    if job.rules.order is not None:
+        need += max(PART_BYTES, int(job.chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
+    return need + _bytes_to_shuffle(job)
+
+
+def _unit_bytes(job: Job) -> int:
+    """Memory of a unit's files until they are written."""
+    return min(UNIT_BYTES, job.chunk_bytes * UNIT_BYTES_PER_CHUNK_BYTE)
+
+
+def _bytes_to_shuffle(job: Job) -> int:
+    """Memory of a shard that is put together."""
+    return int(job.shard_rows * SHUFFLE_BYTES_PER_ROW) if job.rules.is_arranged else 0
+
+
 def plan_encoding(
-    data: DataConfig, chunk_bytes: int, workers: int, table_values: dict[str, int]
+    data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
 ) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
     """Processes for encoding, each of which holds its lookup tables, and the passes it takes.
 
@@ -53,7 +83,7 @@ def plan_encoding(
     """
     tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    in_work = BLOCK_BYTES_IN_WORK + _unit_bytes(chunk_bytes)
+    in_work = BLOCK_BYTES_IN_WORK + _unit_bytes(job) + _bytes_to_shuffle(job)
     base = WORKER_BYTES + in_work
     if PARENT_BYTES + in_work + tables <= budget:
         return _within_budget(data, workers, base + tables), ()
@@ -69,14 +99,15 @@ def plan_encoding(
     return workers, tuple(passes)
 
 
-def _unit_bytes(chunk_bytes: int) -> int:
-    """Memory of a unit's files until they are written."""
-    return min(3 * HOLD_BYTES, int(chunk_bytes * UNIT_BYTES_PER_CHUNK_BYTE))
+def _allowed(data: DataConfig, need: int) -> int:
+    """Processes that the budget has room for, at least one."""
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    return max(1, (budget - PARENT_BYTES) // need)
 
 
 def _within_budget(data: DataConfig, wanted: int, need: int) -> int:
-    budget = parse_size(data.memory_budget, "data.memory_budget")
-    allowed = max(1, (budget - PARENT_BYTES) // need)
+    """As many processes as wanted, or as the budget allows, which is said."""
+    allowed = _allowed(data, need)
     if allowed < wanted:
         print(
             f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "

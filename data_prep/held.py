@@ -30,6 +30,12 @@ def _take_room(kind: str) -> mmap.mmap:
         return _free[kind].pop() if _free[kind] else take_memory(HOLD_BYTES)
 
 
+def release_rooms() -> None:
+    """Give memory that no file holds back to the system."""
+    with _lock:
+        _free.clear()
+
+
 class HeldFile:
     """Bytes on their way to a file, which appears, whole, with `close`."""
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.parse import PADDING
-from data_prep.sources import Reader, Source, open_source
+from data_prep.sources import Reader, Source, SourceStream, open_source
 
 BLOCK_BYTES = 2 << 20  # what a kernel reads and writes for one block stays in the outer caches
 COUNT_BYTES = 1 << 20
@@ -69,7 +69,8 @@ class LineBlocks:
 
     def advance(self) -> int:
         """Bytes of the file, as it lies on disk, that were worked through since the last call."""
-        position = self._reader.consumed() if self._source.compressed else self._offset
+        reader = self._reader
+        position = reader.consumed() if self._source.compressed and isinstance(reader, SourceStream) else self._offset
         advance, self._reported = position - self._reported, position
         return advance
 

@@ -60,21 +60,21 @@ def _read_part(part: Part, room: NDArray[np.uint8]) -> NDArray[np.uint8]:
     try:
         is_direct = set_direct(file, True)
         try:
-            _read(file, room, first, wanted)
+            _read(file, part.path, room, first, wanted)
         except OSError as error:
             if not is_direct or error.errno != errno.EINVAL:
                 raise
             set_direct(file, False)
-            _read(file, room, first, wanted)
+            _read(file, part.path, room, first, wanted)
     finally:
         os.close(file)
     return room[part.offset - first : wanted]
 
 
-def _read(file: int, room: NDArray[np.uint8], offset: int, wanted: int) -> None:
+def _read(file: int, path: Path, room: NDArray[np.uint8], offset: int, wanted: int) -> None:
     done = 0
     while done < wanted:
         count = os.preadv(file, [room[done:].data], offset + done)
         if not count:
-            raise OSError(errno.EIO, "shorter than it was")
+            raise OSError(errno.EIO, "shorter than it was", str(path))
         done += count

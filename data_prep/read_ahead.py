@@ -24,11 +24,12 @@ class ReadAhead:
         self._block: memoryview | None = None
         self._rest = memoryview(b"")
         self._ended = False
+        self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while (block := self._free.get()) is not None:
+        while (block := self._free.get()) is not None and not self._closed:
             try:
                 count = self._fill(block)
             except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
@@ -56,5 +57,6 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the thread, after what it is just reading."""
+        self._closed = True
         self._free.put(None)
         self._thread.join()

@@ -118,10 +118,6 @@ class PlainReader:
         """Fill some of `view`; 0 at the end."""
         return self._file.readinto(view) or 0  # type: ignore[attr-defined]
 
-    def consumed(self) -> int:
-        """Position in the file."""
-        return self._file.tell()
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()

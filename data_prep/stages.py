@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.arrange import arrange
-from data_prep.budget import num_workers, plan_encoding
+from data_prep.budget import num_workers, plan_encoding, reads_whole
 from data_prep.choices import DenseTransform
 from data_prep.cluster import open_pool
 from data_prep.config import DataConfig
@@ -18,6 +18,7 @@ from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
+from data_prep.held import release_rooms
 from data_prep.layout import BuildTask, BuiltShard, place_gathered, plan_pieces, run_build_task, split_rows
 from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
@@ -58,7 +59,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     tasks = parse_tasks(job)
     workers = num_workers(data, job, len(tasks))
     with open_pool(data.scheduler, workers) as pool:
-        result = _parse(job, pool)
+        result = _parse(job, pool, reads_whole(data, job, workers))
         if job.rules.is_arranged:
             with _stage("arrange", 0, pool):
                 result.rows = arrange(job, result.records)
@@ -69,8 +70,9 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
             _fit(job, result, pool)
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
+    release_rooms()  # of this process, if it was the only worker
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
-    encode_workers, passes = plan_encoding(data, job.chunk_bytes, workers, values)
+    encode_workers, passes = plan_encoding(data, job, workers, values)
     with open_pool(data.scheduler, encode_workers) as pool:
         units = _encode_tasks(job, result, passes)
         if _is_encoded_apart(job, passes):
@@ -108,12 +110,12 @@ def _stage(name: str, total_bytes: int, pool: Pool) -> Iterator[None]:
     pool.seconds[name] = round(time.monotonic() - begin, 3)
 
 
-def _parse(job: Job, pool: Pool) -> Result:
+def _parse(job: Job, pool: Pool, whole: bool) -> Result:
     total = sum(source.work_bytes for source in job.sources)
     with _stage("parse", total, pool):
         records: list[UnitRecord] = []
         digests: list[FileDigest] = []
-        for reading in pool.map(run_reading_task, reading_tasks(job, pool.workers)):
+        for reading in pool.map(run_reading_task, reading_tasks(job, whole)):
             records.extend(reading.records)
             digests += [] if reading.digest is None else [reading.digest]
         _refuse_empty(job, records)

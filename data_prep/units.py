@@ -96,7 +96,7 @@ def _parse_chunk(job: Job, index: int, chunk: int) -> list[UnitRecord]:
 
 
 def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
-    """All units of a source that can only be read from the start; one is finished while the next is parsed."""
+    """All units of a source that is read from the start; one is finished while the next is parsed."""
     records: list[UnitRecord] = []
     unfinished: list[Future[UnitRecord]] = []  # one at most: what is parsed is held in memory until it is finished
     with ThreadPoolExecutor(1) as finisher:
@@ -104,7 +104,12 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
             chunk = len(records) + len(unfinished)
             record = load_record(job, "parsed", source, chunk)
             parsed = _parse_lines(job, source, chunk, lines) if record is None else None
-            records += [unit.result() for unit in unfinished]
+            try:
+                records += [unit.result() for unit in unfinished]
+            except BaseException:
+                if parsed is not None:
+                    parsed.abandon()
+                raise
             unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
             if record is not None:
                 for _ in lines.until((chunk + 1) * job.chunk_bytes):
@@ -196,14 +201,10 @@ class DigestTask:
     source: Source
 
 
-def reading_tasks(job: Job, workers: int) -> list[ParseTask | DigestTask]:
-    """All that is to be read of the sources.
-
-    Where there are at least as many as workers, each is read by one of them; else in chunks, being summed by another
-    worker at the same time.
-    """
+def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
+    """All that is to be read of the sources: each `whole`, or in chunks, being summed by another at the same time."""
     tasks: list[ParseTask | DigestTask] = []
-    for task in parse_tasks(job, whole=len(job.sources) >= workers):
+    for task in parse_tasks(job, whole):
         if task.chunk == 0:
             tasks.append(DigestTask(job.sources[task.source]))
         tasks.append(task)

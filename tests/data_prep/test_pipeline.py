@@ -1,5 +1,7 @@
 import gzip
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,16 +100,21 @@ def test_workers_and_compression_do_not_change_a_byte(tmp_path, encoding):
     plain = f"data.raw=[{tmp_path}/day_0,{tmp_path}/day_1]"
     packed = f"data.raw=[{tmp_path}/day_0.gz,{tmp_path}/day_1.gz]"
     preprocess(config(plain, f"data.path={tmp_path}/one", "data.workers=1", *common))
-    process = run(plain, f"data.path={tmp_path}/two", "data.workers=2", *common)
+    process = run(plain, f"data.path={tmp_path}/three", "data.workers=3", *common)  # in chunks, by more than files
     assert process.returncode == 0, process.stderr
     process = run(packed, f"data.path={tmp_path}/gz", "data.workers=2", *common)
     assert process.returncode == 0, process.stderr
     one = sums(tmp_path / "one")
     assert len(one) > 30
-    assert sums(tmp_path / "two") == one
+    assert sums(tmp_path / "three") == one
     assert sums(tmp_path / "gz") == one
-    digests = [load_manifest(tmp_path / name).digest for name in ("one", "two", "gz")]
-    assert digests[0] == digests[1] != digests[2]  # the sources differ
+    made = [load_manifest(tmp_path / name) for name in ("one", "three", "gz")]
+    assert made[0].digest == made[1].digest != made[2].digest  # the sources differ
+    for manifest, suffix in zip(made, ("", "", ".gz"), strict=True):
+        files = [(tmp_path / f"day_{day}{suffix}").read_bytes() for day in range(2)]
+        assert [(s["bytes"], s["sha256"]) for s in manifest.sources] == [
+            (len(content), hashlib.sha256(content).hexdigest()) for content in files
+        ]
 
 
 def test_done_is_done_and_other_parameters_are_refused(tmp_path, capsys):
@@ -174,7 +181,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
     passes = []
 
-    def plan(data, chunk_bytes, workers, values):
+    def plan(data, job, workers, values):
         passes.append(budget.plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
@@ -189,15 +196,20 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
 
 def test_passes_are_planned_within_the_budget():
     from data_prep.budget import plan_encoding
+    from data_prep.config import chunk_size
     from data_prep.lookup import LookupTable
     from data_prep.passes import plan_passes
+    from data_prep.rules import resolve_rules
+    from data_prep.schema import CRITEO
+    from data_prep.work import Job
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     data = config("data.path=out", "data.memory_budget=1GiB")
-    workers, passes = plan_encoding(data, 128 << 20, 4, values)
+    job = Job(Path("work"), (), CRITEO, resolve_rules(data, 1), chunk_size(data))
+    workers, passes = plan_encoding(data, job, 4, values)
     assert 1 <= workers <= 4
     assert len(passes) > 1
-    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), 128 << 20, 4, values) == (4, ())
+    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), job, 4, values) == (4, ())
     for slices in plan_passes(values, 200 << 20):
         size = sum(LookupTable.bytes_for(values[wanted.feature] >> wanted.bits) for wanted in slices)
         assert size <= 200 << 20

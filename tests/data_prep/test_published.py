@@ -230,7 +230,7 @@ def test_workers_and_chunks_do_not_change_the_rows(tmp_path, encoding):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(400, seed=day))
     arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}"]
     preprocess(config(*arguments, f"data.path={tmp_path}/one", "data.chunk_bytes=10000"))
-    process = run(*arguments, f"data.path={tmp_path}/two", "data.chunk_bytes=10000", "data.workers=2")
+    process = run(*arguments, f"data.path={tmp_path}/two", "data.chunk_bytes=10000", "data.workers=3")
     assert process.returncode == 0, process.stderr
     assert len(load_manifest(tmp_path / "one").splits["train"].shards) > 2
     assert sums(tmp_path / "two") == sums(tmp_path / "one")

@@ -22,8 +22,8 @@ def rows(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
-def test_kill_and_go_on(tmp_path, rows, encoding):
+@pytest.mark.parametrize(("encoding", "workers"), [("vocabulary", 3), ("hash", 2)], ids=["in chunks", "file by file"])
+def test_kill_and_go_on(tmp_path, rows, encoding, workers):
     arguments = [
         f"data.raw={rows}",
         f"data.encoding={encoding}",
@@ -31,7 +31,7 @@ def test_kill_and_go_on(tmp_path, rows, encoding):
         "data.chunk_bytes=20000",
     ]
     preprocess(config(*arguments, f"data.path={tmp_path}/whole", "data.workers=1"))
-    arguments += [f"data.path={tmp_path}/killed", "data.workers=2"]
+    arguments += [f"data.path={tmp_path}/killed", f"data.workers={workers}"]
     rng = np.random.default_rng(len(encoding))
     kills = 0
     for _ in range(4):

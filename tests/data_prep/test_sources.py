@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep.budget import reads_whole
 from data_prep.files import FileDigest
 from data_prep.rules import resolve_rules
 from data_prep.schema import CRITEO
-from data_prep.sources import SourceStream, open_source, resolve_sources
+from data_prep.sources import Source, SourceStream, open_source, resolve_sources
 from data_prep.units import DigestTask, ParseTask, reading_tasks
 from data_prep.work import Job
 from tests.data_prep.conftest import config
@@ -82,15 +83,35 @@ def test_a_stream_ends_before_its_end_when_closed(tmp_path):
     assert threading.active_count() == threads
 
 
-def test_a_source_is_read_whole_where_there_are_enough_of_them(tmp_path):
+def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path):
     for name in ("day_0", "day_1"):
         (tmp_path / name).write_bytes(bytes(1000))
     (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
     sources = tuple(resolve_sources(str(tmp_path)))
     job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
-    assert reading_tasks(job, 3) == [ParseTask(job, index, None) for index in range(3)]
+    assert reading_tasks(job, whole=True) == [ParseTask(job, index, None) for index in range(3)]
     split = [[DigestTask(sources[i]), *(ParseTask(job, i, chunk) for chunk in range(3))] for i in range(2)]
-    assert reading_tasks(job, 4) == [*split[0], *split[1], ParseTask(job, 2, None)]
+    assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "overrides", "whole"),
+    [
+        ([1000], 1, [], True),
+        ([1000], 2, [], False),
+        ([1000] * 24, 8, [], True),
+        ([1000] * 24, 16, [], False),
+        ([900, 1000, 1100, 1000], 2, [], True),
+        ([5000, 10], 2, [], False),
+        ([1000] * 4, 4, ["data.memory_budget=1GiB"], False),
+        ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False),
+    ],
+)
+def test_sources_are_read_whole_where_that_keeps_all_workers_busy(tmp_path, sizes, workers, overrides, whole):
+    sources = tuple(Source(f"day_{i}", f"day_{i}", size, 0, False) for i, size in enumerate(sizes))
+    data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
+    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)
+    assert reads_whole(data, job, workers) == whole
 
 
 @pytest.mark.parametrize(

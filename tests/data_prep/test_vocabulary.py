@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from data_prep.choices import VocabularyOrder
 from data_prep.lookup import LookupTable
 from data_prep.ranking import rank_values
-from data_prep.vocabulary import count_in_order, count_values, merge_in_parts
+from data_prep.vocabulary import _count_repeated, count_in_order, count_values, merge_in_parts
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
@@ -43,6 +43,8 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct):
     rng = np.random.default_rng(distinct)
     column = rng.integers(0, distinct, 60_000).astype(np.uint32)
     column[:20_000] = rng.permutation(column[:20_000] % 3000)  # that it repeats at first proves nothing
+    column *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
+    assert (_count_repeated(column) is None) == (distinct > 20_000)
     values, first, counts = np.unique(column, return_index=True, return_counts=True)
     rows = np.arange(7, 7 + len(column))
     found = count_in_order(column.copy(), rows)
