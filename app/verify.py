@@ -76,7 +76,8 @@ def main(config: VerifyConfig) -> int:
             changed = _changes(then, {**provenance.describe_run(), **layout})
             return _tell(directory, report, changed, config.tolerance)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            if here.rank == 0:  # the others come here while it still writes
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
