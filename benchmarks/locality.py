@@ -18,14 +18,15 @@ from the original's profile, and `uniform` ids over the same rows. Of each:
 import argparse
 import json
 import statistics
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.result_file import write_result
 from data_prep.access_generator import AccessGenerator
 from data_prep.jit import jit
 from data_prep.locality import BIN_STARTS, Profiler, TableProfile, distance_between
@@ -43,16 +44,13 @@ def main() -> None:
     parser.add_argument("--moves", type=float, default=1.0, help="how far its working set moves, in whole tables")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--out")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = measure(arguments)
     for name, result in results.items():
         print(name, json.dumps(result))
-    if arguments.out:
-        document = {"command": " ".join(["python -m benchmarks.locality", *sys.argv[1:]]), "results": results}
-        with open(arguments.out, "w") as file:
-            file.write(json.dumps(document, indent=1) + "\n")
+    write_result(arguments, results)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

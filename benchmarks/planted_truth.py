@@ -28,6 +28,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
+from benchmarks.result_file import write_result
 from data_prep.format import load_manifest, open_shard
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -55,10 +56,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         results = measure(arguments, arguments.work or Path(directory))
-    document = {"command": " ".join(["python -m benchmarks.planted_truth", *sys.argv[1:]]), "results": results}
     print(markdown(results))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(arguments, results)
 
 
 def measure(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
