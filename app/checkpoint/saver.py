@@ -90,8 +90,8 @@ class Saver:
         """Wait for the thread after something else went wrong; what goes wrong with it, too, is only logged."""
         try:
             self.wait()
-        except UserError as error:
-            log.error("checkpoint: %s", error)
+        except (UserError, RuntimeError) as error:  # the second where another process is gone
+            log.error("checkpoint: %s", files.last_line(error))
         if self._thread is not None:
             self._thread.shutdown()
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -52,6 +53,17 @@ def told_where_no_room() -> Iterator[None]:
         yield
     except OSError as error:
         log.error("the last figures are not written: %s", error.strerror or error)
+
+
+class _LogFile(logging.FileHandler):
+    """run.log, which loses lines on a full disk, told once; logging would print a traceback for each."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging calls it so
+        if not self.told:
+            self.told = True
+            print(f"{self.baseFilename}: lines are lost: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 class Record:
@@ -120,7 +132,7 @@ class Record:
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
-        handler = logging.FileHandler(self.directory / LOG)
+        handler = _LogFile(self.directory / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
 

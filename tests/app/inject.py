@@ -3,10 +3,12 @@
 The N-th time the moment comes, the process is killed as by kill -9, or whatever else the fault says.
 """
 
+import contextlib
 import os
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,27 @@ def stop_at(step: int) -> None:
 def limit_file_size(size: int) -> None:
     """No file may become larger: writing on fails as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def fill_disk(number: int) -> None:
+    """The `number`-th checkpoint fills its disk, and training meets that before the checkpoint's own thread does."""
+    train, training_failed = run.loop.train, threading.Event()
+
+    def noticed(*arguments: Any) -> str:
+        try:
+            return train(*arguments)
+        except Exception:
+            training_failed.set()
+            raise
+
+    def fill(*_: Any, checkpoint_id: Path, **__: Any) -> None:
+        with open(checkpoint_id / "all_the_rest", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        assert training_failed.wait(100)
+
+    run.loop.train = noticed
+    at_call(saver.dcp, "save", number, fill)
 
 
 def limit_memory(step: int) -> None:
@@ -135,6 +158,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
+    "disk filled": fill_disk,
     "no memory": limit_memory,
     "another user": lambda uid: at_call(run.Record, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),

@@ -61,6 +61,17 @@ def test_a_full_disk_in_mid_checkpoint(
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
 
 
+def test_training_meets_the_disk_that_a_checkpoint_fills(overrides: list[str], small_disk: Path) -> None:
+    """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
+    here = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "checkpoint.every_steps=30"]
+    failed = ended(forked("train", *here, cwd=small_disk.parent, fault="disk filled:1"), small_disk.parent)
+    assert failed.returncode == 2, failed.stderr
+    assert "No space left on device" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not list((small_disk / "run/checkpoints").glob("*.part"))
+    assert summary(small_disk / "run")["status"] == "failed"
+
+
 def test_a_read_only_directory_is_said_before_anything_is_trained(
     overrides: list[str], run_app: Command, small_disk: Path
 ) -> None:
