@@ -1,13 +1,13 @@
 """Files held in memory until they are whole, then summed and written in one go, past the page cache.
 
 A unit's files are written once and not read again soon. Through the page cache each of their pages would have to be
-found and cleared first, which can take longer than all work on the rows; here the memory of one file serves the next.
+found and cleared first, which can take longer than all work on the rows; here the memory of one file serves the next,
+piece by piece, from when the piece is written.
 """
 
 import mmap
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,25 @@ from numpy.typing import DTypeLike, NDArray
 
 from data_prep.files import FileDigest, digest_file, temporary_path
 from data_prep.npy import HEADER_BYTES, npy_header
-from data_prep.scratch import save_past_cache, take_memory, write_past_cache
+from data_prep.scratch import PIECE_BYTES, save_past_cache, take_memory, write_past_cache
 
 HOLD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
 
-_free: defaultdict[str, list[mmap.mmap]] = defaultdict(list)  # by kind of file: only as much is touched as one needs
+_free: list[mmap.mmap] = []
 _lock = threading.Lock()
 
 
-def _take_room(kind: str) -> mmap.mmap:
+def _take_piece() -> mmap.mmap:
     with _lock:
-        return _free[kind].pop() if _free[kind] else take_memory(HOLD_BYTES)
+        return _free.pop() if _free else take_memory(PIECE_BYTES)
 
 
-def release_rooms() -> None:
+def _give_back(piece: mmap.mmap) -> None:
+    with _lock:
+        _free.append(piece)
+
+
+def release_pieces() -> None:
     """Give memory that no file holds back to the system."""
     with _lock:
         _free.clear()
@@ -41,12 +46,8 @@ class HeldFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kind = path.name.partition(".")[2]
-        room = _take_room(self._kind)
-        self._room: mmap.mmap | None = room
-        self._view = memoryview(room)
-        self._bytes = np.frombuffer(self._view, np.uint8)
-        self._held = 0
+        self._pieces: list[mmap.mmap] = []
+        self._held = 0  # bytes in them
         self._temporary = temporary_path(path)
         self._written = 0
         self._file: int | None = None  # until there is more than can be held
@@ -55,29 +56,37 @@ class HeldFile:
         """Add an array's bytes."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
-            count = min(len(rest), HOLD_BYTES - self._held)
-            self._bytes[self._held : self._held + count] = rest[:count]
+            if self._held == HOLD_BYTES:
+                self._spill()
+            if self._held == len(self._pieces) * PIECE_BYTES:
+                self._pieces.append(_take_piece())
+            place = self._held % PIECE_BYTES
+            count = min(len(rest), PIECE_BYTES - place)
+            np.frombuffer(self._pieces[-1], np.uint8)[place : place + count] = rest[:count]
             self._held += count
             rest = rest[count:]
-            if len(rest):
-                self._spill()
 
     def read_into(self, offset: int, target: NDArray[Any]) -> None:
         """Fill an array with what was added `offset` bytes behind the start and after."""
-        if self._file is None:
-            wanted = self._view[offset : offset + target.nbytes]
-            target[:] = np.frombuffer(wanted, target.dtype)
-        else:
+        if self._file is not None:
             self._spill()
             os.preadv(self._file, [target.data], offset)
+            return
+        rest = target.view(np.uint8)
+        while len(rest):
+            number, place = divmod(offset, PIECE_BYTES)
+            count = min(len(rest), PIECE_BYTES - place)
+            rest[:count] = np.frombuffer(self._pieces[number], np.uint8)[place : place + count]
+            rest, offset = rest[count:], offset + count
 
     def close(self, start_sum: Callable[[], Any], header: bytes = b"") -> FileDigest:
         """Write the file, with its first bytes replaced by `header`, and give it its name; its size and sum."""
         if self._file is None:
-            self._view[: len(header)] = header
-            digest = save_past_cache(self.path, self._view[: self._held], start_sum)
-            self.abandon()
-            return digest
+            contents = self._contents()
+            if header:
+                contents[0][: len(header)] = header
+            pieces, self._pieces = self._pieces, []
+            return save_past_cache(self.path, contents, start_sum, lambda number: _give_back(pieces[number]))
         self._spill()
         os.pwrite(self._file, header, 0)
         digest = digest_file(self._temporary, start_sum)
@@ -90,17 +99,24 @@ class HeldFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        if self._room is not None:
-            with _lock:
-                _free[self._kind].append(self._room)
-            self._room = None
+        while self._pieces:
+            _give_back(self._pieces.pop())
+        self._held = 0
+
+    def _contents(self) -> list[memoryview]:
+        """What each piece holds."""
+        starts = range(0, self._held, PIECE_BYTES)
+        return [memoryview(piece)[: self._held - start] for start, piece in zip(starts, self._pieces, strict=True)]
 
     def _spill(self) -> None:
         """Write what is held."""
         if self._file is None:
             self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        write_past_cache(self._file, self._view[: self._held], self._written)
-        self._written += self._held
+        for content in self._contents():
+            write_past_cache(self._file, content, self._written)
+            self._written += len(content)
+        while self._pieces:
+            _give_back(self._pieces.pop())
         self._held = 0
 
 

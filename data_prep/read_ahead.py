@@ -1,14 +1,16 @@
 """Bytes read by a thread that runs a few blocks ahead of who needs them, in memory that is used again and again."""
 
+import io
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 4
 
 
-class ReadAhead:
+class ReadAhead(io.RawIOBase):
     """What `fill` gives, call after call, as a stream.
 
     Args:
@@ -16,6 +18,7 @@ class ReadAhead:
     """
 
     def __init__(self, fill: Callable[[memoryview], int]) -> None:
+        super().__init__()
         self._fill = fill
         self._free: SimpleQueue[memoryview | None] = SimpleQueue()
         self._filled: SimpleQueue[tuple[memoryview, int] | Exception] = SimpleQueue()
@@ -24,12 +27,12 @@ class ReadAhead:
         self._block: memoryview | None = None
         self._rest = memoryview(b"")
         self._ended = False
-        self._closed = False
+        self._ending = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while (block := self._free.get()) is not None and not self._closed:
+        while (block := self._free.get()) is not None and not self._ending:
             try:
                 count = self._fill(block)
             except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
@@ -39,7 +42,11 @@ class ReadAhead:
             if not count:
                 return
 
-    def readinto(self, view: memoryview) -> int:
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, view: Any) -> int:
         """Fill some of `view`; 0 at the end. Raises what `fill` raised."""
         if not self._rest and not self._ended:
             if self._block is not None:
@@ -57,6 +64,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the thread, after what it is just reading."""
-        self._closed = True
+        self._ending = True
         self._free.put(None)
         self._thread.join()
+        super().close()

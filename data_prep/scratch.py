@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from data_prep.files import FileDigest, digest_bytes, temporary_path
+from data_prep.files import FileDigest, temporary_path
 from data_prep.npy import HEADER_BYTES, npy_header
 
 PAGE_BYTES = 4096
+PIECE_BYTES = 4 << 20  # summed while the one before is written
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 _rooms = threading.local()
@@ -62,22 +63,39 @@ class ScratchFile:
         """Write the file, which appears whole; its size and sum."""
         header = npy_header(self.array.dtype, *self.array.shape)
         self._content[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
-        return save_past_cache(path, self._content.data, start_sum)
+        return save_past_cache(path, in_pieces(self._content.data), start_sum)
 
 
-def save_past_cache(path: Path, content: memoryview, start_sum: Callable[[], Any]) -> FileDigest:
-    """Write a file, which appears whole, past the page cache, and sum it at the same time; its size and sum."""
+def in_pieces(content: memoryview) -> list[memoryview]:
+    """Content cut for `save_past_cache`."""
+    return [content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)]
+
+
+def save_past_cache(
+    path: Path,
+    pieces: Sequence[memoryview],
+    start_sum: Callable[[], Any],
+    is_saved: Callable[[int], None] = lambda number: None,
+) -> FileDigest:
+    """Write a file, which appears whole, past the page cache, and sum it at the same time; its size and sum.
+
+    pieces: what it holds, each but the last of whole pages. is_saved: called with the number of each piece that is
+    not needed any more.
+    """
     temporary = temporary_path(path)
+    begun, offsets = start_sum(), np.cumsum([0, *map(len, pieces)]).tolist()
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         with ThreadPoolExecutor(1) as writer:
-            writing = writer.submit(write_past_cache, file, content, 0)
-            digest = digest_bytes(content, start_sum)
-            writing.result()
+            writing = [writer.submit(write_past_cache, file, *part) for part in zip(pieces, offsets, strict=False)]
+            for number, piece in enumerate(pieces):
+                begun.update(piece)
+                writing[number].result()
+                is_saved(number)
     finally:
         os.close(file)
     temporary.replace(path)
-    return digest
+    return FileDigest(offsets[-1], begun.hexdigest())
 
 
 def write_past_cache(file: int, content: memoryview, offset: int) -> None:

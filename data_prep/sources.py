@@ -124,17 +124,21 @@ class PlainReader:
 
 
 class SourceStream:
-    """All bytes of a file, front to back, inflated if need be; the file is read once and summed on the way."""
+    """All bytes of a file, front to back, inflated if need be; the file is read once and summed on the way.
+
+    One thread reads and sums, another inflates, ahead of who needs the bytes.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._file = SummedFile(Path(source.path))
-        self._inflated: Any = gzip_module.open(self._file, "rb") if source.compressed else None  # noqa: SIM115
-        self._ahead = ReadAhead(self._fill)
+        self._content = self._raw = ReadAhead(self._file.readinto)
+        self._inflated: Any = None
+        if source.compressed:
+            self._inflated = gzip_module.open(self._raw, "rb")  # noqa: SIM115
+            self._content = ReadAhead(self._inflate)
 
-    def _fill(self, block: memoryview) -> int:
-        if self._inflated is None:
-            return self._file.readinto(block)
+    def _inflate(self, block: memoryview) -> int:
         try:
             return int(self._inflated.readinto(block))
         except EOFError as error:
@@ -150,7 +154,7 @@ class SourceStream:
         Raises:
             UserError: a compressed file is truncated or damaged.
         """
-        return self._ahead.readinto(view)
+        return self._content.readinto(view)
 
     def consumed(self) -> int:
         """Position in the file, somewhat ahead of the bytes handed out."""
@@ -162,9 +166,10 @@ class SourceStream:
 
     def close(self) -> None:
         """Stop reading ahead and close the file."""
-        self._ahead.close()
+        self._content.close()
         if self._inflated is not None:
             self._inflated.close()
+        self._raw.close()
         self._file.close()
 
 

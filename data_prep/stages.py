@@ -18,7 +18,7 @@ from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
-from data_prep.held import release_rooms
+from data_prep.held import release_pieces
 from data_prep.layout import BuildTask, BuiltShard, place_gathered, plan_pieces, run_build_task, split_rows
 from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
@@ -70,7 +70,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
             _fit(job, result, pool)
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
-    release_rooms()  # of this process, if it was the only worker
+    release_pieces()  # of this process, if it was the only worker
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
     encode_workers, passes = plan_encoding(data, job, workers, values)
     with open_pool(data.scheduler, encode_workers) as pool:
