@@ -7,11 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.parse import PADDING
-from data_prep.sources import Reader, Source, SourceStream, open_source
-
-BLOCK_BYTES = 2 << 20  # what a kernel reads and writes for one block stays in the outer caches
-COUNT_BYTES = 1 << 20
+from data_prep.read_ahead import BLOCK_BYTES
+from data_prep.sources import ROOM_BEFORE, Reader, Source, SourceStream, open_source
 
 
 class LineBlock(NamedTuple):
@@ -35,6 +32,7 @@ class LineBlocks:
     of readers, give the same lines for the same range.
 
     Args:
+        block_bytes: of a block, and of the longest line there may be.
         reader: where the bytes come from, if opened already; closed with this.
     """
 
@@ -42,15 +40,13 @@ class LineBlocks:
         self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES, reader: Reader | None = None
     ) -> None:
         self._source = source
-        self._bytes = bytearray(block_bytes + 1 + PADDING)
-        self._array = np.frombuffer(self._bytes, np.uint8)
-        self._view = memoryview(self._bytes)
-        self._capacity = block_bytes
+        self._bytes = bytearray()
+        self._longest = block_bytes
         self._start = self._end = 0
         self._at_end = False
         # the byte before `offset` tells whether a line starts there
         self._offset = max(offset - 1, 0)
-        self._reader = reader or open_source(source, self._offset)
+        self._reader = reader or open_source(source, self._offset, block_bytes)
         self._reported = offset
         for _ in self.until(offset):
             pass
@@ -89,7 +85,7 @@ class LineBlocks:
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1
             if end == 0:
                 raise UserError(
-                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._capacity} "
+                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._longest} "
                     "bytes; not a table of one row per line"
                 )
             if self._offset + (end - self._start) > stop:
@@ -97,37 +93,35 @@ class LineBlocks:
             start, offset = self._start, self._offset
             self._offset += end - start
             self._start = end
-            yield LineBlock(self._array, start, end, offset, self._at_end and end == self._end)
+            array = np.frombuffer(self._bytes, np.uint8)
+            yield LineBlock(array, start, end, offset, self._at_end and end == self._end)
 
     def _fill(self) -> None:
-        """Have at least one whole line in the buffer, or all that is left."""
-        if self._at_end or self._bytes.find(b"\n", self._start, self._end) >= 0:
-            return
-        rest = self._end - self._start
-        self._view[:rest] = bytes(self._view[self._start : self._end])
-        self._start, self._end = 0, rest
-        while self._end < self._capacity:
-            count = self._reader.readinto(self._view[self._end : self._capacity])
+        """Have at least one whole line in the block, or all that is left."""
+        while not self._at_end and self._bytes.find(b"\n", self._start, self._end) < 0:
+            rest = self._bytes[self._start : self._end]
+            if len(rest) >= self._longest:
+                return
+            self._bytes, count = self._reader.next_block()
+            self._start, self._end = ROOM_BEFORE - len(rest), ROOM_BEFORE + count
+            self._bytes[self._start : ROOM_BEFORE] = rest
             if count == 0:
                 self._at_end = True
-                if self._end > self._start and self._bytes[self._end - 1] != ord("\n"):
+                if rest:
                     self._bytes[self._end] = ord("\n")
                     self._end += 1
-                break
-            self._end += count
 
 
 def count_lines_before(source: Source, offset: int) -> int:
     """Newlines in the first `offset` uncompressed bytes: for the row number in an error."""
     reader = open_source(source)
-    buffer = bytearray(COUNT_BYTES)
     lines = 0
     try:
         while offset > 0:
-            count = reader.readinto(memoryview(buffer)[: min(offset, COUNT_BYTES)])
+            block, count = reader.next_block()
             if count == 0:
                 break
-            lines += buffer.count(b"\n", 0, count)
+            lines += block.count(b"\n", ROOM_BEFORE, ROOM_BEFORE + min(count, offset))
             offset -= count
     finally:
         reader.close()

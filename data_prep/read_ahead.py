@@ -6,41 +6,55 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # a few of them stay in the outer caches
 BLOCKS = 4
 
 
 class ReadAhead(io.RawIOBase):
-    """What `fill` gives, call after call, as a stream.
+    """What `fill` gives, call after call, block by block or as a stream.
 
     Args:
         fill: fills some of the memory it is handed and returns how much, 0 at the end; called in one thread only.
+        before, behind: bytes of room that each block has there.
     """
 
-    def __init__(self, fill: Callable[[memoryview], int]) -> None:
+    def __init__(self, fill: Callable[[memoryview], int], before: int = 0, behind: int = 0) -> None:
         super().__init__()
-        self._fill = fill
-        self._free: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[memoryview, int] | Exception] = SimpleQueue()
+        self._fill, self._before = fill, before
+        self._free: SimpleQueue[bytearray | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[bytearray, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
-            self._free.put(memoryview(bytearray(BLOCK_BYTES)))
-        self._block: memoryview | None = None
+            self._free.put(bytearray(before + BLOCK_BYTES + behind))
+        self._block: bytearray | None = None
         self._rest = memoryview(b"")
-        self._ended = False
-        self._ending = False
+        self._ended = self._ending = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while (block := self._free.get()) is not None and not self._ending:
             try:
-                count = self._fill(block)
+                count = self._fill(memoryview(block)[self._before : self._before + BLOCK_BYTES])
             except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
                 self._filled.put(error)
                 return
             self._filled.put((block, count))
             if not count:
                 return
+
+    def next_block(self) -> tuple[bytearray, int]:
+        """Memory that holds so many bytes behind its room before, 0 at the end; valid until the next is asked for.
+
+        Raises what `fill` raised. There is nothing to ask for after that, or after the end.
+        """
+        if self._block is not None:
+            self._free.put(self._block)
+        filled = self._filled.get()
+        self._ended = isinstance(filled, Exception) or not filled[1]
+        if isinstance(filled, Exception):
+            raise filled
+        self._block = filled[0]
+        return filled
 
     def readable(self) -> bool:
         """Yes."""
@@ -49,14 +63,8 @@ class ReadAhead(io.RawIOBase):
     def readinto(self, view: Any) -> int:
         """Fill some of `view`; 0 at the end. Raises what `fill` raised."""
         if not self._rest and not self._ended:
-            if self._block is not None:
-                self._free.put(self._block)
-            filled = self._filled.get()
-            self._ended = isinstance(filled, Exception) or not filled[1]
-            if isinstance(filled, Exception):
-                raise filled
-            self._block, count = filled
-            self._rest = self._block[:count]
+            block, count = self.next_block()
+            self._rest = memoryview(block)[self._before : self._before + count]
         count = min(len(view), len(self._rest))
         view[:count] = self._rest[:count]
         self._rest = self._rest[count:]

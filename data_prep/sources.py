@@ -10,7 +10,8 @@ from typing import Any, BinaryIO
 
 from common.errors import UserError
 from data_prep.files import FileDigest
-from data_prep.read_ahead import ReadAhead
+from data_prep.parse_batch import AT_ONCE
+from data_prep.read_ahead import BLOCK_BYTES, ReadAhead
 from data_prep.summed_file import SummedFile
 
 try:
@@ -24,6 +25,8 @@ except ImportError:  # the same bytes, but slower
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
 GLOB_CHARACTERS = frozenset("*?[")
+ROOM_BEFORE = 2 << 20  # of a block: for what the one before has of a line that goes on in it
+ROOM_BEHIND = 1 + AT_ONCE  # for a newline, and what a kernel may read too far
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 
 
@@ -108,15 +111,17 @@ def _inspect(path: Path) -> Source:
 
 
 class PlainReader:
-    """Bytes of a plain file from an offset."""
+    """Bytes of a plain file from an offset, block by block."""
 
-    def __init__(self, source: Source, offset: int = 0) -> None:
+    def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
         self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
         self._file.seek(offset)
+        self._block = bytearray(ROOM_BEFORE + block_bytes + ROOM_BEHIND)
+        self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
 
-    def readinto(self, view: memoryview) -> int:
-        """Fill some of `view`; 0 at the end."""
-        return self._file.readinto(view) or 0  # type: ignore[attr-defined]
+    def next_block(self) -> tuple[bytearray, int]:
+        """Memory that holds so many bytes behind ROOM_BEFORE, 0 at the end; valid until the next is asked for."""
+        return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Close the file."""
@@ -132,11 +137,12 @@ class SourceStream:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._file = SummedFile(Path(source.path))
-        self._content = self._raw = ReadAhead(self._file.readinto)
         self._inflated: Any = None
         if source.compressed:
+            self._raw = ReadAhead(self._file.readinto)
             self._inflated = gzip_module.open(self._raw, "rb")  # noqa: SIM115
-            self._content = ReadAhead(self._inflate)
+        fill = self._inflate if source.compressed else self._file.readinto
+        self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
 
     def _inflate(self, block: memoryview) -> int:
         try:
@@ -148,13 +154,13 @@ class SourceStream:
         except DAMAGE as error:
             raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
 
-    def readinto(self, view: memoryview) -> int:
-        """Fill some of `view`; 0 at the end.
+    def next_block(self) -> tuple[bytearray, int]:
+        """As that of PlainReader; there is nothing to ask for after the end.
 
         Raises:
             UserError: a compressed file is truncated or damaged.
         """
-        return self._content.readinto(view)
+        return self._content.next_block()
 
     def consumed(self) -> int:
         """Position in the file, somewhat ahead of the bytes handed out."""
@@ -169,17 +175,20 @@ class SourceStream:
         self._content.close()
         if self._inflated is not None:
             self._inflated.close()
-        self._raw.close()
+            self._raw.close()
         self._file.close()
 
 
 Reader = PlainReader | SourceStream
 
 
-def open_source(source: Source, offset: int = 0) -> Reader:
-    """A reader of the uncompressed bytes; a compressed source can only be read from the start."""
+def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
+    """A reader of the uncompressed bytes, in blocks of at most that many where the file is plain.
+
+    A compressed source can only be read from the start.
+    """
     if source.compressed:
         if offset:
             raise ValueError("a compressed source has no random access")
         return SourceStream(source)
-    return PlainReader(source, offset)
+    return PlainReader(source, offset, block_bytes)

@@ -10,10 +10,11 @@ from common.errors import UserError
 from data_prep.days import described_blocks
 from data_prep.diagnose import diagnose_row
 from data_prep.format import FileDigest, digest_file
-from data_prep.lines import BLOCK_BYTES, LineBlock, LineBlocks, count_lines_before
+from data_prep.lines import LineBlock, LineBlocks, count_lines_before
 from data_prep.parquet import num_rows, plan_units, read_unit
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
+from data_prep.read_ahead import BLOCK_BYTES
 from data_prep.sources import GENERATED_ROW_BYTES, Source, SourceStream
 from data_prep.synthetic import BLOCK_ROWS
 from data_prep.table import Table
@@ -132,7 +133,7 @@ def _finish(files: UnitFiles) -> UnitRecord:
 
 def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitFiles:
     """Parse the lines of one chunk; the unit's files, not finished."""
-    room = empty_block(max_rows(BLOCK_BYTES + 1, job.schema) if job.table is None else 0, job.schema)
+    room = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1 if job.table is None else 0, job.schema)
     files = UnitFiles(job, source, chunk)
     try:
         for block in lines.until((chunk + 1) * job.chunk_bytes):

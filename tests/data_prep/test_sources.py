@@ -8,9 +8,10 @@ import pytest
 from common.errors import UserError
 from data_prep.budget import reads_whole
 from data_prep.files import FileDigest
+from data_prep.read_ahead import BLOCK_BYTES
 from data_prep.rules import resolve_rules
 from data_prep.schema import CRITEO
-from data_prep.sources import Source, SourceStream, open_source, resolve_sources
+from data_prep.sources import ROOM_BEFORE, Source, SourceStream, open_source, resolve_sources
 from data_prep.units import DigestTask, ParseTask, reading_tasks
 from data_prep.work import Job
 from tests.data_prep.conftest import config
@@ -47,11 +48,9 @@ def test_compression_is_told_by_content(tmp_path):
     source = resolve_sources(str(tmp_path / "day_0"))[0]
     assert source.compressed
     reader = open_source(source)
-    buffer = bytearray(10)
-    assert reader.readinto(memoryview(buffer)) == 6
-    assert bytes(buffer[:6]) == b"hello\n"
-    assert reader.readinto(memoryview(buffer)) == 0
-    assert reader.readinto(memoryview(buffer)) == 0
+    block, count = reader.next_block()
+    assert block[ROOM_BEFORE : ROOM_BEFORE + count] == b"hello\n"
+    assert reader.next_block()[1] == 0
     reader.close()
 
 
@@ -63,10 +62,9 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path, packed):
     path.write_bytes(stored)
     stream = SourceStream(resolve_sources(str(path))[0])
     path.unlink()  # whatever is asked of it now, it has no other way to the bytes
-    buffer, read = bytearray(70_000), bytearray()
-    while count := stream.readinto(memoryview(buffer)):
-        read += buffer[:count]
-    assert stream.readinto(memoryview(buffer)) == 0
+    read = bytearray()
+    while (block := stream.next_block())[1]:
+        read += block[0][ROOM_BEFORE : ROOM_BEFORE + block[1]]
     assert read == content
     assert stream.consumed() == len(stored)
     assert stream.digest() == FileDigest(len(stored), hashlib.sha256(stored).hexdigest())
@@ -77,7 +75,7 @@ def test_a_stream_ends_before_its_end_when_closed(tmp_path):
     (tmp_path / "day_0").write_bytes(bytes(20_000_000))
     threads = threading.active_count()
     stream = SourceStream(resolve_sources(str(tmp_path / "day_0"))[0])
-    assert stream.readinto(memoryview(bytearray(10))) == 10
+    assert stream.next_block()[1] == BLOCK_BYTES
     stream.close()
     assert stream.consumed() < 20_000_000
     assert threading.active_count() == threads
