@@ -6,7 +6,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-BLOCK_BYTES = 1 << 20  # a few of them stay in the outer caches
+BLOCK_BYTES = 2 << 20  # a few of them stay in the outer caches
 BLOCKS = 4
 
 
