@@ -1,15 +1,17 @@
 """Rows per second of preprocessing, against TorchRec's three steps and against inflating alone.
 
-    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--real FILE] [--out FILE.json]
+    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--real FILE] [--raw-in DIR] [--out FILE.json]
 
-Everything runs on the same two synthetic days, in the same session, in turn, `--runs` times after one round that does
-not count (it loads the raw files into memory and compiles); TorchRec, being slow, once, on the first `--peer-rows`
-rows, which ours get as a file of their own, too. "one file" are both days in one, which two workers read in chunks,
-and once more to sum it; else each worker reads files of its own. Medians are printed as a Markdown table and as JSON
-with the command, the machine and the commit. A rate of `parse` is of that stage alone (for `hash` it is all the work
-on rows: parse, encode, write, sum); `whole` is of the whole job in its process, start-up of Python and loading of
-kernels excluded. One worker is pinned to one core, but for `.gz`, which is inflated beside it. With `--real` the
-`.gz` file is these rows again and again, which compress as in the original, as gzip does not see that far back.
+Everything runs on the same synthetic days, in the same session, in turn, `--runs` times after one round that does
+not count (it compiles). TorchRec, being slow, runs once, on the first `--peer-rows` rows, half of each day, which ours
+get as well. The raw files lie in `--raw-in`, by default in memory (/dev/shm): what is compared is the programs, not
+how fast this machine's disk is read. What is written goes to the disk. "one file" is one day, which two workers read
+in chunks, and once more to sum it; else each worker reads files of its own. Medians are printed as a Markdown table
+and as JSON with the command, the machine and the commit. A rate of `parse` is of that stage alone (for `hash` it is
+all the work on rows: parse, encode, write, sum); `whole` is of the whole job in its process, start-up of Python and
+loading of kernels excluded. One worker is pinned to one core, but for `.gz`, which is inflated beside it. With
+`--real` the `.gz` file is these rows again and again, which compress as in the original, as gzip does not see that
+far back.
 """
 
 import argparse
@@ -38,14 +40,14 @@ from isal import igzip  # noqa: E402
 
 from data_prep.format import load_manifest  # noqa: E402
 
-FIXED_SAMPLE = "torchrec_fixed, 2 workers, TorchRec's rows"
+FIXED_PEER = "torchrec_fixed, 2 workers, TorchRec's rows"
 TORCHREC = "TorchRec's three steps, one process as made"
 HASH_2 = "hash, 2 workers"
 FROM_GZ = "hash from .gz, 1 worker and its threads"
 INFLATE = "inflating that .gz alone"
 RATIOS = {
     "hash, 2 workers / 1": (HASH_2, "hash, 1 worker"),
-    "torchrec_fixed / TorchRec": (FIXED_SAMPLE, TORCHREC),
+    "torchrec_fixed / TorchRec": (FIXED_PEER, TORCHREC),
     "inflating alone / hash from .gz": (INFLATE, FROM_GZ),
 }
 OURS = {
@@ -58,32 +60,36 @@ OURS = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of both synthetic days")
-    parser.add_argument("--peer-rows", type=int, default=2_000_000, help="rows TorchRec gets, being slow")
+    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of both synthetic days")
+    parser.add_argument("--peer-rows", type=int, default=10_000_000, help="rows TorchRec gets, being slow")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--real", type=Path, help="real rows, of which the .gz day is to be made")
+    memory = Path("/dev/shm")
+    parser.add_argument("--raw-in", type=Path, default=memory if memory.is_dir() else None, help="where raw files lie")
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        results = measure(arguments, Path(directory))
-    document = {"command": " ".join([Path(sys.executable).name, *sys.argv]), **machine(), "results": results}
+    with tempfile.TemporaryDirectory(dir=arguments.raw_in) as raw, tempfile.TemporaryDirectory() as directory:
+        results = measure(arguments, Path(raw), Path(directory))
+    command = " ".join([Path(sys.executable).name, *sys.argv])
+    raw_in = str(arguments.raw_in or tempfile.gettempdir())
+    document = {"command": command, **machine(), "raw_files_in": raw_in, "results": results}
     print(markdown(document))
     print(json.dumps(document, indent=1))
     if arguments.out:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure(arguments: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
-    """All measurements in turn, several times over."""
-    days, both, sample = make_days(arguments, directory)
-    packed, packed_rows = pack(arguments, both, directory)
+def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[dict[str, Any]]:
+    """All measurements in turn, several times over; raw files in the first directory, what is written in the other."""
+    days, peer = make_days(arguments, raw)
+    packed, packed_rows = pack(arguments, days / "day_0.tsv", raw)
     tasks: dict[str, Callable[[], dict[str, float]]] = {}
     for name, overrides in OURS.items():
         tasks[f"{name}, 1 worker"] = lambda o=overrides: ours(directory, days, 1, o)  # type: ignore[misc]
     for name in ("hash", "torchrec_fixed"):
         tasks[f"{name}, 2 workers"] = lambda o=OURS[name]: ours(directory, days, 2, o)  # type: ignore[misc]
-    tasks[f"{HASH_2}, one file"] = lambda: ours(directory, both, 2, OURS["hash"])
-    tasks[FIXED_SAMPLE] = lambda: ours(directory, sample, 2, OURS["torchrec_fixed"])
+    tasks[f"{HASH_2}, one file"] = lambda: ours(directory, days / "day_0.tsv", 2, OURS["hash"])
+    tasks[FIXED_PEER] = lambda: ours(directory, peer, 2, OURS["torchrec_fixed"])
     tasks[FROM_GZ] = lambda: ours(directory, packed, 1, OURS["hash"], pinned=False)
     tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(packed)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
@@ -92,39 +98,41 @@ def measure(arguments: argparse.Namespace, directory: Path) -> list[dict[str, An
             rates = task()
             if round_number:
                 found[name].append(rates)
-    found[TORCHREC] = [{"whole": arguments.peer_rows / torchrec_steps(directory, sample)}]
+    packed.unlink()
+    shutil.rmtree(days)  # TorchRec wants the memory
+    found[TORCHREC] = [{"whole": arguments.peer_rows / torchrec_steps(directory, peer)}]
     return [
         {"what": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
         for name, runs in found.items()
     ]
 
 
-def make_days(arguments: argparse.Namespace, directory: Path) -> tuple[Path, Path, Path]:
-    """A directory with two synthetic days, both in one file, and their first rows."""
+def make_days(arguments: argparse.Namespace, raw: Path) -> tuple[Path, Path]:
+    """A directory with two synthetic days, and one with the first rows of each."""
     overrides = [f"data.synthetic.rows={arguments.rows}", "data.synthetic.days=2"]
     overrides += ["data.synthetic.max_cardinality=1000000", "data.synthetic.drift=0"]
-    run_ours(["data=synthetic", *overrides, f"data.path={directory}/first", *OURS["hash"]])
-    days = directory / "first" / "raw"
-    both, sample = directory / "both.tsv", directory / "sample.tsv"
-    with open(both, "wb") as target:
-        for day in ("day_0.tsv", "day_1.tsv"):
-            with open(days / day, "rb") as file:
-                shutil.copyfileobj(file, target, 1 << 20)
-    with open(both, "rb") as file, open(sample, "wb") as target:
-        target.writelines(itertools.islice(file, arguments.peer_rows))
-    return days, both, sample
+    run_ours(["data=synthetic", *overrides, f"data.path={raw}/first", *OURS["hash"]])
+    days, peer = raw / "days", raw / "peer"
+    for directory in (days, peer):
+        directory.mkdir()
+    for day in ("day_0.tsv", "day_1.tsv"):
+        shutil.move(raw / "first" / "raw" / day, days / day)
+        with open(days / day, "rb") as file, open(peer / day, "wb") as target:
+            target.writelines(itertools.islice(file, arguments.peer_rows // 2))
+    shutil.rmtree(raw / "first")
+    return days, peer
 
 
-def pack(arguments: argparse.Namespace, day: Path, directory: Path) -> tuple[Path, int]:
+def pack(arguments: argparse.Namespace, day: Path, raw: Path) -> tuple[Path, int]:
     """A compressed day of the synthetic or the real rows, and how many it has."""
-    packed = directory / "day_0.gz"
+    packed, rows = raw / "day_0.gz", arguments.rows // 2
     with gzip.open(packed, "wb", compresslevel=6) as target:
         if arguments.real is None:
             with open(day, "rb") as file:
                 shutil.copyfileobj(file, target, 1 << 20)
-            return packed, arguments.rows
+            return packed, rows
         content = arguments.real.read_bytes().rstrip(b"\n") + b"\n"
-        times = max(1, arguments.rows // content.count(b"\n"))
+        times = max(1, rows // content.count(b"\n"))
         for _ in range(times):
             target.write(content)
         return packed, times * content.count(b"\n")
@@ -170,8 +178,8 @@ def inflate(packed: Path) -> float:
     return time.perf_counter() - begin
 
 
-def torchrec_steps(directory: Path, sample: Path) -> float:
-    """Seconds of TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle on the first rows, printing nothing."""
+def torchrec_steps(directory: Path, raw: Path) -> float:
+    """Seconds of TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle on two days, printing nothing."""
     provide_iopath()
     from torchrec.datasets import criteo
 
@@ -179,16 +187,16 @@ def torchrec_steps(directory: Path, sample: Path) -> float:
     shutil.rmtree(out, ignore_errors=True)
     for name in ("npy", "contig", "shuffled"):
         (out / name).mkdir(parents=True)
-    files = [str(out / "npy" / f"day_0_{kind}.npy") for kind in ("dense", "sparse", "labels")]
-    utils = criteo.BinaryCriteoUtils
+    utils, days = criteo.BinaryCriteoUtils, range(2)
+    files = [[str(out / "npy" / f"day_{day}_{kind}.npy") for kind in ("dense", "sparse", "labels")] for day in days]
     begin = time.perf_counter()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        utils.tsv_to_npys(str(sample), *files)
-        utils.sparse_to_contiguous([files[1]], str(out / "contig"), 0, output_file_suffix=".npy")
-        # one day to shuffle and, as its last day, the same file, which is only copied
-        for kind, source in (("dense", "npy"), ("sparse", "contig"), ("labels", "npy")):
-            os.link(out / source / f"day_0_{kind}.npy", out / source / f"day_1_{kind}.npy")
-        rows = {0: len(np.load(files[2]))}
+        for day in days:
+            utils.tsv_to_npys(str(raw / f"day_{day}.tsv"), *files[day])
+        utils.sparse_to_contiguous(
+            [sparse for _, sparse, _ in files], str(out / "contig"), 0, output_file_suffix=".npy"
+        )
+        rows = {0: len(np.load(files[0][2]))}  # of the days to shuffle: the last is only copied
         utils.shuffle(str(out / "npy"), str(out / "contig"), str(out / "shuffled"), rows, days=2)
     return time.perf_counter() - begin
 
