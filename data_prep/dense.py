@@ -56,6 +56,14 @@ def join_ranges(ranges: list[DenseRange]) -> DenseRange:
     return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
 
 
+def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[np.float32]) -> None:
+    """Apply a transform that needs to know of no other rows; result [rows, N] is contiguous."""
+    if transform is DenseTransform.log1p and dense.dtype == np.int32:
+        log1p_block(dense, log1p_table(), result)
+    else:
+        result[:] = transform_dense(dense, transform)
+
+
 def transform_dense(
     dense: NDArray[np.int32], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
 ) -> NDArray[np.float32]:

@@ -55,9 +55,11 @@ def hash_block(sparse, modulus, ids):  # type: ignore[no-untyped-def]
         results[i] = np.int32(remainder)
 
 
-def encode_hash(sparse: NDArray[np.uint32], max_ind_range: int) -> NDArray[np.int32]:
-    """value modulo max_ind_range as int32."""
-    ids = np.empty(sparse.shape, np.int32)
+def encode_hash(
+    sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """value modulo max_ind_range as int32, in `ids` if given."""
+    ids = np.empty(sparse.shape, np.int32) if ids is None else ids
     hash_block(sparse, np.uint32(max_ind_range), ids)
     return ids
 

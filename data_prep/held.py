@@ -56,15 +56,26 @@ class HeldFile:
         """Add an array's bytes."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
-            if self._held == HOLD_BYTES:
-                self._spill()
-            if self._held == len(self._pieces) * PIECE_BYTES:
-                self._pieces.append(_take_piece())
-            place = self._held % PIECE_BYTES
-            count = min(len(rest), PIECE_BYTES - place)
-            np.frombuffer(self._pieces[-1], np.uint8)[place : place + count] = rest[:count]
-            self._held += count
-            rest = rest[count:]
+            room = self._room()[: len(rest)]
+            room[:] = rest[: len(room)]
+            self._held += len(room)
+            rest = rest[len(room) :]
+
+    def extend(self, num_bytes: int) -> NDArray[np.uint8] | None:
+        """Memory of so many more bytes, which its caller fills; None if they would not lie in one piece."""
+        room = self._room()
+        if len(room) < num_bytes:
+            return None
+        self._held += num_bytes
+        return room[:num_bytes]
+
+    def _room(self) -> NDArray[np.uint8]:
+        """What is left of the last piece, or a new one."""
+        if self._held == HOLD_BYTES:
+            self._spill()
+        if self._held == len(self._pieces) * PIECE_BYTES:
+            self._pieces.append(_take_piece())
+        return np.frombuffer(self._pieces[-1], np.uint8)[self._held % PIECE_BYTES :]
 
     def read_into(self, offset: int, target: NDArray[Any]) -> None:
         """Fill an array with what was added `offset` bytes behind the start and after."""
@@ -106,7 +117,7 @@ class HeldFile:
     def _contents(self) -> list[memoryview]:
         """What each piece holds."""
         starts = range(0, self._held, PIECE_BYTES)
-        return [memoryview(piece)[: self._held - start] for start, piece in zip(starts, self._pieces, strict=True)]
+        return [memoryview(piece)[: self._held - start] for start, piece in zip(starts, self._pieces, strict=False)]
 
     def _spill(self) -> None:
         """Write what is held."""
@@ -134,6 +145,16 @@ class HeldArray:
         """Add [rows, width] or, where the width is 1 or None, [rows] values."""
         self._file.append(np.ascontiguousarray(rows, self._dtype))
         self.rows += len(rows)
+
+    def extend(self, rows: int, fill: Callable[[NDArray[Any]], object]) -> None:
+        """Add rows, which `fill` writes to the array [rows, width] that it is handed."""
+        shape = (rows, self._width or 1)
+        room = self._file.extend(rows * shape[1] * self._dtype.itemsize)
+        array = np.empty(shape, self._dtype) if room is None else room.view(self._dtype).reshape(shape)
+        fill(array)
+        if room is None:
+            self._file.append(array)
+        self.rows += rows
 
     def close(self, start_sum: Callable[[], Any]) -> FileDigest:
         """Write the file; its size and sum."""

@@ -7,7 +7,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data_prep.bayes import TRUTH_SUFFIX
 from data_prep.columns import write_runs
-from data_prep.dense import DenseRange, join_ranges, range_of, transform_dense
+from data_prep.dense import DenseRange, join_ranges, range_of, transform_into
 from data_prep.encode import encode_hash
 from data_prep.files import temporary_path
 from data_prep.fit import PARSED_RUNS
@@ -104,24 +104,33 @@ class UnitFiles:
 
     def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
-        job = self._job
+        job, rows = self._job, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
         self._positives += int(block.labels.sum(dtype=np.int64))
-        self._block_rows.append(len(block.labels))
+        self._block_rows.append(rows)
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)
-            self._ranges += [range_of(block.dense)] if len(block.labels) else []
+            self._ranges += [range_of(block.dense)] if rows else []
         else:
-            self._dense.append(transform_dense(block.dense, job.rules.dense))
+            self._dense.extend(rows, lambda dense: transform_into(block.dense, job.rules.dense, dense))
         if self._is_vocabulary:
-            self._raw.append(np.ascontiguousarray(block.sparse.T))
+            self._append_columns(block.sparse)
         else:
-            assert job.rules.max_ind_range is not None
-            self._sparse.append(encode_hash(block.sparse, job.rules.max_ind_range))
+            modulus = job.rules.max_ind_range
+            assert modulus is not None
+            self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
         if self._bags is not None:
             self._bags.append(block.bags)
+
+    def _append_columns(self, values: NDArray[np.uint32]) -> None:
+        """Write the values of a block [rows, F] column by column."""
+        room = self._raw.extend(values.nbytes)
+        if room is None:
+            self._raw.append(values.T)
+        else:
+            room.view(np.uint32).reshape(values.T.shape)[:] = values.T
 
     def finish(self) -> UnitRecord:
         """Close the files, count the values for a vocabulary, record the unit."""
