@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def main(arguments: list[str]) -> int:
     try:
         torchrun.run(options)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return _tell(rank, failure.exitcode)
+        return _tell(*first_failure({rank: (failure.timestamp, failure.exitcode)
+                                     for rank, failure in error.failures.items()}))  # fmt: skip
     except SignalException as error:
         return EXIT_STOPPED if error.sigval != signal.SIGINT else EXIT_INTERRUPTED
     except (RendezvousError, DistError) as error:
@@ -92,6 +93,16 @@ def _with_defaults(options: Any) -> Any:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: one that is free
         options.local_addr = options.local_addr or LOOPBACK
     return options
+
+
+def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
+    """Rank and status of the process that failed first, of each process's time (whole seconds) and status.
+
+    Of those that torchrun found ended at once it is one that did not merely lose the others, or was told to end.
+    """
+    first = min(when for when, _ in failures.values())
+    at_once = {rank: status for rank, (when, status) in failures.items() if when <= first + 1}
+    return min(at_once.items(), key=lambda item: item[1] in (EXIT_STOPPED, -signal.SIGTERM))
 
 
 def _tell(rank: int, status: int) -> int:

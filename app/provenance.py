@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,33 @@ def _code() -> Mapping[str, str | None]:
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None}
-    diff = _git("diff", "HEAD") or b""
+    sha256, differs = hashlib.sha256(), False
+    for part in _differences():
+        sha256.update(part)
+        differs = differs or bool(part)
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None}
+
+
+def _differences() -> Iterator[bytes]:
+    """git's diff from the commit, then names and contents of files that git does not know."""
+    yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
         if name:
-            diff += name + (REPOSITORY / os.fsdecode(name)).read_bytes()
-    return {
-        "git_sha": commit.decode().strip(),
-        "dirty_diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None,
-    }
+            yield name
+            yield from _content(REPOSITORY / os.fsdecode(name))
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    """A file's bytes in pieces; of a link where it leads; nothing of what has gone since or may not be read."""
+    try:
+        if path.is_symlink():
+            yield os.fsencode(path.readlink())
+            return
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                yield piece
+    except OSError:
+        return
 
 
 def _git(*arguments: str) -> bytes | None:

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import functools
 import json
 import os
 import signal
@@ -58,7 +59,7 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
             raise UserError(
                 f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
             )
-    ConfigStore.instance().store(name="schema", node=schema)
+    structured = _stored(schema)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
@@ -68,11 +69,18 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
                 added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
                 composed = compose(name, overrides=[*added, *overrides])
         # Merged into the schema once more, since an override that begins with + may add a key of its own.
-        config = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed))
+        config = OmegaConf.merge(structured, OmegaConf.to_container(composed))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_one_line(error) + _meant(schema, config_dir, overrides)) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _stored(schema: type) -> Any:
+    """The schema as OmegaConf holds it, put where Hydra finds it until that of another command takes its place."""
+    ConfigStore.instance().store(name="schema", node=schema)
+    return OmegaConf.structured(schema)
 
 
 def _meant(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ PROCESSES=${PROCESSES:-${SLURM_GPUS_ON_NODE:-1}}
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 PORT=$((20000 + SLURM_JOB_ID % 10000))
 
+told=
+trap 'told=1; kill -USR1 ${!:-}' USR1 TERM
 # srun hands USR1 to app.launch on every machine, and that to the processes.
 srun --kill-on-bad-exit=0 bash -c '
   exec "$0" -m app.launch --nnodes "$SLURM_NNODES" --nproc-per-node "$1" --max-restarts 3 \
@@ -26,9 +28,8 @@ srun --kill-on-bad-exit=0 bash -c '
     --rdzv-conf "is_host=$((SLURM_NODEID == 0))" -m app.train "${@:4}"
 ' "$PYTHON" "$PROCESSES" "$HEAD" "$PORT" "$@" &
 srun_pid=$!
-trap 'kill -USR1 $srun_pid' USR1 TERM
-status=1
-while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid"; status=$?; done
+# A trap ends a wait above 128, with nothing of srun's.
+while wait "$srun_pid"; status=$?; [ "$status" -gt 128 ] && [ -n "$told" ]; do told=; done
 if [ "$status" -eq 75 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from data_prep.kernels import compile_kernels
+from tests.forks import start_server
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
 settings.register_profile("clickwork", derandomize=True, deadline=None)
@@ -16,6 +17,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """On a fresh checkout, once: else each of the processes that run tests compiles the same kernels."""
     if not hasattr(session.config, "workerinput"):
         compile_kernels()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    start_server(session.items)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from app.config.recommend import RecommendConfig
 from common.cli import run_command
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.once import made_once
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
@@ -35,12 +35,6 @@ SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluat
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def pytest_collection_finish() -> None:
-    """Before a test of data_prep's pool starts a fork server without torch: a process has but one."""
-    multiprocessing.set_forkserver_preload(["tests.app.preload"])
-    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +80,11 @@ def overrides(dataset: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happened to."""
-    directory = tmp_path_factory.mktemp("whole")
-    assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
-    return directory / "runs/whole"
+
+    def train(directory: Path) -> None:
+        assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
+
+    return made_once(tmp_path_factory, "uninterrupted", train) / "runs/whole"
 
 
 def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":

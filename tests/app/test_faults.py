@@ -185,7 +185,7 @@ def test_starting_over_with_a_mistake_keeps_what_was_there(run_app: Command, dat
 
 
 def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=shared", "train.epochs=500"]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=shared", "train.epochs=6000"]
     (tmp_path / "first").mkdir()
     forks = forked("train", *overrides, f"run.dir={tmp_path}/runs/shared", cwd=tmp_path / "first")
     try:
@@ -201,7 +201,7 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
 def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=60"]
+    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=6000"]
     stopped = tmp_path / "runs/stopped"
     forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)
     wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, forks)

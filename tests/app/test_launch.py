@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from app.launch import first_failure
 from tests.app.conftest import SMALL, app_environment
 
 LAUNCH = [sys.executable, "-m", "app.launch", "--nproc-per-node", "2", "-m", "app.train"]
@@ -39,6 +40,22 @@ def test_bad_input_is_one_line_and_status_2(dataset: Path, tmp_path: Path) -> No
     assert process.returncode == 2
     assert err == "error: train.global_batch_size=65: not divisible by the 2 processes; every process takes an " \
                   "equal part\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failures", "told"),
+    [
+        ({1: (100, -9), 0: (100, 75)}, (1, -9)),
+        ({0: (100, 75), 1: (100, -9)}, (1, -9)),  # both had ended when torchrun looked
+        ({0: (100, 75), 1: (101, -9)}, (1, -9)),
+        ({0: (100, 75), 1: (100, -15)}, (0, 75)),  # process 1 was told to end, by torchrun
+        ({0: (100, 75), 1: (400, -9)}, (0, 75)),  # it did not
+        ({0: (100, 2), 1: (100, 2)}, (0, 2)),
+        ({1: (100, 1), 0: (101, 75)}, (1, 1)),
+    ],
+)
+def test_the_cause_is_told_and_not_what_came_of_it(failures: dict[int, tuple[int, int]], told: tuple[int, int]) -> None:
+    assert first_failure(failures) == told
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.test_train import losses, summary
+from tests.once import made_once
 
 COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows
 
@@ -20,12 +21,15 @@ def train(cwd: Path, dataset: Path, processes: int, *overrides: str) -> None:
 @pytest.fixture(scope="module")
 def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each optimizer's run of one process, not interrupted."""
-    runs = {}
-    for algorithm in ("sgd", "adagrad", "rowwise_adagrad"):
-        cwd = tmp_path_factory.mktemp(algorithm)
-        train(cwd, dataset, 1, *COMMON, f"optimizer={algorithm}", "train.max_steps=30")
-        runs[algorithm] = cwd / "runs/x"
-    return runs
+    return {
+        algorithm: made_once(
+            tmp_path_factory,
+            f"resharding_{algorithm}",
+            lambda cwd, name=algorithm: train(cwd, dataset, 1, *COMMON, f"optimizer={name}", "train.max_steps=30"),
+        )
+        / "runs/x"
+        for algorithm in ("sgd", "adagrad", "rowwise_adagrad")
+    }
 
 
 @pytest.mark.parametrize(

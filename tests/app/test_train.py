@@ -113,14 +113,15 @@ def _kills() -> Iterator[Any]:
 def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
     optimizer: str, rows: str, processes: int, run_app: Command, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Killed in step 45, in the second epoch, with shuffling and an evaluation before and one after."""
+    """Killed in step 22, in the second epoch, with shuffling, an evaluation on either side of the last checkpoint
+    before and one after."""
     overrides = [*SMALL, f"data.path={request.getfixturevalue(rows)}", f"optimizer={optimizer}", "train.epochs=9",
-                 "train.max_steps=60", "checkpoint.every_steps=17", "train.eval_every_steps=20",
-                 "record.tensorboard=false"]  # fmt: skip
+                 "train.global_batch_size=128", "train.max_steps=30", "checkpoint.every_steps=9",
+                 "train.eval_every_steps=10", "record.tensorboard=false"]  # fmt: skip
     whole = run_app("train", *overrides, "run.name=whole", processes=processes)
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "runs/killed"
-    forks = forked("train", *overrides, "run.name=killed", cwd=tmp_path, processes=processes, fault="in the step:45")
+    forks = forked("train", *overrides, "run.name=killed", cwd=tmp_path, processes=processes, fault="in the step:22")
     assert ended(forks, tmp_path).returncode == -signal.SIGKILL
     assert not (killed / "summary.json").exists()
     resumed = run_app("train", *overrides, "run.name=killed", processes=processes)
@@ -136,7 +137,7 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=60"]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=6000"]
     run = tmp_path / "runs/stopped"
     forks = forked("train", *overrides, cwd=tmp_path)
     wait_for(run / "metrics.jsonl", lambda: len(events(run, "train")) >= 10, forks)
@@ -144,7 +145,7 @@ def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path
     assert ended(forks, tmp_path).returncode == 75
     figures = summary(run)
     assert figures["status"] == "interrupted"
-    assert 10 <= figures["steps"] < 60 * 31
+    assert 10 <= figures["steps"] < 6000 * 31
     assert whole_checkpoints(run / "checkpoints")[-1].name == f"step_{figures['steps']:08d}"
     resumed = run_app("train", *overrides, "train.max_steps=" + str(figures["steps"] + 5))
     assert resumed.returncode == 0, resumed.stderr

@@ -14,6 +14,7 @@ from common.cli import compose_config
 from data_prep.__main__ import CONFIG_DIRECTORY
 from data_prep.config import DataConfig, PrepConfig
 from data_prep.format import load_manifest, open_shard
+from tests.forks import run_module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("CLICKWORK_SHARED", REPOSITORY.parent / "shared"))
@@ -57,8 +58,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m data_prep` to its end."""
-    return subprocess.run(command(*arguments), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    """Do what `python -m data_prep` does, to its end."""
+    return run_module("data_prep", *arguments, cwd=REPOSITORY)
 
 
 def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from tests.data_prep import oracle
 from tests.data_prep.conftest import config
 
 CONTENT = bytes(range(256)) * 4000
-PATIENCE = Patience(tries=4, pause=0.01, timeout=1.0)
+PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
 
 
 class Mirror(ThreadingHTTPServer):

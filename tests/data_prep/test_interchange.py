@@ -1,8 +1,5 @@
 """To and from the files of other programs."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -19,6 +16,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, load_split
 from tests.data_prep.test_published import awkward_day, run_torchrec
+from tests.forks import run_module
 from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
@@ -32,13 +30,7 @@ def make(directory, *overrides, rows=(150, 90, 61)):
 
 
 def exchange(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "data_prep.interchange", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_module("data_prep.interchange", *arguments, cwd=REPOSITORY)
 
 
 def assert_same(one, other):

@@ -1,7 +1,5 @@
 """Stack distances against a list, hit rates against a cache, generated traces against the profiles they come from."""
 
-import subprocess
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -26,7 +24,8 @@ from data_prep.locality import (
 from data_prep.lru_stack import LruStack
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import REPOSITORY, config, load_split, sums
+from tests.data_prep.conftest import config, load_split, sums
+from tests.forks import run_module
 
 
 def stack_by_list(ids):
@@ -175,10 +174,7 @@ def test_profiles_survive_the_disk(tmp_path):
 
 
 def command(name, *overrides, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", f"data_prep.{name}", *overrides], cwd=cwd, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
-    )  # fmt: skip
+    return run_module(f"data_prep.{name}", *overrides, cwd=cwd)
 
 
 def test_text_traces_by_the_commands(tmp_path):

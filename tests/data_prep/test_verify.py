@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
+from tests.forks import run_module
 from tests.told import error_line
 
 
@@ -48,12 +47,11 @@ def change_array(root, split, kind, index, value):
 
 
 def test_a_whole_dataset(dataset):
-    arguments = [sys.executable, "-m", "data_prep.verify", f"data.path={dataset}"]
-    process = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
     assert process.returncode == 0, process.stderr
     assert "100 rows" in process.stdout
     (dataset / "val" / "00000.dense.npy").unlink()
-    process = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
     assert process.returncode == 2
     assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 

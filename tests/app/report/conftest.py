@@ -6,22 +6,30 @@ from typing import NamedTuple
 
 import pytest
 
+from app.report import write_report
 from tests.app.report.runs import write_run
+from tests.once import made_once
+
+STEPS, PEAK_STEP, PEAK = 200_000, 123_457, 9.0
 
 
-class LongRun(NamedTuple):
-    """200,000 steps, each an event, and the one step whose logloss is `peak`."""
+class LongReport(NamedTuple):
+    """Of 200,000 steps, each an event, and the one step whose logloss is `peak`."""
 
-    directory: Path
+    page: Path
     step: int
     peak: float
 
 
 @pytest.fixture(scope="session")
-def long_run(tmp_path_factory: pytest.TempPathFactory) -> LongRun:
-    run = write_run(tmp_path_factory.mktemp("runs") / "long", steps=200_000, every=1)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    event = {**json.loads(lines[123_456]), "logloss": 9.0}
-    lines[123_456] = json.dumps(event)
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    return LongRun(run, event["step"], 9.0)
+def long_report(tmp_path_factory: pytest.TempPathFactory) -> LongReport:
+    def write(directory: Path) -> None:
+        run = write_run(directory / "long", steps=STEPS, every=1)
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        event = json.loads(lines[PEAK_STEP - 1])
+        assert event["step"] == PEAK_STEP
+        lines[PEAK_STEP - 1] = json.dumps({**event, "logloss": PEAK}) + "\n"
+        (run / "metrics.jsonl").write_text("".join(lines))
+        write_report(run)
+
+    return LongReport(made_once(tmp_path_factory, "long_report", write) / "long/report.html", PEAK_STEP, PEAK)

@@ -55,14 +55,18 @@ def write_run(
                               "bytes": 64_000}}  # fmt: skip
     made["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
     losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
+    windows = range(every, steps + 1, every)
+    mean_losses, mean_seconds = (
+        values[: len(windows) * every].reshape(-1, every).mean(axis=1, dtype=np.float64).tolist()
+        for values in (losses, seconds)
+    )
     events = [
         {"event": "train", "step": step, "samples": step * batch, "seconds": step * step_ms / 1e3, "epoch": 0,
-         "steps": every, "loss": float(losses[step - every : step].mean()),
-         "logloss": float(losses[step - every : step].mean()), "accuracy": 0.75, "lr": 0.01,
-         "samples_per_second": float(batch * every / seconds[step - every : step].sum()),
+         "steps": every, "loss": loss, "logloss": loss, "accuracy": 0.75, "lr": 0.01,
+         "samples_per_second": batch / taken,
          "input_wait_fraction": 0.01, "phase_seconds": {"forward": 0.004, "backward": 0.005},
          "host_bytes": 5e8, "device_bytes": None}
-        for step in range(every, steps + 1, every)
+        for step, loss, taken in zip(windows, mean_losses, mean_seconds, strict=True)
     ]  # fmt: skip
     evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
     events.append({"event": "eval", "step": steps, "samples": steps * batch, "seconds": 9.0, "eval_samples": 4000,

@@ -18,7 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from app.report import write_report
 from app.report.read import read_run
 from app.report.side_by_side import Comparison
-from tests.app.report.conftest import LongRun
+from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
 from tests.browser import browser, emulate, missing
 
@@ -159,12 +159,10 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
 
 
 @pytest.mark.slow
-def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_run: LongRun) -> None:
-    page = write_report(long_run.directory)
-
+def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_report: LongReport) -> None:
     def loaded() -> float:
         began = time.perf_counter()
-        load(driver, page)
+        load(driver, long_report.page)
         return time.perf_counter() - began
 
     assert in_time(loaded, 10)

@@ -10,7 +10,7 @@ import pytest
 from app.report import write_report
 from app.report.thin import MOST_POINTS
 from tests.app.conftest import SMALL, Command
-from tests.app.report.conftest import LongRun
+from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
 
 CHARTS = ["logloss", "accuracy", "auc", "ne", "calibration", "scores", "roc", "pr", "lr", "throughput", "step_times",
@@ -81,13 +81,12 @@ def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, da
 
 
 @pytest.mark.slow
-def test_200_000_steps_stay_small_and_keep_their_peak(long_run: LongRun) -> None:
-    path = write_report(long_run.directory)
-    assert path.stat().st_size < MOST_BYTES
-    page = Page(path.read_text())
+def test_200_000_steps_stay_small_and_keep_their_peak(long_report: LongReport) -> None:
+    assert long_report.page.stat().st_size < MOST_BYTES
+    page = Page(long_report.page.read_text())
     (train,) = [series for series in page.charts["logloss"]["series"] if series["name"] == "train"]
     assert len(train["x"]) <= MOST_POINTS
-    assert train["y"][train["x"].index(long_run.step)] == long_run.peak
+    assert train["y"][train["x"].index(long_report.step)] == long_report.peak
     assert "drawn as the least and the greatest" in page.text
 
 

@@ -1,0 +1,14 @@
+"""What the server that commands and workers are forked from does once for all of them: see tests.forks."""
+
+import gc
+from pathlib import Path
+
+import data_prep
+from common.cli import compose_config
+from data_prep import interchange, locality, pipeline, preload, verify  # noqa: F401
+from data_prep.config import PrepConfig
+from tests import forks  # noqa: F401
+
+compose_config(PrepConfig, Path(data_prep.__file__).parent / "conf", ["data.raw=/a-b/c_0", "data.path=x"])
+gc.collect()
+gc.freeze()
