@@ -9,10 +9,10 @@ from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.held import HOLD_BYTES
 from data_prep.lines import LineBlocks
 from data_prep.lookup import LookupTable
+from data_prep.merging import PART_BYTES
 from data_prep.parquet import num_rows
 from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
-from data_prep.vocabulary import PART_BYTES
 from data_prep.work import Job
 
 MEBIBYTE = 1 << 20

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,10 @@ from data_prep.arrange import unit_positions
 from data_prep.columns import RUN_ENTRY_BYTES, load_run, write_runs
 from data_prep.format import digest_file, write_atomically
 from data_prep.lookup import vocabulary_path
+from data_prep.merging import merge_in_parts
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
-from data_prep.vocabulary import Run, merge_in_parts
+from data_prep.vocabulary import Run
 from data_prep.work import Job, UnitRecord, load_record, save_record
 
 PARSED_RUNS, FITTED_RUNS = "runs", "fitted-runs"
@@ -119,18 +122,26 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     scratch = job.work / "fit" / feature
     scratch.mkdir(parents=True, exist_ok=True)
     runs = [load_run(job, record, task.feature, suffix) for record, suffix, _ in task.runs]
-    merged = merge_in_parts(runs, begins=[begin for _, _, begin in task.runs])
-    parts = [_spill(part, scratch / str(i)) for i, part in enumerate(merged)]
+    begins = [begin for _, _, begin in task.runs]
+    parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch)
     # where ids wrap, all values have one; else the cap leaves room for those before the first
     cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
     assert rules.order is not None
-    values = rank_values(parts, path, rules.order, rules.frequency_threshold, cap)
+    values = rank_values(parts, path, rules.order, cap)
     shutil.rmtree(scratch)
     digest = digest_file(path)
     entry = VocabularyEntry(values, digest.bytes, digest.sha256)
     write_atomically(done, json.dumps(asdict(entry)).encode())
     counters().add(RUN_ENTRY_BYTES * sum(len(run.values) for run in runs), 0)
     return entry
+
+
+def _held_parts(merged: Iterator[Run], directory: Path) -> list[Run]:
+    """A single part as it is, of several each on disk."""
+    parts = list(islice(merged, 2))
+    if len(parts) == 1:
+        return parts
+    return [_spill(part, directory / str(i)) for i, part in enumerate(chain(parts, merged))]
 
 
 def _spill(part: Run, stem: Path) -> Run:

@@ -1,6 +1,7 @@
 """The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,10 @@ from numpy.typing import NDArray
 
 from data_prep.choices import VocabularyOrder
 from data_prep.jit import jit
-from data_prep.vocabulary import SAMPLES_PER_RUN, Run
+from data_prep.merging import SAMPLES_PER_RUN
+from data_prep.vocabulary import Run
+
+ROWS_PER_KEY = 1 << 32  # a key has room for so many rows, and a value beside them
 
 
 class CountClasses(NamedTuple):
@@ -19,12 +23,8 @@ class CountClasses(NamedTuple):
     sizes: NDArray[np.int64]
 
 
-def rank_values(
-    parts: Sequence[Run], path: Path, order: VocabularyOrder, frequency_threshold: int, limit: int | None
-) -> int:
-    """Write the vocabulary of a column: values in the order of their ids.
-
-    A value that occurs fewer than `frequency_threshold` times, or comes behind the first `limit`, is left out.
+def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder, limit: int | None) -> int:
+    """Write the vocabulary of a column: values in the order of their ids; those behind the first `limit` are left out.
 
     Args:
         parts: the merged run, in consecutive value ranges (memory-mapped where large).
@@ -34,59 +34,58 @@ def rank_values(
         n, the number of values with an id of their own.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    threshold = max(frequency_threshold, 1)
-    size = sum(int(np.count_nonzero(part.counts >= threshold)) for part in parts)
+    size = sum(len(part.values) for part in parts)
     size = size if limit is None else min(size, limit)
     if size == 0:
         np.save(path, np.zeros(0, np.uint32))
         return 0
     vocabulary = np.lib.format.open_memmap(path, "w+", np.uint32, (size,))
     if order is VocabularyOrder.frequency:
-        _rank_by_frequency(parts, threshold, vocabulary)
+        _rank_by_frequency(parts, vocabulary)
         return size
     position = 0
-    for batch in _batches(parts, order, threshold):
+    for batch in _batches(parts, order):
         values = batch[: size - position]
         vocabulary[position : position + len(values)] = values
         position += len(values)
     return size
 
 
-def _batches(parts: Sequence[Run], order: VocabularyOrder, threshold: int) -> Iterator[NDArray[np.uint32]]:
+def _batches(parts: Sequence[Run], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
     """The values by rising value or by first appearance."""
     if order is VocabularyOrder.value:
         for part in parts:
-            yield part.values[part.counts >= threshold]
+            yield part.values
     else:
         for low, high in _row_ranges(parts):
-            yield _first_seen_between(parts, threshold, low, high)
+            yield _first_seen_between(parts, low, high)
 
 
-def _row_ranges(parts: Sequence[Run]) -> list[tuple[int, int | None]]:
-    """Ranges of first rows that hold about as many values as one part."""
+def _row_ranges(parts: Sequence[Run]) -> list[tuple[int, int]]:
+    """Ranges of first rows, none beyond a key's, that hold about as many values as one part."""
     samples = [part.first[:: max(1, len(part.first) // SAMPLES_PER_RUN)] for part in parts]
     sample = np.sort(np.concatenate(samples))
-    cuts = np.unique(sample[np.arange(1, len(parts)) * len(sample) // len(parts)]).tolist()
-    return list(zip([0, *cuts], [*cuts, None], strict=True))
+    even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
+    end = max(int(part.first.max()) for part in parts) + 1
+    cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
+    return list(pairwise(cuts))
 
 
-def _first_seen_between(parts: Sequence[Run], threshold: int, low: int, high: int | None) -> NDArray[np.uint32]:
-    """Values first seen in the rows low..high and often enough, in that order."""
-    values, first = [], []
+def _first_seen_between(parts: Sequence[Run], low: int, high: int) -> NDArray[np.uint32]:
+    """Values first seen in the rows low..high, in that order."""
+    keys = []
     for part in parts:
-        kept = (part.counts >= threshold) & (part.first >= low)
-        if high is not None:
-            kept &= part.first < high
-        values.append(part.values[kept])
-        first.append(part.first[kept])
-    return np.concatenate(values)[np.argsort(np.concatenate(first), kind="stable")]
+        kept = (part.first >= low) & (part.first < high)
+        rows = (part.first[kept] - low).astype(np.uint64)
+        keys.append((rows << np.uint64(32)) | part.values[kept])
+    joined = np.concatenate(keys)
+    joined.sort()
+    return (joined & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
-def _rank_by_frequency(parts: Sequence[Run], threshold: int, vocabulary: NDArray[np.uint32]) -> None:
+def _rank_by_frequency(parts: Sequence[Run], vocabulary: NDArray[np.uint32]) -> None:
     """Values by falling count, ties by rising value: a counting sort over the counts."""
-    classes = count_classes(parts)
-    kept = classes.counts >= threshold
-    counts, sizes = classes.counts[kept], classes.sizes[kept]
+    counts, sizes = count_classes(parts)
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
     for part in parts:
         place_by_rank(part.values, part.counts, counts, larger, vocabulary)
@@ -107,14 +106,12 @@ def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: igno
 
     Args:
         values, counts: a part of a run.
-        classes: the counts that are kept, rising.
+        classes: the counts that occur, rising.
         next_rank: of each class, advanced here.
         vocabulary: output, values by rank.
     """
     for i in range(len(values)):
         index = np.searchsorted(classes, counts[i])
-        if index == len(classes) or classes[index] != counts[i]:
-            continue
         rank = next_rank[index]
         next_rank[index] = rank + 1
         if rank < len(vocabulary):

@@ -1,20 +1,15 @@
-"""From the values of a column to its vocabulary: counted per work unit, merged per column.
+"""The values of a column of one work unit, counted.
 
 A *run* is a column's distinct values in rising order with their counts. Every work unit leaves one per column
-on disk; a column is merged value range by value range, so memory does not grow with the data.
+on disk; data_prep/merging.py makes one of them.
 """
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.counting import count_repeated, make_room
-
-PART_BYTES_PER_ENTRY = 96  # of a run's entry while its range is merged: order, copies, sums
-PART_BYTES = 128 << 20
-SAMPLES_PER_RUN = 64
 
 
 class Run(NamedTuple):
@@ -75,56 +70,3 @@ def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
     if not len(values):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-
-
-def merge_runs(runs: Sequence[Run]) -> Run:
-    """One run with the counts of all, of which at least one is not empty."""
-    values = np.concatenate([run.values for run in runs])
-    counts = np.concatenate([run.counts.astype(np.int64) for run in runs])
-    first = np.concatenate([run.first for run in runs])
-    order = _sorting_order(values)
-    values, counts, first = values[order], counts[order], first[order]
-    starts = _starts(values)
-    return Run(values[starts], np.add.reduceat(counts, starts), np.minimum.reduceat(first, starts))
-
-
-def merge_in_parts(
-    runs: Sequence[Run], part_bytes: int = PART_BYTES, begins: Sequence[int] | None = None
-) -> Iterator[Run]:
-    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges.
-
-    `begins` are the numbers of the rows from which those in each run's `first` count; by default 0.
-    """
-    entries = sum(len(run.values) for run in runs)
-    if entries == 0:
-        return
-    num_parts = max(1, -(-entries * PART_BYTES_PER_ENTRY // part_bytes))
-    cuts = _value_cuts(runs, num_parts)
-    starts = [0] * len(runs)
-    for cut in [*cuts, None]:
-        slices = []
-        for i, run in enumerate(runs):
-            end = len(run.values) if cut is None else int(np.searchsorted(run.values, cut))
-            part = slice(starts[i], end)
-            first = run.first[part] + (begins[i] if begins else 0)
-            slices.append(Run(np.array(run.values[part]), np.array(run.counts[part]), first))
-            starts[i] = end
-        if any(len(run.values) for run in slices):
-            yield merge_runs(slices)
-
-
-def _value_cuts(runs: Sequence[Run], num_parts: int) -> list[np.uint32]:
-    """Values that cut the union of the runs into about equal parts."""
-    if num_parts == 1:
-        return []
-    samples, weights = [], []
-    for run in runs:
-        step = max(1, len(run.values) // SAMPLES_PER_RUN)
-        sample = np.array(run.values[::step])
-        samples.append(sample)
-        weights.append(np.full(len(sample), len(run.values) / max(1, len(sample))))
-    values, weight = np.concatenate(samples), np.concatenate(weights)
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weight[order])
-    positions = np.searchsorted(cumulative, cumulative[-1] * np.arange(1, num_parts) / num_parts)
-    return sorted(set(values[order][positions]))

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from data_prep.choices import VocabularyOrder
 from data_prep.lookup import LookupTable
+from data_prep.merging import merge_in_parts
 from data_prep.ranking import rank_values
-from data_prep.vocabulary import _count_repeated, count_in_order, count_values, merge_in_parts
+from data_prep.vocabulary import _count_repeated, count_in_order, count_values
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
@@ -31,7 +32,8 @@ def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, thresh
     everything = [value for values in units for value in values]
     assert merged == sorted(set(everything))
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    number = rank_values(parts, path, VocabularyOrder.frequency, threshold, None if cap is None else cap - 1)
+    often = list(merge_in_parts(runs, part_bytes, threshold=threshold))
+    number = rank_values(often, path, VocabularyOrder.frequency, None if cap is None else cap - 1)
     expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
@@ -83,22 +85,23 @@ def test_lookup(known, asked, ids_from):
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(VALUES, min_size=1, max_size=5),
+    st.sampled_from([0, 2**31, 2**33]),
     st.integers(0, 3),
     st.none() | st.integers(1, 20),
     st.sampled_from([96, 960, 1 << 20]),
     st.sampled_from([VocabularyOrder.first_appearance, VocabularyOrder.value]),
 )
-def test_other_orders(tmp_path_factory, units, threshold, limit, part_bytes, order):
+def test_other_orders(tmp_path_factory, units, gap, threshold, limit, part_bytes, order):
     runs, begin = [], 7
     for values in units:
         runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))))
-        begin += len(values)
+        begin += len(values) + gap
     everything = [value for values in units for value in values]
     counts = Counter(everything)
     expected = [value for value in dict.fromkeys(everything) if counts[value] >= threshold]
     if order is VocabularyOrder.value:
         expected.sort()
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    number = rank_values(list(merge_in_parts(runs, part_bytes)), path, order, threshold, limit)
+    number = rank_values(list(merge_in_parts(runs, part_bytes, threshold=threshold)), path, order, limit)
     assert np.load(path).tolist() == expected[:limit]
     assert number == len(expected[:limit])

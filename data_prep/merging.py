@@ -1,0 +1,125 @@
+"""The runs of a column as one, value range by value range, so that memory does not grow with the data."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.jit import jit
+from data_prep.vocabulary import Run
+
+PART_BYTES = 128 << 20
+PART_BYTES_PER_ENTRY = 96  # of a merged entry, its copies, and what ranking makes of it
+STEP_ENTRIES = 1 << 17  # merged at once, in the processor's cache
+STEP_ENTRIES_PER_RUN = 1 << 12  # of fewer each, most time would go into calls
+SAMPLES_PER_RUN = 64
+
+
+def merge_in_parts(
+    runs: Sequence[Run], part_bytes: int = PART_BYTES, begins: Sequence[int] | None = None, threshold: int = 1
+) -> Iterator[Run]:
+    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges.
+
+    Args:
+        part_bytes: memory for merging and ranking a part.
+        begins: numbers of the rows from which those in each run's `first` count; by default 0.
+        threshold: values that occur less often in all are left out.
+    """
+    most = part_bytes // PART_BYTES_PER_ENTRY
+    step_entries = max(1, min(most, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
+    num_steps = -(-sum(len(run.values) for run in runs) // step_entries)
+    cuts = _value_cuts(runs, num_steps)
+    bounds = np.array([[0, *np.searchsorted(run.values, cuts), len(run.values)] for run in runs], np.int64)
+    room = _Room(int(np.diff(bounds).sum(axis=0).max()))
+    held: list[Run] = []
+    num_held = 0
+    for starts, ends in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), strict=True):
+        merged = room.merge(runs, starts, ends, begins or [0] * len(runs), threshold)
+        if held and num_held + len(merged.values) > most:
+            yield _join(held)
+            held, num_held = [], 0
+        if len(merged.values):
+            held.append(merged)
+            num_held += len(merged.values)
+    if held:
+        yield _join(held)
+
+
+def _join(parts: list[Run]) -> Run:
+    """Runs of consecutive value ranges as one."""
+    if len(parts) == 1:
+        return parts[0]
+    values, counts, first = zip(*parts, strict=True)
+    return Run(np.concatenate(values), np.concatenate(counts), np.concatenate(first))
+
+
+class _Room:
+    """Memory to merge up to that many entries, again and again: fresh memory would cost more than the merging."""
+
+    def __init__(self, entries: int) -> None:
+        self._keys = np.empty(entries, "<u8")
+        self._numbers = np.arange(entries, dtype=np.uint32)
+        self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
+        self._merged = Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
+
+    def merge(
+        self, runs: Sequence[Run], starts: list[int], ends: list[int], begins: Sequence[int], threshold: int
+    ) -> Run:
+        """The entries starts[i]..ends[i] of every run as one run; for `begins` and `threshold` see `merge_in_parts`."""
+        halves = self._keys.view("<u4").reshape(-1, 2)
+        end = 0
+        for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
+            mine = slice(end, end + stop - start)
+            end = mine.stop
+            halves[mine, 1] = run.values[start:stop]
+            self._counts[mine] = run.counts[start:stop]
+            np.add(run.first[start:stop], begin, out=self._first[mine])
+        halves[:end, 0] = self._numbers[:end]
+        keys = self._keys[:end]
+        keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
+        number = sum_equal(keys, self._counts, self._first, threshold, *self._merged)
+        merged = self._merged
+        return Run(merged.values[:number].copy(), merged.counts[:number].copy(), merged.first[:number].copy())
+
+
+@jit
+def sum_equal(keys, counts, first, threshold, to_values, to_counts, to_first):  # type: ignore[no-untyped-def]
+    """Sum the counts and take the earliest row of each value, without a branch.
+
+    Args:
+        keys: [n] uint64, rising: value << 32 | entry.
+        counts, first: [n] int64, of each entry.
+        threshold: values that occur less often are left out.
+        to_values, to_counts, to_first: outputs.
+
+    Returns:
+        how many values there are in the outputs.
+    """
+    number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
+    for i in range(len(keys)):
+        value = np.uint32(keys[i] >> np.uint64(32))
+        entry = np.int64(keys[i] & np.uint64(0xFFFFFFFF))
+        is_same = (value == last) & (i > 0)
+        number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # else the last one is written over
+        total = counts[entry] + (total if is_same else 0)
+        earliest = min(first[entry], earliest) if is_same else first[entry]
+        to_values[number], to_counts[number], to_first[number] = value, total, earliest
+        last = value
+    return number + np.int64(len(keys) > 0 and total >= threshold)
+
+
+def _value_cuts(runs: Sequence[Run], num_parts: int) -> NDArray[np.uint32]:
+    """Values that cut the union of the runs into about equal parts."""
+    if num_parts <= 1:
+        return np.zeros(0, np.uint32)
+    samples, weights = [], []
+    for run in runs:
+        step = max(1, len(run.values) // SAMPLES_PER_RUN)
+        sample = np.array(run.values[::step])
+        samples.append(sample)
+        weights.append(np.full(len(sample), len(run.values) / max(1, len(sample))))
+    values, weight = np.concatenate(samples), np.concatenate(weights)
+    order = np.argsort(values, kind="stable")
+    cumulative = np.cumsum(weight[order])
+    positions = np.searchsorted(cumulative, cumulative[-1] * np.arange(1, num_parts) / num_parts)
+    return np.unique(values[order][positions])
