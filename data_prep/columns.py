@@ -1,6 +1,8 @@
 """A unit's categorical values on disk, column by column, and the runs counted from them."""
 
+import mmap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +94,13 @@ def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
     length = record.run_lengths[feature]
     if length == 0:
         return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    path = job.unit_path(record.source, record.chunk, suffix)
     offset = RUN_ENTRY_BYTES * sum(record.run_lengths[:feature])
-    both = np.memmap(path, np.uint32, "r", offset, (2, length))
-    first = np.memmap(path, np.int64, "r", offset + 2 * VALUE_BYTES * length, (length,))
-    return Run(both[0], both[1], first)
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    with open(job.unit_path(record.source, record.chunk, suffix), "rb") as file:
+        mapped = mmap.mmap(
+            file.fileno(), before + RUN_ENTRY_BYTES * length, access=mmap.ACCESS_READ, offset=offset - before
+        )
+    values = np.frombuffer(mapped, np.uint32, length, before)
+    counts: NDArray[Any] = np.frombuffer(mapped, np.uint32, length, before + VALUE_BYTES * length)
+    first = np.frombuffer(mapped, np.int64, length, before + 2 * VALUE_BYTES * length)
+    return Run(values, counts, first)

@@ -30,27 +30,27 @@ def merge_in_parts(
     num_steps = -(-sum(len(run.values) for run in runs) // step_entries)
     cuts = _value_cuts(runs, num_steps)
     bounds = np.array([[0, *np.searchsorted(run.values, cuts), len(run.values)] for run in runs], np.int64)
-    room = _Room(int(np.diff(bounds).sum(axis=0).max()))
-    held: list[Run] = []
-    num_held = 0
-    for starts, ends in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), strict=True):
-        merged = room.merge(runs, starts, ends, begins or [0] * len(runs), threshold)
-        if held and num_held + len(merged.values) > most:
-            yield _join(held)
-            held, num_held = [], 0
-        if len(merged.values):
-            held.append(merged)
-            num_held += len(merged.values)
-    if held:
-        yield _join(held)
+    sizes = np.diff(bounds).sum(axis=0).tolist()
+    room = _Room(max(sizes))
+    part, number = _empty_run(max(most, *sizes)), 0
+    for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
+        if number + size > len(part.values):
+            yield _slice(part, 0, number)
+            part, number = _empty_run(len(part.values)), 0
+        rest = _slice(part, number, len(part.values))
+        number += room.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
+    if number:
+        yield _slice(part, 0, number)
 
 
-def _join(parts: list[Run]) -> Run:
-    """Runs of consecutive value ranges as one."""
-    if len(parts) == 1:
-        return parts[0]
-    values, counts, first = zip(*parts, strict=True)
-    return Run(np.concatenate(values), np.concatenate(counts), np.concatenate(first))
+def _empty_run(entries: int) -> Run:
+    """Room for that many entries: only as much memory is taken as is written to."""
+    return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
+
+
+def _slice(run: Run, start: int, stop: int) -> Run:
+    """Some entries of a run, as views."""
+    return Run(run.values[start:stop], run.counts[start:stop], run.first[start:stop])
 
 
 class _Room:
@@ -60,12 +60,14 @@ class _Room:
         self._keys = np.empty(entries, "<u8")
         self._numbers = np.arange(entries, dtype=np.uint32)
         self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
-        self._merged = Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
 
     def merge(
-        self, runs: Sequence[Run], starts: list[int], ends: list[int], begins: Sequence[int], threshold: int
-    ) -> Run:
-        """The entries starts[i]..ends[i] of every run as one run; for `begins` and `threshold` see `merge_in_parts`."""
+        self, runs: Sequence[Run], starts: list[int], ends: list[int], begins: Sequence[int], threshold: int, to: Run
+    ) -> int:
+        """Merge the entries starts[i]..ends[i] of every run into the first ones of `to`; how many they are there.
+
+        For `begins` and `threshold` see `merge_in_parts`.
+        """
         halves = self._keys.view("<u4").reshape(-1, 2)
         end = 0
         for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
@@ -77,9 +79,7 @@ class _Room:
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
         keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
-        number = sum_equal(keys, self._counts, self._first, threshold, *self._merged)
-        merged = self._merged
-        return Run(merged.values[:number].copy(), merged.counts[:number].copy(), merged.first[:number].copy())
+        return int(sum_equal(keys, self._counts, self._first, threshold, *to))
 
 
 @jit

@@ -76,11 +76,13 @@ def _first_seen_between(parts: Sequence[Run], low: int, high: int) -> NDArray[np
     keys = []
     for part in parts:
         kept = (part.first >= low) & (part.first < high)
-        rows = (part.first[kept] - low).astype(np.uint64)
-        keys.append((rows << np.uint64(32)) | part.values[kept])
+        mine = (part.first[kept] - low).view(np.uint64)
+        mine <<= np.uint64(32)
+        mine |= part.values[kept]
+        keys.append(mine)
     joined = np.concatenate(keys)
     joined.sort()
-    return (joined & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    return joined.astype(np.uint32)
 
 
 def _rank_by_frequency(parts: Sequence[Run], vocabulary: NDArray[np.uint32]) -> None:
