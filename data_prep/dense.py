@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from data_prep.choices import DenseTransform
 from data_prep.jit import jit
 
 LOG1P_TABLE_SIZE = 1 << 16
+FOLDED_ROWS = 32
 
 
 class DenseRange(NamedTuple):
@@ -48,7 +49,17 @@ def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
 def range_of(dense: NDArray[np.int32]) -> DenseRange:
     """Smallest and largest value of each column of a block that has rows."""
     dtype = np.int64 if dense.dtype.kind == "i" else np.float64
-    return DenseRange(dense.min(axis=0).astype(dtype), dense.max(axis=0).astype(dtype))
+    return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
+
+
+def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
+    """As of_two.reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow where rows are short."""
+    folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
+    if folded:
+        wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
+        dense = np.concatenate((wide.reshape(FOLDED_ROWS, -1), dense[folded:]))
+    reduced: NDArray[Any] = of_two.reduce(dense)
+    return reduced
 
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:

@@ -65,6 +65,14 @@ def place_rows(rows, places, results):  # type: ignore[no-untyped-def]
                 results[places[i], column] = rows[i, column]
 
 
+@jit
+def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
+    """Add to counts[c] how often the value is in column c."""
+    for row in range(len(rows)):
+        for column in range(rows.shape[1]):
+            counts[column] += rows[row, column] == value
+
+
 def run_scatter_task(task: ScatterTask) -> UnitRecord:
     """Write a unit's rows in the order of their positions."""
     job, record = task.unit.job, task.unit.record
@@ -227,7 +235,9 @@ def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> lis
     if not is_reserved or (rules.wraps and rules.max_ind_range is not None):
         return [0] * (ids.shape[1] + len(bags))
     several = iter(int((feature.ids == rules.unknown_id).sum()) for feature in bags)
-    single = iter((ids == rules.unknown_id).sum(axis=0).tolist())
+    counts = np.zeros(ids.shape[1], np.int64)
+    count_equal(np.asarray(ids), rules.unknown_id, counts)
+    single = iter(counts.tolist())
     if not bags:
         return list(single)
     return [next(several if name in job.schema.ragged else single) for name in job.schema.sparse]

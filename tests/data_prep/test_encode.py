@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from data_prep.dense import encode_dense
+from data_prep.dense import encode_dense, range_of
 from data_prep.encode import Encoder, encode_hash
 from data_prep.parse import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
@@ -85,3 +85,13 @@ def test_a_changed_vocabulary_is_refused(dataset):
 def test_no_dataset(tmp_path):
     with pytest.raises(UserError, match="no dataset here"):
         Encoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+@pytest.mark.parametrize(("rows", "width"), [(1, 13), (31, 2), (32, 13), (100, 1), (64, 0)])
+def test_the_range_of_a_block(rows, width, dtype):
+    block = (1000 * np.random.default_rng(rows).standard_normal((rows, width))).astype(dtype)
+    low, high = range_of(block)
+    assert low.tolist() == block.min(axis=0).tolist()
+    assert high.tolist() == block.max(axis=0).tolist()
+    assert low.dtype == high.dtype == (np.int64 if dtype is np.int32 else np.float64)
