@@ -6,7 +6,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -24,11 +24,13 @@ def start_server(items: list[pytest.Item]) -> None:
         forkserver.ensure_running()
 
 
-def run_module(module: str, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """Do what `python -m module arguments` does, to its end."""
+def run_module(
+    module: str, *arguments: str, cwd: Path, prepare: Callable[[], None] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Do what `python -m module arguments` does, to its end, after `prepare` (a function of a module)."""
     with tempfile.TemporaryDirectory() as directory:
         context = multiprocessing.get_context("forkserver")
-        given = (module, arguments, str(cwd), dict(os.environ), directory)
+        given = (module, arguments, str(cwd), dict(os.environ), directory, prepare)
         process = context.Process(target=_as_main, args=given)
         process.start()
         process.join()
@@ -37,7 +39,10 @@ def run_module(module: str, *arguments: str, cwd: Path) -> "subprocess.Completed
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, out, err)
 
 
-def _as_main(module: str, arguments: tuple[str, ...], cwd: str, environment: Mapping[str, str], directory: str) -> None:
+def _as_main(
+    module: str, arguments: tuple[str, ...], cwd: str, environment: Mapping[str, str], directory: str,
+    prepare: Callable[[], None] | None,
+) -> None:  # fmt: skip
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{directory}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     os.environ.clear()
@@ -46,4 +51,6 @@ def _as_main(module: str, arguments: tuple[str, ...], cwd: str, environment: Map
     sys.argv = [module, *arguments]
     if "." in module:
         sys.modules.pop(module, None)  # as in a fresh interpreter; a package is imported before it is run there, too
+    if prepare is not None:
+        prepare()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,10 +1,12 @@
 """Energy from counters as RAPL lays them out; a machine without any measures nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from app import power
 from app.power import EnergyMeter
 
 CPU = torch.device("cpu")
@@ -26,7 +28,7 @@ def test_packages_are_summed_and_counters_go_on_where_they_begin_again(
     zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
     zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)  # the whole platform, packages included
     clock = iter([0.0, 2.0, 4.0, 4.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     (first / "energy_uj").write_text("9000000")

