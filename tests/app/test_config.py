@@ -1,14 +1,13 @@
 """What is refused before anything is built, and how it is said."""
 
-import subprocess
-import sys
-
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain
 from app.validation import validate
 from common.cli import compose_config
 from common.errors import UserError
+from tests.app.conftest import REPOSITORY
+from tests.forks import run_module
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_what_must_be_given_is_named() -> None:
 
 
 def test_help_lists_keys_with_their_values() -> None:
-    done = subprocess.run([sys.executable, "-m", "app.train", "--help"], capture_output=True, text=True, check=False)
+    done = run_module("app.train", "--help", cwd=REPOSITORY)
     assert done.returncode == 0
     assert "python -m app.train" in done.stdout
     assert "train.global_batch_size=512" in done.stdout
