@@ -20,7 +20,7 @@ from app.validation import validate
 from common.cli import compose_config, run_command
 from data_prep.format import load_manifest
 
-TIMEOUT_SECONDS = 240
+TIMEOUT_SECONDS = 900
 
 
 def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int = 0) -> list[Any]:

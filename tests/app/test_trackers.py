@@ -84,7 +84,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
     tracker.event("train", 10, 640, {"loss": 0.7, "epoch": 0, "device_bytes": None, "path": "x"})
     tracker.event("eval", 10, 640, {"auc": 0.75, "split": "val"})
     tracker.event("train", 20, 1280, {"loss": 0.5})
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
         assert response.headers["Content-Type"] == CONTENT_TYPE
         text = response.read().decode()
     # The text exposition format's own grammar: name{label="value"} number, each with its type before it.
@@ -95,7 +95,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
     assert (float(samples["clickwork_step"]), float(samples["clickwork_samples"])) == (20, 1280)
     assert len(text.splitlines()) == 2 * len(samples)
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120)
     with pytest.raises(UserError, match=f"record.prometheus_port={port}: cannot listen"):
         Prometheus("127.0.0.1", port, "another")
     tracker.close(None)

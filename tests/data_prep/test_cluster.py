@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from common.errors import UserError
+from data_prep import cluster
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -16,8 +17,13 @@ from tests.data_prep.conftest import REPOSITORY, config, sums
 @pytest.fixture(scope="module")
 def scheduler():
     distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        yield cluster.scheduler_address
+    import dask
+
+    patient = dask.config.set({f"distributed.comm.timeouts.{what}": "240s" for what in ("connect", "tcp")})
+    local = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with pytest.MonkeyPatch.context() as patch, patient, distributed.LocalCluster(**local) as made:
+        patch.setattr(cluster, "CONNECT_SECONDS", 240)  # on a machine that does other work
+        yield made.scheduler_address
 
 
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
@@ -48,8 +54,6 @@ def test_a_bad_row_is_named(tmp_path, scheduler):
 
 
 def test_no_scheduler_there(tmp_path, monkeypatch):
-    from data_prep import cluster
-
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))

@@ -123,7 +123,7 @@ def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path
     numbers = driver.find_element(By.CSS_SELECTOR, "[data-table=logloss]")
     assert not numbers.find_elements(By.TAG_NAME, "table")
     numbers.find_element(By.TAG_NAME, "summary").click()
-    WebDriverWait(driver, 10).until(lambda _: numbers.find_elements(By.TAG_NAME, "table"))  # toggle comes in a moment
+    WebDriverWait(driver, 120).until(lambda _: numbers.find_elements(By.TAG_NAME, "table"))  # toggle comes in a moment
     rows = [row.text.split() for row in numbers.find_elements(By.CSS_SELECTOR, "tbody tr")]
     train = read_run(report.parent).of_kind("train")
     shown = {int(row[0]): row[1] for row in rows}
