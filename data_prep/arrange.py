@@ -94,6 +94,15 @@ def unit_positions(job: Job, begin: int, rows: int) -> NDArray[np.int64]:
     return np.fromfile(job.work / POSITIONS_NAME, np.int64, rows, offset=8 * begin)
 
 
+def kept_position(job: Job, begin: int, rows: int) -> int | None:
+    """The position of a unit's first row if the others come behind it, in their order; else None."""
+    if not rows:
+        return None
+    positions = np.memmap(job.work / POSITIONS_NAME, np.int64, "r", 8 * begin, (rows,))
+    first, last = int(positions[0]), int(positions[-1])  # which tell of most units whose rows do not
+    return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
+
+
 def _number_kept_rows(job: Job, records: list[UnitRecord], positions: NDArray[np.int64]) -> tuple[int, int]:
     """Number the rows that are not dropped; how many there are, and how many in the last source."""
     rules = job.rules

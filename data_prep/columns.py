@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,21 @@ VALUE_BYTES = 4
 RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
 
 
-def raw_blocks(job: Job, record: UnitRecord) -> Iterator[NDArray[np.uint32]]:
-    """The values of a unit, block by block, [F, rows]; a block is only valid until the next one is asked for."""
+def raw_blocks(job: Job, record: UnitRecord, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.uint32]]:
+    """The values of a unit's rows start..stop (by default all), block by block, [F, rows].
+
+    A block is only valid until the next one is asked for.
+    """
+    stop = record.rows if stop is None else stop
     num_features = len(job.schema.single)
     path = job.unit_path(record.source, record.chunk, "raw")
     row_bytes = VALUE_BYTES * num_features
     begins = np.cumsum([0, *record.block_rows]).tolist()
-    sizes = [rows * row_bytes for rows in record.block_rows]
-    parts = [Part(path, begin * row_bytes, size) for begin, size in zip(begins, sizes, strict=False)]
-    for rows, content in zip(record.block_rows, read_parts(parts, "raw"), strict=True):
-        yield content.view(np.uint32).reshape(num_features, rows)
+    blocks = [(begin, end) for begin, end in pairwise(begins) if begin < stop and end > start]
+    parts = [Part(path, begin * row_bytes, (end - begin) * row_bytes) for begin, end in blocks]
+    for (begin, end), content in zip(blocks, read_parts(parts, "raw"), strict=True):
+        values = content.view(np.uint32).reshape(num_features, end - begin)
+        yield values[:, max(start, begin) - begin : min(stop, end) - begin]
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:

@@ -1,6 +1,6 @@
 """What a worker does with a parsed unit: values to ids, integers to what the model reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +13,13 @@ from data_prep.columns import raw_blocks, unit_bags
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.files import FileDigest
 from data_prep.held import HeldArray
+from data_prep.jit import jit
 from data_prep.lookup import LookupTable, load_tables
 from data_prep.npy import NpyWriter
 from data_prep.parts import read_rows
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
+from data_prep.ragged import Bags
 from data_prep.scratch import scratch_array
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
@@ -107,8 +109,10 @@ def _encode_sparse(task: EncodeTask) -> tuple[list[int], dict[str, FileDigest]]:
     return unknown.tolist(), files
 
 
-def sparse_rows(task: EncodeTask, unknown: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """A unit's ids, block by block: the number of its first row, [rows, F].
+def sparse_rows(
+    task: EncodeTask, unknown: NDArray[np.int64], start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """The ids of a unit's rows start..stop (by default all), block by block: the number of its first row, [rows, F].
 
     Values without an id of their own are counted in `unknown`, one number a feature.
     """
@@ -116,8 +120,8 @@ def sparse_rows(task: EncodeTask, unknown: NDArray[np.int64]) -> Iterator[tuple[
     tables = _task_tables(task)
     mine = [i for i, feature in enumerate(features) if feature not in job.schema.ragged]
     columns = [job.schema.single.index(features[i]) for i in mine]
-    begin = 0
-    for values in raw_blocks(job, task.record):
+    begin = start
+    for values in raw_blocks(job, task.record, start, stop):
         ids = scratch_array("ids", (len(mine), values.shape[1]), np.int32)
         for place, (i, column) in enumerate(zip(mine, columns, strict=True)):
             unknown[i] += tables[i].look_up(values[column], ids[place])
@@ -125,15 +129,30 @@ def sparse_rows(task: EncodeTask, unknown: NDArray[np.int64]) -> Iterator[tuple[
         begin += values.shape[1]
 
 
-def dense_rows(task: EncodeTask) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """A unit's integers as their transform makes them, block by block: the number of its first row, [rows, N]."""
+def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """A unit's integers as their transform makes them; as `sparse_rows`, [rows, N]."""
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
-    starts = range(0, record.rows, DENSE_ROWS)
-    blocks = [(start, min(start + DENSE_ROWS, record.rows)) for start in starts]
+    stop = record.rows if stop is None else stop
+    blocks = [(begin, min(begin + DENSE_ROWS, stop)) for begin in range(start, stop, DENSE_ROWS)]
     read = read_rows(path, blocks, len(job.schema.dense), _as_read(job), "integers")
-    for start, block in zip(starts, read, strict=True):
-        yield start, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
+    for (begin, _), block in zip(blocks, read, strict=True):
+        yield begin, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
+
+
+def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """A unit's rows start..stop of one kind, block by block, each with the number of its first.
+
+    They are as on disk, or else encoded from what was parsed.
+    """
+    suffix = f"{kind}.npy"
+    if suffix in task.record.files:
+        path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
+        yield start, np.load(path, mmap_mode="r")[start:stop]
+    elif kind == "dense":
+        yield from dense_rows(task, start, stop)
+    else:
+        yield from sparse_rows(task, np.zeros(len(task.features), np.int64), start, stop)
 
 
 def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
@@ -149,3 +168,26 @@ def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> lis
             counters().add(values.nbytes, 0)
     writer.close()
     return unknown
+
+
+@jit
+def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
+    """Add to counts[c] how often the value is in column c."""
+    for row in range(len(rows)):
+        for column in range(rows.shape[1]):
+            counts[column] += rows[row, column] == value
+
+
+def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> list[int]:
+    """Values of each feature without an id of their own, where an id is kept for them and nothing else."""
+    rules = job.rules
+    is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
+    if not is_reserved or (rules.wraps and rules.max_ind_range is not None):
+        return [0] * (ids.shape[1] + len(bags))
+    several = iter(int((feature.ids == rules.unknown_id).sum()) for feature in bags)
+    counts = np.zeros(ids.shape[1], np.int64)
+    count_equal(np.asarray(ids), rules.unknown_id, counts)
+    single = iter(counts.tolist())
+    if not bags:
+        return list(single)
+    return [next(several if name in job.schema.ragged else single) for name in job.schema.sparse]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import SPLITS, split_sizes
+from data_prep.encoding import count_unknown
 from data_prep.files import save_array
 from data_prep.format import (
     MANIFEST_NAME,
@@ -31,7 +32,7 @@ from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, table_files
 from data_prep.parts import read_rows
 from data_prep.ragged import Bags, pack, unpack
-from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, count_unknown, gathered_path
+from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, gathered_path
 from data_prep.work import Job, UnitRecord
 
 COPY_ROWS = 1 << 16

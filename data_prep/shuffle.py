@@ -5,7 +5,7 @@ Both steps work in bounded memory, on any number of processes, and can be repeat
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import operator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.arrange import LEFT_OUT, SPLITS, unit_positions
-from data_prep.encoding import EncodeTask, dense_rows, sparse_rows
+from data_prep.arrange import LEFT_OUT, SPLITS, kept_position, unit_positions
+from data_prep.encoding import EncodeTask, count_unknown, unit_rows
 from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.jit import jit
@@ -36,8 +36,20 @@ class ScatterTask:
 
 
 @dataclass(frozen=True)
+class KeptUnit:
+    """A unit whose rows keep their order, the first going to `position`: they are encoded when they are gathered."""
+
+    unit: EncodeTask
+    position: int
+
+    def rows_between(self, start: int, stop: int) -> tuple[int, int]:
+        """Which of its rows go to the positions start..stop; the second number is no larger if none do."""
+        return max(0, start - self.position), min(self.unit.record.rows, stop - self.position)
+
+
+@dataclass(frozen=True)
 class GatherTask:
-    """Positions start..stop as one shard; `units` are (source, chunk) of all units."""
+    """Positions start..stop as one shard; `units` are (source, chunk) of all scattered units, `kept` the others."""
 
     job: Job
     split: str
@@ -45,6 +57,8 @@ class GatherTask:
     start: int
     stop: int
     units: tuple[tuple[int, int], ...]
+    kept: tuple[KeptUnit, ...]
+    num_sparse: int
 
 
 @dataclass
@@ -65,12 +79,18 @@ def place_rows(rows, places, results):  # type: ignore[no-untyped-def]
                 results[places[i], column] = rows[i, column]
 
 
-@jit
-def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
-    """Add to counts[c] how often the value is in column c."""
-    for row in range(len(rows)):
-        for column in range(rows.shape[1]):
-            counts[column] += rows[row, column] == value
+def plan_scatter(job: Job, units: list[EncodeTask]) -> tuple[list[ScatterTask], list[KeptUnit]]:
+    """Which units are to be scattered, and which go to shards as they are; where there are bags, all are scattered."""
+    scatter, kept = [], []
+    begin = 0
+    for unit in units:
+        position = None if job.schema.ragged else kept_position(job, begin, unit.record.rows)
+        if position is None:
+            scatter.append(ScatterTask(unit, begin))
+        else:
+            kept.append(KeptUnit(unit, position))
+        begin += unit.record.rows
+    return scatter, kept
 
 
 def run_scatter_task(task: ScatterTask) -> UnitRecord:
@@ -91,7 +111,7 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
             done.files |= _scatter_bags(job, unit, order)
         for kind in ("labels", "dense", "sparse") if len(order) else ():
             result = None
-            for begin, rows in _rows_of(task.unit, kind):
+            for begin, rows in unit_rows(task.unit, kind, 0, record.rows):
                 result = result or ScratchFile("moved", (len(order), rows.shape[1]), rows.dtype)
                 place_rows(rows, places[begin : begin + len(rows)], result.array)
             assert result is not None
@@ -100,20 +120,6 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
         save_record(job, "moved", done)
     counters().add(sum(digest.bytes for digest in done.files.values()), done.rows)
     return done
-
-
-def _rows_of(task: EncodeTask, kind: str) -> Iterator[tuple[int, NDArray]]:  # type: ignore[type-arg]
-    """The rows of one kind of a unit, block by block, each with the number of its first.
-
-    They are as on disk, or else encoded from what was parsed.
-    """
-    suffix = f"{kind}.npy"
-    if suffix in task.record.files:
-        yield 0, np.load(task.job.unit_path(task.record.source, task.record.chunk, suffix), mmap_mode="r")
-    elif kind == "dense":
-        yield from dense_rows(task)
-    else:
-        yield from sparse_rows(task, np.zeros(len(task.features), np.int64))
 
 
 def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> dict[str, FileDigest]:
@@ -126,15 +132,18 @@ def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> 
     return digest_unit_files(job, *unit, [f"moved-{kind}.npy" for kind in BAG_KINDS])
 
 
-def gather_tasks(job: Job, records: list[UnitRecord], rows: dict[str, int]) -> list[GatherTask]:
-    """The shards of all splits."""
+def gather_tasks(
+    job: Job, records: list[UnitRecord], kept: list[KeptUnit], rows: dict[str, int], num_sparse: int
+) -> list[GatherTask]:
+    """The shards of all splits, from the units that were scattered and those that were not."""
     units = tuple((record.source, record.chunk) for record in records)
     tasks = []
     first = 0
     for split in SPLITS:
-        for i, start in enumerate(range(0, rows[split], job.shard_rows)):
-            stop = min(start + job.shard_rows, rows[split])
-            tasks.append(GatherTask(job, split, f"{i:05d}", first + start, first + stop, units))
+        for i, begin in enumerate(range(first, first + rows[split], job.shard_rows)):
+            end = min(begin + job.shard_rows, first + rows[split])
+            mine = tuple(unit for unit in kept if operator.lt(*unit.rows_between(begin, end)))
+            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, units, mine, num_sparse))
         first += rows[split]
     return tasks
 
@@ -191,16 +200,20 @@ def _slice(task: GatherTask, source: int, chunk: int) -> slice:
 
 def _gather(task: GatherTask, kind: str, slices: list[slice]) -> ScratchFile:
     """The rows of one kind, in the order of their positions."""
+    widths = {"labels": 1, "dense": len(task.job.schema.dense), "sparse": task.num_sparse}
+    width, dtype = widths[kind], np.dtype(np.float32 if kind == "dense" else np.int32)
+    result = ScratchFile("gathered", (task.stop - task.start, width), dtype)
     units = [(unit, part) for unit, part in zip(task.units, slices, strict=True) if part.start < part.stop]
     path = partial(task.job.unit_path, suffix=f"moved-{kind}.npy")
-    form = np.load(path(*units[0][0]), mmap_mode="r")
-    width, dtype = form.shape[1], form.dtype
-    result = ScratchFile("gathered", (task.stop - task.start, width), dtype)
     parts = (rows_part(path(*unit), part.start, part.stop, width, dtype) for unit, part in units)
     for (unit, part), content in zip(units, read_parts(parts, "part"), strict=True):
         positions = np.load(task.job.unit_path(*unit, "position.npy"), mmap_mode="r")
         rows = content.view(dtype).reshape(part.stop - part.start, width)
         place_rows(rows, positions[part] - task.start, result.array)
+    for kept in task.kept:
+        for begin, rows in unit_rows(kept.unit, kind, *kept.rows_between(task.start, task.stop)):
+            place = kept.position + begin - task.start
+            result.array[place : place + len(rows)] = rows
     return result
 
 
@@ -226,18 +239,3 @@ def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> None:
         ids[:] = ids.astype(np.float32)
     if rules.wraps and rules.max_ind_range is not None and rules.order is not None:
         ids %= np.int32(rules.max_ind_range)
-
-
-def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> list[int]:
-    """Values of each feature without an id of their own, where an id is kept for them and nothing else."""
-    rules = job.rules
-    is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
-    if not is_reserved or (rules.wraps and rules.max_ind_range is not None):
-        return [0] * (ids.shape[1] + len(bags))
-    several = iter(int((feature.ids == rules.unknown_id).sum()) for feature in bags)
-    counts = np.zeros(ids.shape[1], np.int64)
-    count_equal(np.asarray(ids), rules.unknown_id, counts)
-    single = iter(counts.tolist())
-    if not bags:
-        return list(single)
-    return [next(several if name in job.schema.ragged else single) for name in job.schema.sparse]

@@ -26,7 +26,7 @@ from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.rules import Rules
-from data_prep.shuffle import ScatterTask, gather_tasks, run_gather_task, run_scatter_task
+from data_prep.shuffle import gather_tasks, plan_scatter, run_gather_task, run_scatter_task
 from data_prep.units import parse_tasks, reading_tasks, run_reading_task
 from data_prep.work import Job, UnitRecord
 
@@ -215,12 +215,12 @@ def _cut(job: Job, root: Path, result: Result, pool: Pool) -> None:
 
 def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool: Pool) -> None:
     """Rows to the shards that `arrange` chose."""
-    begins = np.cumsum([0, *(unit.record.rows for unit in units)]).tolist()
-    scatter = [ScatterTask(unit, begin) for unit, begin in zip(units, begins, strict=False)]
+    scatter, kept = plan_scatter(job, units)
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
-    with _stage("scatter", begins[-1] * (row_bytes + 8), pool):
-        moved = list(pool.map(run_scatter_task, scatter))
-    tasks = gather_tasks(job, [record for record in moved if record.rows], result.rows)
+    with _stage("scatter", sum(task.unit.record.rows for task in scatter) * (row_bytes + 8), pool):
+        moved = [record for record in pool.map(run_scatter_task, scatter) if record.rows]
+    num_sparse = len(set(result.features) - set(job.schema.ragged))
+    tasks = gather_tasks(job, moved, kept, result.rows, num_sparse)
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))
     result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]
