@@ -75,13 +75,11 @@ def arrange(job: Job, records: list[UnitRecord]) -> dict[str, int]:
     sizes = split_sizes(rules, kept, kept_last_day)
     if rules.split is SplitMethod.scikit_learn:
         order = legacy_permutation(kept, rules.split_seed, job.work / ORDER_NAME)
-        # scikit-learn takes the test rows from the front
-        destination = _inverse(job, order, shift=sizes["train"])
-        _apply(positions, destination, 0, kept)
+        _permute(job, positions, order, kept, shift=sizes["train"])  # scikit-learn takes the test rows from the front
         return sizes
     if rules.train_seed is not None:
         order = legacy_permutation(sizes["train"], rules.train_seed, job.work / ORDER_NAME)
-        _apply(positions, _inverse(job, order, shift=0), 0, sizes["train"])
+        _permute(job, positions, order, kept, shift=0)
     if rules.test_first:
         first, held_out = sizes["train"], sizes["val"] + sizes["test"]
         destination = first + (np.arange(held_out) + sizes["val"]) % max(1, held_out)
@@ -110,12 +108,14 @@ def _number_kept_rows(job: Job, records: list[UnitRecord], positions: NDArray[np
     begin = kept = kept_last_day = 0
     for record in records:
         part = positions[begin : begin + record.rows]
-        keep = np.ones(record.rows, np.bool_)
+        count = record.rows
         if rules.negative_drop_rate:
             labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
             keep = (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
-        part[:] = np.where(keep, kept - 1 + np.cumsum(keep), LEFT_OUT)
-        count = int(keep.sum())
+            part[:] = np.where(keep, kept - 1 + np.cumsum(keep), LEFT_OUT)
+            count = int(keep.sum())
+        else:
+            part[:] = np.arange(kept, kept + count)
         kept += count
         kept_last_day += count if record.source == len(job.sources) - 1 else 0
         begin += record.rows
@@ -148,14 +148,19 @@ def _random_splits(rules: Rules, positions: NDArray[np.int64]) -> Iterator[tuple
         yield np.searchsorted(bounds, uniform, side="right").astype(np.int64), part
 
 
-def _inverse(job: Job, order: NDArray[np.unsignedinteger], shift: int) -> NDArray[np.int64]:
-    """destination[order[k]] = k, moved on by `shift` places, the last ones coming first."""
+def _permute(job: Job, positions: NDArray[np.int64], order: NDArray[np.unsignedinteger], kept: int, shift: int) -> None:
+    """Replace position order[k] of the first ones by k, moved on by `shift` places, the last ones coming first."""
     rows = len(order)
-    destination = _array_on_disk(job.work / "destination.i64", rows, np.dtype(np.int64))
+    is_whole = kept == len(positions)  # then each row's position is still its number
+    destination = positions
+    if not is_whole:
+        destination = _array_on_disk(job.work / "destination.i64", rows, np.dtype(np.int64))
     for start in range(0, rows, BLOCK_ROWS):
         part = order[start : start + BLOCK_ROWS]
-        destination[part] = (np.arange(start, start + len(part)) + shift) % rows
-    return destination
+        moved = np.arange(start + shift, start + shift + len(part))
+        destination[part] = moved % rows if shift else moved
+    if not is_whole:
+        _apply(positions, destination, 0, rows)
 
 
 def _apply(positions: NDArray[np.int64], destination: NDArray[np.int64], first: int, count: int) -> None:
