@@ -91,8 +91,8 @@ class Run:
             self.keeper.wait()
             self.profiler.close()
         except Exception as error:
-            self.keeper.close()  # a checkpoint that fills the disk is gone then: there is room for the last figures
             figures = summary.failed(self.session, self.state, error, self.seconds())
+            self.keeper.close()  # a checkpoint that fills the disk is gone then: there is room for the last figures
             with told_where_no_room():
                 self.record.summary(figures)
                 self.trackers.close(figures)

@@ -45,6 +45,7 @@ TORCHREC = "TorchRec's three steps, one process as made"
 HASH_2 = "hash, 2 workers"
 FROM_GZ = "hash from .gz, 1 worker and its threads"
 INFLATE = "inflating that .gz alone"
+ROW_BYTES_IN_MEMORY = 600  # a row's text, its shards until the text is there, and packed or as TorchRec's
 RATIOS = {
     "hash, 2 workers / 1": (HASH_2, "hash, 1 worker"),
     "torchrec_fixed / TorchRec": (FIXED_PEER, TORCHREC),
@@ -64,10 +65,11 @@ def main() -> None:
     parser.add_argument("--peer-rows", type=int, default=10_000_000, help="rows TorchRec gets, being slow")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--real", type=Path, help="real rows, of which the .gz day is to be made")
-    memory = Path("/dev/shm")
-    parser.add_argument("--raw-in", type=Path, default=memory if memory.is_dir() else None, help="where raw files lie")
+    parser.add_argument("--raw-in", type=Path, help="where raw files lie; by default /dev/shm, where it has room")
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     arguments = parser.parse_args()
+    arguments.peer_rows = min(arguments.peer_rows, arguments.rows) // 2 * 2
+    arguments.raw_in = arguments.raw_in or memory_with_room(ROW_BYTES_IN_MEMORY * arguments.rows)
     with tempfile.TemporaryDirectory(dir=arguments.raw_in) as raw, tempfile.TemporaryDirectory() as directory:
         results = measure(arguments, Path(raw), Path(directory))
     command = " ".join([Path(sys.executable).name, *sys.argv])
@@ -77,6 +79,12 @@ def main() -> None:
     print(json.dumps(document, indent=1))
     if arguments.out:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def memory_with_room(num_bytes: int) -> Path | None:
+    """Where files lie in memory, if there is such a place and it has room."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > num_bytes else None
 
 
 def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from data_prep.work import Job
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
-BLOCK_BYTES_IN_WORK = 32 * MEBIBYTE
+BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
 UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
 UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted

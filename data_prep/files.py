@@ -53,13 +53,6 @@ def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> Fi
         return FileDigest(bytes=file.tell(), sha256=begun.hexdigest())
 
 
-def digest_bytes(content: Any, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
-    """As `digest_file`, of what a file will hold."""
-    begun = start_sum()
-    begun.update(content)
-    return FileDigest(bytes=len(content), sha256=begun.hexdigest())
-
-
 def temporary_path(path: Path) -> Path:
     """A name beside `path` that no other process, thread or machine uses."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")

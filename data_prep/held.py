@@ -148,7 +148,7 @@ class HeldArray:
 
     def extend(self, rows: int, fill: Callable[[NDArray[Any]], object]) -> None:
         """Add rows, which `fill` writes to the array [rows, width] that it is handed."""
-        shape = (rows, self._width or 1)
+        shape = (rows, 1 if self._width is None else self._width)
         room = self._file.extend(rows * shape[1] * self._dtype.itemsize)
         array = np.empty(shape, self._dtype) if room is None else room.view(self._dtype).reshape(shape)
         fill(array)

@@ -1,5 +1,6 @@
 """A stream of bytes cut into blocks of whole lines, at offsets that do not depend on who reads them."""
 
+import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -39,8 +40,10 @@ class LineBlocks:
     def __init__(
         self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES, reader: Reader | None = None
     ) -> None:
+        if block_bytes > ROOM_BEFORE:
+            raise ValueError(f"blocks of more than {ROOM_BEFORE} bytes")
         self._source = source
-        self._bytes = bytearray()
+        self._bytes: mmap.mmap | bytes = b""
         self._longest = block_bytes
         self._start = self._end = 0
         self._at_end = False
@@ -82,19 +85,21 @@ class LineBlocks:
             self._fill()
             if self._start == self._end:
                 return
-            end = self._bytes.rfind(b"\n", self._start, self._end) + 1
-            if end == 0:
+            first = self._bytes.find(b"\n", self._start, self._end)
+            if first < 0 or first - self._start >= self._longest:
                 raise UserError(
                     f"{self._source.path}: a line at byte {self._offset} is longer than {self._longest} "
                     "bytes; not a table of one row per line"
                 )
+            end = self._bytes.rfind(b"\n", self._start, self._end) + 1
             if self._offset + (end - self._start) > stop:
-                end = self._bytes.index(b"\n", self._start + (stop - 1 - self._offset)) + 1
+                end = self._bytes.find(b"\n", self._start + (stop - 1 - self._offset)) + 1
             start, offset = self._start, self._offset
             self._offset += end - start
             self._start = end
             array = np.frombuffer(self._bytes, np.uint8)
-            yield LineBlock(array, start, end, offset, self._at_end and end == self._end)
+            is_last = end == self._end and (self._at_end or self._reader.at_end())
+            yield LineBlock(array, start, end, offset, is_last)
 
     def _fill(self) -> None:
         """Have at least one whole line in the block, or all that is left."""
@@ -102,13 +107,13 @@ class LineBlocks:
             rest = self._bytes[self._start : self._end]
             if len(rest) >= self._longest:
                 return
-            self._bytes, count = self._reader.next_block()
-            self._start, self._end = ROOM_BEFORE - len(rest), ROOM_BEFORE + count
-            self._bytes[self._start : ROOM_BEFORE] = rest
+            block, count = self._reader.next_block()
+            self._bytes, self._start, self._end = block, ROOM_BEFORE - len(rest), ROOM_BEFORE + count
+            block[self._start : ROOM_BEFORE] = rest
             if count == 0:
                 self._at_end = True
                 if rest:
-                    self._bytes[self._end] = ord("\n")
+                    block[self._end] = ord("\n")
                     self._end += 1
 
 
@@ -121,7 +126,7 @@ def count_lines_before(source: Source, offset: int) -> int:
             block, count = reader.next_block()
             if count == 0:
                 break
-            lines += block.count(b"\n", ROOM_BEFORE, ROOM_BEFORE + min(count, offset))
+            lines += block[ROOM_BEFORE : ROOM_BEFORE + min(count, offset)].count(b"\n")
             offset -= count
     finally:
         reader.close()

@@ -1,6 +1,7 @@
 """Bytes read by a thread that runs a few blocks ahead of who needs them, in memory that is used again and again."""
 
 import io
+import mmap
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -21,11 +22,12 @@ class ReadAhead(io.RawIOBase):
     def __init__(self, fill: Callable[[memoryview], int], before: int = 0, behind: int = 0) -> None:
         super().__init__()
         self._fill, self._before = fill, before
-        self._free: SimpleQueue[bytearray | None] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[bytearray, int] | Exception] = SimpleQueue()
+        self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
-            self._free.put(bytearray(before + BLOCK_BYTES + behind))
-        self._block: bytearray | None = None
+            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + behind))  # room that is not used takes no memory
+        self._block: mmap.mmap | None = None
+        self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
         self._ended = self._ending = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,19 +44,26 @@ class ReadAhead(io.RawIOBase):
             if not count:
                 return
 
-    def next_block(self) -> tuple[bytearray, int]:
+    def next_block(self) -> tuple[mmap.mmap, int]:
         """Memory that holds so many bytes behind its room before, 0 at the end; valid until the next is asked for.
 
-        Raises what `fill` raised. There is nothing to ask for after that, or after the end.
+        Raises what `fill` raised; ValueError after that, or after the end.
         """
+        if self._ended:
+            raise ValueError("read past the end")
         if self._block is not None:
             self._free.put(self._block)
-        filled = self._filled.get()
+        filled, self._peeked = self._peeked or self._filled.get(), None
         self._ended = isinstance(filled, Exception) or not filled[1]
         if isinstance(filled, Exception):
             raise filled
         self._block = filled[0]
         return filled
+
+    def at_end(self) -> bool:
+        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        self._peeked = self._peeked or self._filled.get()
+        return not isinstance(self._peeked, Exception) and not self._peeked[1]
 
     def readable(self) -> bool:
         """Yes."""

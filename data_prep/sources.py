@@ -2,6 +2,8 @@
 
 import glob
 import gzip
+import mmap
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,6 @@ from typing import Any, BinaryIO
 
 from common.errors import UserError
 from data_prep.files import FileDigest
-from data_prep.parse_batch import AT_ONCE
 from data_prep.read_ahead import BLOCK_BYTES, ReadAhead
 from data_prep.summed_file import SummedFile
 
@@ -25,8 +26,8 @@ except ImportError:  # the same bytes, but slower
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
 GLOB_CHARACTERS = frozenset("*?[")
-ROOM_BEFORE = 2 << 20  # of a block: for what the one before has of a line that goes on in it
-ROOM_BEHIND = 1 + AT_ONCE  # for a newline, and what a kernel may read too far
+ROOM_BEFORE = BLOCK_BYTES  # of a block: for what the one before has of a line that goes on in it
+ROOM_BEHIND = 128  # for a newline, and what a kernel may read too far
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 
 
@@ -116,12 +117,16 @@ class PlainReader:
     def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
         self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
         self._file.seek(offset)
-        self._block = bytearray(ROOM_BEFORE + block_bytes + ROOM_BEHIND)
+        self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
         self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
 
-    def next_block(self) -> tuple[bytearray, int]:
+    def next_block(self) -> tuple[mmap.mmap, int]:
         """Memory that holds so many bytes behind ROOM_BEFORE, 0 at the end; valid until the next is asked for."""
         return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
+
+    def at_end(self) -> bool:
+        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Close the file."""
@@ -154,13 +159,17 @@ class SourceStream:
         except DAMAGE as error:
             raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
 
-    def next_block(self) -> tuple[bytearray, int]:
-        """As that of PlainReader; there is nothing to ask for after the end.
+    def next_block(self) -> tuple[mmap.mmap, int]:
+        """As that of PlainReader, but nothing is to be asked for after the end.
 
         Raises:
             UserError: a compressed file is truncated or damaged.
         """
         return self._content.next_block()
+
+    def at_end(self) -> bool:
+        """As that of PlainReader."""
+        return self._content.at_end()
 
     def consumed(self) -> int:
         """Position in the file, somewhat ahead of the bytes handed out."""

@@ -90,7 +90,7 @@ class Saver:
         """Wait for the thread after something else went wrong; what goes wrong with it, too, is only logged."""
         try:
             self.wait()
-        except (UserError, RuntimeError) as error:  # the second where another process is gone
+        except Exception as error:  # noqa: BLE001  # whatever it is, it came second
             log.error("checkpoint: %s", files.last_line(error))
         if self._thread is not None:
             self._thread.shutdown()

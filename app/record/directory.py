@@ -56,14 +56,18 @@ def told_where_no_room() -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """run.log, which loses lines on a full disk, told once; logging would print a traceback for each."""
+    """run.log, which may lose lines on a full disk, told once; logging would print a traceback for each."""
 
     told = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging calls it so
-        if not self.told:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.told:
             self.told = True
-            print(f"{self.baseFilename}: lines are lost: {sys.exc_info()[1]}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # stderr may go to the same disk
+                print(f"{self.baseFilename}: lines may be lost: {error}", file=sys.stderr)
 
 
 class Record:

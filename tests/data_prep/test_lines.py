@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data_prep.lines import LineBlocks, count_lines_before
-from data_prep.sources import resolve_sources
+from data_prep.parse import PADDING
+from data_prep.read_ahead import BLOCK_BYTES
+from data_prep.sources import ROOM_BEFORE, ROOM_BEHIND, resolve_sources
 
 
 def chunks_of(path, chunk_bytes, block_bytes):
@@ -72,6 +74,28 @@ def test_offsets_and_the_last_line(tmp_path):
         blocks = [(block.offset, block.end - block.start, block.is_last) for block in lines.until(100)]
     assert blocks == [(0, 8, False), (8, 6, True)]
     assert count_lines_before(source, 9) == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("text", [b"one\ntwo\n", b"one\ntwo"])
+def test_the_last_block_says_that_it_is(tmp_path, text, packed):
+    path = tmp_path / "day_0"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    with LineBlocks(resolve_sources(str(path))[0]) as lines:
+        assert [block.is_last for block in lines.until(100)][-1]
+
+
+def test_there_is_room_for_a_newline_and_for_what_kernels_read_too_far():
+    assert ROOM_BEHIND > PADDING
+    assert ROOM_BEFORE >= BLOCK_BYTES
+
+
+@pytest.mark.parametrize("before", [b"", b"0123456789\n"])
+def test_a_long_line_is_refused_wherever_it_begins(tmp_path, before):
+    path = tmp_path / "day_0"
+    path.write_bytes(before + b"x" * (3 << 20) + b"\n")
+    with LineBlocks(resolve_sources(str(path))[0]) as lines, pytest.raises(UserError, match="longer than"):
+        list(lines.until(4 << 20))
 
 
 def test_a_line_longer_than_a_block(tmp_path):
