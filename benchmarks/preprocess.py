@@ -90,7 +90,7 @@ def memory_with_room(num_bytes: int) -> Path | None:
 def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[dict[str, Any]]:
     """All measurements in turn, several times over; raw files in the first directory, what is written in the other."""
     days, peer = make_days(arguments, raw)
-    packed, packed_rows = pack(arguments, days / "day_0.tsv", raw)
+    packed, packed_rows = pack(arguments, days, raw)
     tasks: dict[str, Callable[[], dict[str, float]]] = {}
     for name, overrides in OURS.items():
         tasks[f"{name}, 1 worker"] = lambda o=overrides: ours(directory, days, 1, o)  # type: ignore[misc]
@@ -131,13 +131,14 @@ def make_days(arguments: argparse.Namespace, raw: Path) -> tuple[Path, Path]:
     return days, peer
 
 
-def pack(arguments: argparse.Namespace, day: Path, raw: Path) -> tuple[Path, int]:
-    """A compressed day of the synthetic or the real rows, and how many it has."""
-    packed, rows = raw / "day_0.gz", arguments.rows // 2
+def pack(arguments: argparse.Namespace, days: Path, raw: Path) -> tuple[Path, int]:
+    """A compressed file of the synthetic or the real rows, and how many it has."""
+    packed, rows = raw / "day_0.gz", arguments.rows
     with gzip.open(packed, "wb", compresslevel=6) as target:
         if arguments.real is None:
-            with open(day, "rb") as file:
-                shutil.copyfileobj(file, target, 1 << 20)
+            for day in sorted(days.iterdir()):
+                with open(day, "rb") as file:
+                    shutil.copyfileobj(file, target, 1 << 20)
             return packed, rows
         content = arguments.real.read_bytes().rstrip(b"\n") + b"\n"
         times = max(1, rows // content.count(b"\n"))
