@@ -39,9 +39,9 @@ def log1p_table() -> NDArray[np.float32]:
     return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
 
 
-def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
-    """log(1 + max(x, 0)) as float32; a missing integer becomes 0."""
-    result = np.empty(dense.shape, np.float32)
+def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """log(1 + max(x, 0)) as float32, in `result` if given; a missing integer becomes 0."""
+    result = np.empty(dense.shape, np.float32) if result is None else result
     log1p_block(dense, log1p_table(), result)
     return result
 
@@ -70,7 +70,7 @@ def join_ranges(ranges: list[DenseRange]) -> DenseRange:
 def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[np.float32]) -> None:
     """Apply a transform that needs to know of no other rows; result [rows, N] is contiguous."""
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
-        log1p_block(dense, log1p_table(), result)
+        encode_dense(dense, result)
     else:
         result[:] = transform_dense(dense, transform)
 

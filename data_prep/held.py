@@ -61,13 +61,17 @@ class HeldFile:
             self._held += len(room)
             rest = rest[len(room) :]
 
-    def extend(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Memory of so many more bytes, which its caller fills; None if they would not lie in one piece."""
-        room = self._room()
+    def extend(self, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[NDArray[Any]], object]) -> None:
+        """Add an array that `fill` makes in the memory it is handed: the file's own, where it lies in one piece."""
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        room = self._room()[:num_bytes]
         if len(room) < num_bytes:
-            return None
-        self._held += num_bytes
-        return room[:num_bytes]
+            array = np.empty(shape, dtype)
+            fill(array)
+            self.append(array)
+        else:
+            fill(room.view(dtype).reshape(shape))
+            self._held += num_bytes
 
     def _room(self) -> NDArray[np.uint8]:
         """What is left of the last piece, or a new one."""
@@ -110,6 +114,10 @@ class HeldFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        self._empty()
+
+    def _empty(self) -> None:
+        """Hold nothing any more."""
         while self._pieces:
             _give_back(self._pieces.pop())
         self._held = 0
@@ -126,9 +134,7 @@ class HeldFile:
         for content in self._contents():
             write_past_cache(self._file, content, self._written)
             self._written += len(content)
-        while self._pieces:
-            _give_back(self._pieces.pop())
-        self._held = 0
+        self._empty()
 
 
 class HeldArray:
@@ -148,12 +154,7 @@ class HeldArray:
 
     def extend(self, rows: int, fill: Callable[[NDArray[Any]], object]) -> None:
         """Add rows, which `fill` writes to the array [rows, width] that it is handed."""
-        shape = (rows, 1 if self._width is None else self._width)
-        room = self._file.extend(rows * shape[1] * self._dtype.itemsize)
-        array = np.empty(shape, self._dtype) if room is None else room.view(self._dtype).reshape(shape)
-        fill(array)
-        if room is None:
-            self._file.append(array)
+        self._file.extend((rows, 1 if self._width is None else self._width), self._dtype, fill)
         self.rows += rows
 
     def close(self, start_sum: Callable[[], Any]) -> FileDigest:

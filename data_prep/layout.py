@@ -116,6 +116,7 @@ def run_build_task(task: BuildTask) -> BuiltShard:
             path = cut_path(job, piece, kind)
             files[kind] = digest_file(path)
         else:
+            # private, not read-only: kernels are compiled anew for arrays that cannot be written
             part = np.load(path, mmap_mode="c")[piece.start : piece.end]
             files[kind] = _copy_rows(path, piece, part, cut_path(job, piece, kind))
             path = cut_path(job, piece, kind)

@@ -116,21 +116,14 @@ class UnitFiles:
         else:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, job.rules.dense, dense))
         if self._is_vocabulary:
-            self._append_columns(block.sparse)
+            columns = block.sparse.T
+            self._raw.extend(columns.shape, np.uint32, lambda raw: np.copyto(raw, columns))
         else:
             modulus = job.rules.max_ind_range
             assert modulus is not None
             self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
         if self._bags is not None:
             self._bags.append(block.bags)
-
-    def _append_columns(self, values: NDArray[np.uint32]) -> None:
-        """Write the values of a block [rows, F] column by column."""
-        room = self._raw.extend(values.nbytes)
-        if room is None:
-            self._raw.append(values.T)
-        else:
-            room.view(np.uint32).reshape(values.T.shape)[:] = values.T
 
     def finish(self) -> UnitRecord:
         """Close the files, count the values for a vocabulary, record the unit."""
