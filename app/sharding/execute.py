@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import (
@@ -20,6 +20,7 @@ from torchrec.distributed.types import (
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.sharding.collections import collections
+from app.sharding.empty_shards import count_empty_shards
 from app.sharding.plan import BY_ID_TYPES, Plan
 from common.streams import without_native_stdout
 
@@ -63,13 +64,18 @@ def distribute(
         for path, part in collections(model).items()
     }
     with without_native_stdout():  # some kinds of sharding make process groups
-        return DistributedModelParallel(
+        sharded = DistributedModelParallel(
             model,
             device=device,
             plan=ShardingPlan(plan=parts),
             sharders=make_sharders(fused_params, codecs(qcomm)),
             data_parallel_wrapper=_ReplicateAmongMany(),
         )
+    for module in sharded.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection):
+            for lookup in module._lookups:
+                count_empty_shards(lookup)
+    return sharded
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
