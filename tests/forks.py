@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,23 @@ def run_module(
 ) -> "subprocess.CompletedProcess[str]":
     """Do what `python -m module arguments` does, to its end, after `prepare` (a function of a module)."""
     with tempfile.TemporaryDirectory() as directory:
-        context = multiprocessing.get_context("forkserver")
-        given = (module, arguments, str(cwd), dict(os.environ), directory, prepare)
-        process = context.Process(target=_as_main, args=given)
-        process.start()
+        process = start_module(module, *arguments, cwd=cwd, out=Path(directory), prepare=prepare)
         process.join()
         assert process.exitcode is not None
         out, err = ((Path(directory) / stream).read_text() for stream in ("stdout", "stderr"))
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, out, err)
+
+
+def start_module(
+    module: str, *arguments: str, cwd: Path, out: Path, environment: Mapping[str, str] = os.environ,
+    prepare: Callable[[], None] | None = None,
+) -> ForkServerProcess:  # fmt: skip
+    """The same, under way; it writes `stdout` and `stderr` in the directory `out`."""
+    context = multiprocessing.get_context("forkserver")
+    given = (module, arguments, str(cwd), dict(environment), str(out), prepare)
+    process = context.Process(target=_as_main, args=given)
+    process.start()
+    return process
 
 
 def _as_main(

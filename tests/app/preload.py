@@ -6,7 +6,7 @@ collector, so that no fork walks through all of it nor copies its pages.
 
 import gc
 
-from app import evaluate, export, recommend, train, verify  # noqa: F401
+from app import evaluate, export, launch, recommend, train, verify  # noqa: F401
 from app.config import CONFIG_DIR, AppConfig
 from common.cli import compose_config
 

@@ -1,27 +1,17 @@
 """`python -m app.launch`: torchrun whose exit status and last words are those of the processes."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from app.launch import first_failure
-from tests.app.conftest import SMALL, app_environment
-
-LAUNCH = [sys.executable, "-m", "app.launch", "--nproc-per-node", "2", "-m", "app.train"]
-
-
-def launch(cwd: Path, *overrides: str) -> "subprocess.Popen[str]":
-    environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
-        [*LAUNCH, *SMALL, *overrides], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+from tests.app.conftest import SMALL
+from tests.app.group import train_group
+from tests.app.launched import Launcher
+from tests.app.test_train import losses, summary
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -34,12 +24,17 @@ def wait_for_step(run: Path, step: int) -> None:
     raise AssertionError(f"{run} did not come to step {step}")
 
 
-def test_bad_input_is_one_line_and_status_2(dataset: Path, tmp_path: Path) -> None:
-    process = launch(tmp_path, f"data.path={dataset}", "run.name=a", "train.global_batch_size=65")
-    _, err = process.communicate(timeout=480)
-    assert process.returncode == 2
-    assert err == "error: train.global_batch_size=65: not divisible by the 2 processes; every process takes an " \
-                  "equal part\n"  # fmt: skip
+@pytest.mark.parametrize(
+    ("argument", "status", "said"),
+    [
+        ("data.path=", 2, "error: data.path: not given; name the directory to write the dataset to\n"),
+        ("--help", 0, ""),
+    ],
+)
+def test_status_and_words_are_those_of_the_processes(argument: str, status: int, said: str, tmp_path: Path) -> None:
+    """Of two that need no torch; what app.train's say of bad input is in test_train."""
+    launcher = Launcher("--nproc-per-node", "2", "-m", "data_prep", argument, cwd=tmp_path, out=tmp_path / "out")
+    assert launcher.end() == (status, said)
 
 
 @pytest.mark.parametrize(
@@ -59,25 +54,40 @@ def test_the_cause_is_told_and_not_what_came_of_it(failures: dict[int, tuple[int
 
 
 @pytest.mark.slow
-def test_a_stopped_job_ends_with_75_and_a_killed_process_is_told(dataset: Path, tmp_path: Path) -> None:
-    overrides = [f"data.path={dataset}", "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
-    process = launch(tmp_path, *overrides)
+def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
+    launcher = Launcher("--nproc-per-node", "2", "-m", "app.train", *overrides, cwd=tmp_path, out=tmp_path / "out")
     wait_for_step(tmp_path / "runs/a", 60)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=480)
-    assert process.returncode == 75, err
+    assert launcher.process.pid is not None
+    os.kill(launcher.process.pid, signal.SIGTERM)
+    status, err = launcher.end()
+    assert status == 75, err
     assert "Traceback" not in err
-    summary = json.loads((tmp_path / "runs/a/summary.json").read_bytes())
-    assert summary["status"] == "interrupted"
-    assert summary["steps"] > 50
+    told = summary(tmp_path / "runs/a")
+    assert told["status"] == "interrupted"
+    assert told["steps"] > 50
 
-    process = launch(tmp_path, *overrides)
-    wait_for_step(tmp_path / "runs/a", summary["steps"] + 20)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(pid) for pid in children if b"app.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=480)
-    assert process.returncode == 128 + signal.SIGKILL, err
-    assert "error: process 1 was ended by SIGKILL" in err
-    assert "Traceback" not in err.split("error: process 1")[1]
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path) -> None:
+    """One loss is made good, even in a job that was told to start over, and to the same bits; two are one too many."""
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25",
+                 "sharding.types=row_wise"]  # fmt: skip
+    (tmp_path / "whole").mkdir()
+    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
+    launcher = Launcher("--nproc-per-node", "2", "--max-restarts", "1", "-m", "tests.app.killed_twice", *overrides,
+                        "checkpoint.resume=never", cwd=tmp_path, out=tmp_path / "out")  # fmt: skip
+    status, err = launcher.end()
+    assert status == 128 + signal.SIGKILL, err
+    first, second = err.split("resume: from runs/x/checkpoints/step_00000025")
+    for part in (first, second):
+        lines = [line for line in part.splitlines() if line.startswith("error: process 0: another process is gone")]
+        assert len(lines) == 1, err
+    assert "so checkpoint.resume is auto now, not never" in first
+    assert "error: process 1 was ended by SIGKILL" not in first
+    assert "error: process 1 was ended by SIGKILL" in second
+    assert "Traceback" not in second
+    run = tmp_path / "runs/x"
+    assert train_group(overrides, 2, tmp_path) == [0, 0]
+    assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
+    assert losses(run) == losses(tmp_path / "whole/runs/x")

@@ -1,21 +1,24 @@
 """Two network namespaces joined by a virtual cable are two machines: a job across them, and the cable is cut."""
 
+import ctypes
+import functools
 import os
 import re
 import shutil
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import SMALL, app_environment
+from tests.app.conftest import SMALL
 from tests.app.group import train_group
-from tests.app.test_peers import wait_for_checkpoint
-from tests.app.test_train import losses, summary
+from tests.app.launched import Launcher
+from tests.app.test_train import events, losses, summary
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
+CLONE_NEWNET = 0x40000000  # <sched.h>
 TIMEOUT_SECONDS = 30  # of an exchange: others' work on this machine must not cost so much
 
 
@@ -46,47 +49,61 @@ def hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def start(hosts: list[str], cwd: Path, overrides: list[str]) -> "list[subprocess.Popen[str]]":
+def enter(host: str) -> None:
+    """Let this process, and those that it starts, see that host's network."""
+    with open(f"/run/netns/{host}") as network:
+        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network.name)
+
+
+def start(hosts: list[str], cwd: Path, out: str, overrides: list[str]) -> list[Launcher]:
     """app.launch on both machines, one process each; the first is where they meet."""
     launchers = []
     for number, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
         options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
                    "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-conf", f"is_host={1 - number}",
                    "--local-addr", address]  # fmt: skip
-        command = [sys.executable, "-m", "app.launch", *options, "-m", "app.train", *overrides]
-        environment = {**app_environment(), "GLOO_SOCKET_IFNAME": host}
         launchers.append(
-            subprocess.Popen(["ip", "netns", "exec", host, *command], cwd=cwd, env=environment, text=True,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            Launcher(*options, "-m", "app.train", *overrides, cwd=cwd, out=cwd / f"{out}_{number}", interface=host,
+                     prepare=functools.partial(enter, host))
         )  # fmt: skip
     return launchers
+
+
+def wait_for_checkpoint(run: Path, launchers: list[Launcher]) -> None:
+    deadline = time.monotonic() + 240
+    while not ((run / "metrics.jsonl").exists() and events(run, "checkpoint")):
+        assert time.monotonic() < deadline
+        assert all(launcher.process.exitcode is None for launcher in launchers), "ended too early"
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=6000", "checkpoint.every_steps=20",
                  f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}", "sharding.types=row_wise"]  # fmt: skip
-    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, overrides)
+    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
     try:
         wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
-        said = [launcher.communicate(timeout=480)[1] for launcher in launchers]
+        ended = [launcher.end() for launcher in launchers]
+        said = [err for _, err in ended]
         told = [
             re.findall(r"error: process (\d): another process is gone or out of reach \(([^;]+);", err) for err in said
         ]
         (process, reason), (other, its_reason) = (one for (one,) in told)  # each end says one thing
         assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say
         assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
-        assert [launcher.returncode for launcher in launchers] == [75, 75], said
+        assert [status for status, _ in ended] == [75, 75], said
         assert summary(run)["status"] == "failed"
         overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
-        launchers = start(hosts, tmp_path, overrides)
-        errors = [launcher.communicate(timeout=480)[1] for launcher in launchers]
-        assert [launcher.returncode for launcher in launchers] == [0, 0], errors
+        launchers = start(hosts, tmp_path, "mended", overrides)
+        ended = [launcher.end() for launcher in launchers]
+        assert [status for status, _ in ended] == [0, 0], ended
     finally:
         for launcher in launchers:
-            launcher.kill()
+            launcher.process.kill()
     (tmp_path / "whole").mkdir()
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]

@@ -1,0 +1,14 @@
+"""`python -m app.train`, but process 1 is killed in step 35, and, started again at step 25, in step 45."""
+
+import os
+
+from app import run, runtime, train
+from app.config import CONFIG_DIR, AppConfig
+from common.cli import run_command
+from tests.app import inject
+
+if __name__ == "__main__":
+    if os.environ["RANK"] == "1":
+        step = {"0": 35, "1": 20}[os.environ["TORCHELASTIC_RESTART_COUNT"]]
+        inject.at_call(run.optimizer, "set_learning_rate", step, inject.kill)
+    runtime.leave(run_command(train.main, AppConfig, CONFIG_DIR))

@@ -1,0 +1,29 @@
+"""`python -m app.launch` as a fork, which saves its start; the processes that it starts are real ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.app.conftest import app_environment
+from tests.forks import start_module
+
+
+class Launcher:
+    """A launcher under way in `cwd`; what it and its processes say goes to the directory `out`, which it makes."""
+
+    def __init__(
+        self, *arguments: str, cwd: Path, out: Path, interface: str = "", prepare: Callable[[], None] | None = None
+    ) -> None:
+        """interface: the network's that gloo is to use."""
+        out.mkdir()
+        environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
+        if interface:
+            environment["GLOO_SOCKET_IFNAME"] = interface
+        self.out = out
+        self.process = start_module("app.launch", *arguments, cwd=cwd, out=out, environment=environment,
+                                    prepare=prepare)  # fmt: skip
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its exit status, and what was said on stderr."""
+        self.process.join(480)
+        assert self.process.exitcode is not None, "the launcher did not end"
+        return self.process.exitcode, (self.out / "stderr").read_text()
