@@ -22,6 +22,7 @@ BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
 UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
 UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
+CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
 SHUFFLE_BYTES_PER_ROW = 2 * 104 + 24  # the ids of a shard, a copy, positions
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
@@ -57,8 +58,8 @@ def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
     """Memory of a worker that parses; of a stream one unit is written while the next is parsed."""
     need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _unit_bytes(job)
     if job.rules.order is not None:
-        need += max(PART_BYTES, int(job.chunk_bytes * COUNT_BYTES_PER_CHUNK_BYTE))
-    return need + _bytes_to_shuffle(job)
+        need += max(PART_BYTES, int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE)))
+    return need
 
 
 def _unit_bytes(job: Job) -> int:

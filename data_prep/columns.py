@@ -1,112 +1,176 @@
-"""A unit's categorical values on disk, column by column, and the runs counted from them."""
+"""A unit's categorical values on disk: as small numbers where a column's values repeat, which most do.
 
-import mmap
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of BLOCK_ROWS rows,
+the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32 [rows]. Each
+block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.choices import VocabularyOrder
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
 from data_prep.parts import Part, read_parts
 from data_prep.ragged import Bags, unpack
-from data_prep.vocabulary import Run, count_in_order, count_values
-from data_prep.work import Job, UnitRecord, sum_of
+from data_prep.scratch import scratch_array
+from data_prep.vocabulary import FEW_CODES, Coding
+from data_prep.work import VALUE_BYTES, Job, UnitRecord, sum_of
 
-VALUE_BYTES = 4
-RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
+BLOCK_ROWS = 1 << 14
+ALIGNMENT = 8
 
 
-def raw_blocks(job: Job, record: UnitRecord, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.uint32]]:
-    """The values of a unit's rows start..stop (by default all), block by block, [F, rows].
+class HeldColumns:
+    """A unit's values while it is parsed, in memory, or in a file that goes with them where that is too much."""
+
+    def __init__(self, path: Path, num_columns: int) -> None:
+        self._file = HeldFile(path)
+        self._num_columns = num_columns
+        self._block_rows: list[int] = []
+
+    def append(self, columns: NDArray[np.uint32]) -> None:
+        """Add rows, [F, rows]."""
+        self._file.extend(columns.shape, np.uint32, lambda room: np.copyto(room, columns))
+        self._block_rows.append(columns.shape[1])
+
+    def column(self, number: int) -> NDArray[np.uint32]:
+        """A column's values [rows], in memory of this thread that is the same for each call with that number."""
+        column: NDArray[np.uint32] = scratch_array(f"column {number}", (sum(self._block_rows),), np.uint32)
+        row = position = 0
+        for rows in self._block_rows:
+            self._file.read_into(position + VALUE_BYTES * number * rows, column[row : row + rows])
+            position += VALUE_BYTES * self._num_columns * rows
+            row += rows
+        return column
+
+    def abandon(self) -> None:
+        """Hold nothing any more."""
+        self._file.abandon()
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """Where things lie in a `columns` file; dictionaries: of each feature the number of values, 0 without one."""
+
+    rows: int
+    dictionaries: Sequence[int]
+
+    def dtype(self, feature: int) -> np.dtype[Any]:
+        """Of a feature's numbers."""
+        values = self.dictionaries[feature]
+        return np.dtype(np.uint32 if not values else np.uint8 if values <= FEW_CODES else np.uint16)
+
+    @property
+    def begin(self) -> int:
+        """Where the first block begins."""
+        return _aligned(VALUE_BYTES * sum(self.dictionaries))
+
+    def part_bytes(self, feature: int, rows: int) -> int:
+        """Bytes of a feature in a block of that many rows."""
+        return _aligned(self.dtype(feature).itemsize * rows)
+
+    def block_bytes(self, rows: int) -> int:
+        """Bytes of a block of that many rows."""
+        return sum(self.part_bytes(feature, rows) for feature in range(len(self.dictionaries)))
+
+    def blocks(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The blocks that rows start..stop are in: first row, row behind the last, place in the file."""
+        whole = self.block_bytes(BLOCK_ROWS)
+        first = start // BLOCK_ROWS * BLOCK_ROWS
+        return [
+            (begin, min(begin + BLOCK_ROWS, self.rows), self.begin + begin // BLOCK_ROWS * whole)
+            for begin in range(first, stop, BLOCK_ROWS)
+        ]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def write_columns(
+    job: Job, unit: tuple[int, int], values: HeldColumns, codings: Sequence[Coding | None]
+) -> tuple[list[int], FileDigest]:
+    """Write a unit's `columns` and let go of the values.
+
+    Args:
+        unit: its source and chunk.
+        codings: one per feature; None: its values are written.
+
+    Returns:
+        the number of values of each dictionary, 0 without one, and the size and sum of the file.
+    """
+    columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
+    values.abandon()
+    dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
+    file = HeldFile(job.unit_path(*unit, "columns"))
+    try:
+        file.append(np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)]))
+        _pad(file, VALUE_BYTES * sum(dictionaries))
+        for start in range(0, len(columns[0]) if columns else 0, BLOCK_ROWS):
+            for column in columns:
+                part = column[start : start + BLOCK_ROWS]
+                file.append(part)
+                _pad(file, part.nbytes)
+    except BaseException:
+        file.abandon()
+        raise
+    return dictionaries, file.close(sum_of(job, "columns"))
+
+
+def _pad(file: HeldFile, num_bytes: int) -> None:
+    file.append(np.zeros(_aligned(num_bytes) - num_bytes, np.uint8))
+
+
+def column_blocks(
+    job: Job, record: UnitRecord, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
+    """A unit's rows start..stop (by default all), block by block: how many, and of each feature the codes or values.
 
     A block is only valid until the next one is asked for.
     """
     stop = record.rows if stop is None else stop
-    num_features = len(job.schema.single)
-    path = job.unit_path(record.source, record.chunk, "raw")
-    row_bytes = VALUE_BYTES * num_features
-    begins = np.cumsum([0, *record.block_rows]).tolist()
-    blocks = [(begin, end) for begin, end in pairwise(begins) if begin < stop and end > start]
-    parts = [Part(path, begin * row_bytes, (end - begin) * row_bytes) for begin, end in blocks]
-    for (begin, end), content in zip(blocks, read_parts(parts, "raw"), strict=True):
-        values = content.view(np.uint32).reshape(num_features, end - begin)
-        yield values[:, max(start, begin) - begin : min(stop, end) - begin]
+    layout = ColumnLayout(record.rows, record.dictionaries)
+    path = job.unit_path(record.source, record.chunk, "columns")
+    blocks = layout.blocks(start, stop)
+    parts = [Part(path, place, layout.block_bytes(end - begin)) for begin, end, place in blocks]
+    for (begin, end, _), content in zip(blocks, read_parts(parts, "columns"), strict=True):
+        mine = slice(max(start, begin) - begin, min(stop, end) - begin)
+        columns, place = [], 0
+        for feature in range(len(layout.dictionaries)):
+            dtype = layout.dtype(feature)
+            columns.append(content[place : place + dtype.itemsize * (end - begin)].view(dtype)[mine])
+            place += layout.part_bytes(feature, end - begin)
+        yield mine.stop - mine.start, columns
+
+
+def read_dictionaries(job: Job, record: UnitRecord) -> list[NDArray[np.uint32] | None]:
+    """The dictionaries of a unit's features, each with the value of every code; None where there are none."""
+    path = job.unit_path(record.source, record.chunk, "columns")
+    everything = np.fromfile(path, np.uint32, sum(record.dictionaries))
+    ends = np.cumsum(record.dictionaries).tolist()
+    lengths = zip(ends, record.dictionaries, strict=True)
+    return [everything[end - length : end] if length else None for end, length in lengths]
+
+
+def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32]:
+    """The values [rows] of a feature that has no dictionary."""
+    layout = ColumnLayout(record.rows, record.dictionaries)
+    assert not record.dictionaries[feature]
+    column = np.empty(record.rows, np.uint32)
+    with open(job.unit_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
+        for begin, end, place in layout.blocks(0, record.rows):
+            before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
+            os.preadv(file.fileno(), [column[begin:end].data], place + before)
+    return column
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
     """The values, as read, of a unit's multi-valued columns, memory-mapped."""
     values, offsets = (np.load(job.unit_path(source, chunk, f"{kind}.npy"), "r") for kind in ("bags", "offsets"))
     return unpack(values, offsets, len(job.schema.ragged))
-
-
-def write_runs(
-    job: Job,
-    unit: tuple[int, int],
-    block_rows: list[int],
-    suffix: str,
-    read: Callable[[int, NDArray[np.uint32]], None],
-    rows: NDArray[np.int64] | None = None,
-) -> tuple[list[int], FileDigest]:
-    """Count the values of a unit, feature by feature; first appearances are rows of the unit, from 0.
-
-    Args:
-        unit: its source and chunk.
-        read: fills an array with the bytes of `raw` from an offset on.
-        rows: which rows of the unit to count, rising; None: all.
-
-    Returns:
-        the number of distinct values of each feature, and the size and sum of the file.
-    """
-    in_order = job.rules.order is VocabularyOrder.first_appearance
-    single = job.schema.single
-    bags = dict(zip(job.schema.ragged, unit_bags(job, *unit), strict=True)) if job.schema.ragged else {}
-    numbers = np.arange(sum(block_rows)) if rows is None else rows
-    lengths = []
-    runs = HeldFile(job.unit_path(*unit, suffix))
-    for feature in job.schema.sparse:
-        mine = numbers
-        if feature in bags:
-            counted = bags[feature] if rows is None else bags[feature].take(rows)
-            column = np.array(counted.ids)
-            mine = np.repeat(numbers, counted.lengths)
-        else:
-            column = _read_column(read, single.index(feature), len(single), block_rows)
-            column = column if rows is None else column[rows]
-        run = count_in_order(column, mine) if in_order else count_values(column)
-        for array in (run.values, run.counts.astype(np.uint32), run.first):
-            runs.append(array)
-        lengths.append(len(run.values))
-    return lengths, runs.close(sum_of(job, suffix))
-
-
-def _read_column(
-    read: Callable[[int, NDArray[np.uint32]], None], feature: int, num_features: int, block_rows: list[int]
-) -> NDArray[np.uint32]:
-    column = np.empty(sum(block_rows), np.uint32)
-    row = position = 0
-    for rows in block_rows:
-        read(position + VALUE_BYTES * feature * rows, column[row : row + rows])
-        position += VALUE_BYTES * num_features * rows
-        row += rows
-    return column
-
-
-def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
-    """The run of one feature of a unit, memory-mapped; counts are uint32, rows those of the unit."""
-    length = record.run_lengths[feature]
-    if length == 0:
-        return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    offset = RUN_ENTRY_BYTES * sum(record.run_lengths[:feature])
-    before = offset % mmap.ALLOCATIONGRANULARITY
-    with open(job.unit_path(record.source, record.chunk, suffix), "rb") as file:
-        mapped = mmap.mmap(
-            file.fileno(), before + RUN_ENTRY_BYTES * length, access=mmap.ACCESS_READ, offset=offset - before
-        )
-    values = np.frombuffer(mapped, np.uint32, length, before)
-    counts: NDArray[Any] = np.frombuffer(mapped, np.uint32, length, before + VALUE_BYTES * length)
-    first = np.frombuffer(mapped, np.int64, length, before + 2 * VALUE_BYTES * length)
-    return Run(values, counts, first)

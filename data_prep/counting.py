@@ -11,19 +11,20 @@ ROWS_PER_VALUE = 4  # on average: where values repeat less, sorting them is fast
 FREE_VALUES = 4096  # before it is judged whether they do
 
 
-def make_room(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+def make_room(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint16]]:
     """Room for what `count_repeated` finds in that many rows."""
     most = rows // ROWS_PER_VALUE + FREE_VALUES + 1
-    return np.empty(most, np.uint32), np.empty(most, np.int64), np.empty(most, np.int64)
+    return np.empty(most, np.uint32), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(rows, np.uint16)
 
 
 @jit
-def count_repeated(values, found, counts, first):  # type: ignore[no-untyped-def]
+def count_repeated(values, found, counts, first, codes):  # type: ignore[no-untyped-def]
     """Count the distinct values of a column, in their order of appearance.
 
     Args:
         values: [rows] uint32.
-        found, counts, first: of `make_room`; outputs: each distinct value, how often it occurs, and where first.
+        found, counts, first, codes: of `make_room`; outputs: each distinct value, how often it occurs, and where
+            first; of each row the number of its value in `found`, modulo 2^16.
 
     Returns:
         how many there are, or -1 if the values do not repeat enough.
@@ -38,11 +39,13 @@ def count_repeated(values, found, counts, first):  # type: ignore[no-untyped-def
         while slots[slot] != EMPTY_SLOT and np.uint32(slots[slot] >> np.uint64(32)) != value:
             slot = (slot + np.uint32(1)) & mask
         if slots[slot] != EMPTY_SLOT:
-            counts[np.int64(slots[slot] & np.uint64(0xFFFFFFFF)) - 1] += 1
+            code = np.int64(slots[slot] & np.uint64(0xFFFFFFFF)) - 1
+            counts[code] += 1
+            codes[i] = np.uint16(code)
             continue
         if number >= FREE_VALUES + i // ROWS_PER_VALUE:
             return -1
-        found[number], counts[number], first[number] = value, 1, i
+        found[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
         number += 1
         slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
         if 2 * number > len(slots):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.columns import raw_blocks, unit_bags
+from data_prep.columns import column_blocks, read_dictionaries, unit_bags
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.files import FileDigest
 from data_prep.held import HeldArray
 from data_prep.jit import jit
-from data_prep.lookup import LookupTable, load_tables
+from data_prep.lookup import LookupTable, load_tables, table_of_codes
 from data_prep.npy import NpyWriter
 from data_prep.parts import read_rows
 from data_prep.passes import Slice, assemble
@@ -119,14 +119,16 @@ def sparse_rows(
     job, features = task.job, task.features
     tables = _task_tables(task)
     mine = [i for i, feature in enumerate(features) if feature not in job.schema.ragged]
-    columns = [job.schema.single.index(features[i]) for i in mine]
+    numbers = [job.schema.single.index(features[i]) for i in mine]
+    dictionaries = read_dictionaries(job, task.record)
+    to_ids = [table_of_codes(tables[i], dictionaries[number]) for i, number in zip(mine, numbers, strict=True)]
     begin = start
-    for values in raw_blocks(job, task.record, start, stop):
-        ids = scratch_array("ids", (len(mine), values.shape[1]), np.int32)
-        for place, (i, column) in enumerate(zip(mine, columns, strict=True)):
-            unknown[i] += tables[i].look_up(values[column], ids[place])
+    for rows, columns in column_blocks(job, task.record, start, stop):
+        ids = scratch_array("ids", (len(mine), rows), np.int32)
+        for place, (i, number) in enumerate(zip(mine, numbers, strict=True)):
+            unknown[i] += to_ids[place].look_up(columns[number], ids[place])
         yield begin, ids.T
-        begin += values.shape[1]
+        begin += rows
 
 
 def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[np.float32]]]:

@@ -1,10 +1,10 @@
 """The vocabulary of every feature: values counted per unit, merged, ranked."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import unit_positions
-from data_prep.columns import RUN_ENTRY_BYTES, load_run, write_runs
+from data_prep.columns import read_column
 from data_prep.format import digest_file, write_atomically
 from data_prep.lookup import vocabulary_path
 from data_prep.merging import merge_in_parts
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
+from data_prep.runs import RUN_ENTRY_BYTES, load_run, write_runs
 from data_prep.vocabulary import Run
 from data_prep.work import Job, UnitRecord, load_record, save_record
 
@@ -83,15 +84,10 @@ def run_count_task(task: CountTask) -> UnitRecord:
     if counted is None:
         rows = _rows_that_count(task)
         unit = (record.source, record.chunk)
-        with open(job.unit_path(*unit, "raw"), "rb", buffering=0) as raw:
-
-            def read(offset: int, column: NDArray[np.uint32]) -> None:
-                os.preadv(raw.fileno(), [column.data], offset)
-
-            lengths, digest = write_runs(job, unit, record.block_rows, FITTED_RUNS, read, rows)
+        lengths, digest, _ = write_runs(job, unit, FITTED_RUNS, partial(read_column, job, record), rows)
         counted = UnitRecord(*unit, len(rows), 0, {FITTED_RUNS: digest}, run_lengths=lengths)
         save_record(job, "counted", counted)
-    counters().add(record.files["raw"].bytes, record.rows)
+    counters().add(record.value_bytes, record.rows)
     return counted
 
 

@@ -105,15 +105,16 @@ class HeldFile:
         self._spill()
         os.pwrite(self._file, header, 0)
         digest = digest_file(self._temporary, start_sum)
-        self.abandon()
         self._temporary.replace(self.path)
+        self.abandon()
         return digest
 
     def abandon(self) -> None:
-        """Close the file, if it is open, without giving it its name, and hand its memory on to another."""
+        """Close and remove the file, if it is open, without giving it its name; hand its memory on to another."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            self._temporary.unlink(missing_ok=True)
         self._empty()
 
     def _empty(self) -> None:

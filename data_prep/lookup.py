@@ -1,7 +1,7 @@
 """Vocabularies as they lie on disk, and their lookup tables: value to id by open addressing."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
 HASH_MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: Knuth's multiplicative hashing
 EMPTY_SLOT = np.uint64(0)
+NO_ID = -1  # which none is
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,41 @@ class LookupTable:
     def bytes_for(num_values: int) -> int:
         """Memory of a table of that many values."""
         return 8 << max(4, math.ceil(math.log2(2 * num_values + 1)))
+
+
+@dataclass(frozen=True)
+class CodeTable:
+    """As a `LookupTable`, of the codes of a dictionary: the id of each, and which of them have none of their own."""
+
+    ids: NDArray[np.int32]
+    missing: NDArray[np.bool_] | None
+
+    @classmethod
+    def build(cls, table: LookupTable, dictionary: NDArray[np.uint32]) -> "CodeTable":
+        """Give each code the id of its value in the dictionary."""
+        ids = np.empty(len(dictionary), np.int32)
+        if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
+            return cls(ids, None)
+        missing = ids == NO_ID
+        ids[missing] = table.unknown_id
+        return cls(ids, missing)
+
+    def look_up(self, codes: NDArray[np.unsignedinteger], ids: NDArray[np.int32]) -> int:
+        """Write the ids of `codes` [rows]; how many have none of their own."""
+        take_ids(self.ids, codes, ids)
+        return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
+
+
+def table_of_codes(table: LookupTable, dictionary: NDArray[np.uint32] | None) -> LookupTable | CodeTable:
+    """The table for a column with a dictionary, or without one, whose codes are the values."""
+    return table if dictionary is None else CodeTable.build(table, dictionary)
+
+
+@jit
+def take_ids(ids_of, codes, ids):  # type: ignore[no-untyped-def]
+    """ids[i] = ids_of[codes[i]]."""
+    for i in range(len(codes)):
+        ids[i] = ids_of[codes[i]]
 
 
 @jit

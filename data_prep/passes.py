@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.columns import raw_blocks, unit_bags
-from data_prep.lookup import LookupTable, vocabulary_path
+from data_prep.columns import column_blocks, read_dictionaries, unit_bags
+from data_prep.lookup import LookupTable, table_of_codes, vocabulary_path
 from data_prep.npy import NpyWriter
 from data_prep.pool import counters
-from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record
+from data_prep.work import VALUE_BYTES, Job, UnitRecord, digest_unit_files, load_record, save_record
 
 NOT_FOUND = -1
 BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
@@ -123,19 +123,23 @@ def run_pass_task(task: PassTask) -> UnitRecord:
     stage = f"pass-{task.number}"
     done = load_record(job, stage, record.source, record.chunk)
     if done is not None:
-        counters().add(record.files["raw"].bytes, record.rows)
+        counters().add(record.value_bytes, record.rows)
         return done
     found = list(zip(task.slices, _tables(task), strict=True))
-    single = [(job.schema.single.index(wanted.feature), table) for wanted, table in found
-              if wanted.feature in job.schema.single]  # fmt: skip
+    dictionaries = dict(zip(job.schema.single, enumerate(read_dictionaries(job, record)), strict=True))
+    single = []
+    for wanted, table in found:
+        if wanted.feature in dictionaries:
+            column, dictionary = dictionaries[wanted.feature]
+            single.append((column, table_of_codes(table, dictionary)))
     suffixes = [pass_suffix(task.number)]
     writer = NpyWriter(job.unit_path(record.source, record.chunk, suffixes[0]), np.int32, len(single))
-    for values in raw_blocks(job, record):
-        ids = np.empty((len(single), values.shape[1]), np.int32)
-        for i, (column, table) in enumerate(single):
-            table.look_up(values[column], ids[i])
+    for rows, columns in column_blocks(job, record):
+        ids = np.empty((len(single), rows), np.int32)
+        for i, (column, codes_to_ids) in enumerate(single):
+            codes_to_ids.look_up(columns[column], ids[i])
         writer.append(ids.T)
-        counters().add(values.nbytes, values.shape[1])
+        counters().add(VALUE_BYTES * len(columns) * rows, rows)
     writer.close()
     for i, (wanted, table) in enumerate(found):
         if wanted.feature in job.schema.ragged:

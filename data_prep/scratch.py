@@ -46,6 +46,11 @@ def scratch(name: str, num_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(room, np.uint8, num_bytes)
 
 
+def release_scratch() -> None:
+    """Give the memory of this thread back to the system."""
+    vars(_rooms).clear()
+
+
 def scratch_array(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An array in `scratch`."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize

@@ -26,6 +26,7 @@ from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.rules import Rules
+from data_prep.scratch import release_scratch
 from data_prep.shuffle import gather_tasks, plan_scatter, run_gather_task, run_scatter_task
 from data_prep.units import parse_tasks, reading_tasks, run_reading_task
 from data_prep.work import Job, UnitRecord
@@ -71,6 +72,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
     release_pieces()  # of this process, if it was the only worker
+    release_scratch()
     values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
     encode_workers, passes = plan_encoding(data, job, workers, values)
     with open_pool(data.scheduler, encode_workers) as pool:
@@ -141,10 +143,10 @@ def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:
 
 def _fit(job: Job, result: Result, pool: Pool) -> None:
     """Vocabularies, and which features they leave."""
-    raw_bytes = 0
+    value_bytes = 0
     if not job.rules.counts_while_parsing:
-        raw_bytes = sum(record.files["raw"].bytes for record in result.records)
-    with _stage("count", raw_bytes, pool):
+        value_bytes = sum(record.value_bytes for record in result.records)
+    with _stage("count", value_bytes, pool):
         runs = count_units(job, result.records, result.rows, pool)
     run_bytes = sum(record.files[suffix].bytes for record, suffix, _ in runs)
     with _stage("vocabulary", run_bytes, pool):
@@ -180,8 +182,8 @@ def _is_encoded_apart(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
 def _encode(job: Job, units: list[EncodeTask], passes: tuple[tuple[Slice, ...], ...], pool: Pool) -> list[EncodeTask]:
     """Ids by the vocabularies, integers by their statistics; the units as they are then."""
     for number, slices in enumerate(passes):
-        raw_bytes = sum(unit.record.files["raw"].bytes for unit in units)
-        with _stage(f"pass {number + 1} of {len(passes)}", raw_bytes, pool):
+        value_bytes = sum(unit.record.value_bytes for unit in units)
+        with _stage(f"pass {number + 1} of {len(passes)}", value_bytes, pool):
             pass_tasks = [PassTask(job, unit.record, number, slices, unit.vocabulary) for unit in units]
             list(pool.map(run_pass_task, pass_tasks))
     with _stage("encode", sum(unit.record.encoded_bytes for unit in units), pool):

@@ -6,15 +6,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from data_prep.bayes import TRUTH_SUFFIX
-from data_prep.columns import write_runs
+from data_prep.columns import HeldColumns, write_columns
 from data_prep.dense import DenseRange, join_ranges, range_of, transform_into
 from data_prep.encode import encode_hash
 from data_prep.files import temporary_path
 from data_prep.fit import PARSED_RUNS
-from data_prep.held import HeldArray, HeldFile
+from data_prep.held import HeldArray
 from data_prep.npy import NpyWriter
 from data_prep.parse import Block
 from data_prep.ragged import Bags, offsets_of
+from data_prep.runs import write_runs
+from data_prep.vocabulary import Coding
 from data_prep.work import Job, UnitRecord, digest_unit_files, save_record, sum_of
 
 COPY_VALUES = 1 << 20
@@ -65,7 +67,7 @@ class UnitFiles:
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
-        self._files: dict[str, HeldArray | HeldFile] = {}
+        self._files: dict[str, HeldArray] = {}
         self._labels = self._array("labels.npy", np.int32, 1)
         self._is_raw = job.rules.needs_statistics
         as_read = np.int32 if job.table is None else np.float64
@@ -73,13 +75,12 @@ class UnitFiles:
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0
-        self._block_rows: list[int] = []
         self._truth: HeldArray | None = None
         if job.sources[source].generated_rows is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:
-            self._raw = self._files["raw"] = HeldFile(job.unit_path(source, chunk, "raw"))
+            self._values = HeldColumns(job.unit_path(source, chunk, "values"), len(job.schema.single))
         else:
             self._sparse = self._array("sparse.npy", np.int32, len(job.schema.single))
         self._bags = BagFiles(job, source, chunk) if job.schema.ragged else None
@@ -94,6 +95,8 @@ class UnitFiles:
         """Close the files that are open, and hold nothing any more."""
         for file in self._files.values():
             file.abandon()
+        if self._is_vocabulary:
+            self._values.abandon()
         if self._bags is not None:
             self._bags.abandon()
 
@@ -108,7 +111,6 @@ class UnitFiles:
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
         self._positives += int(block.labels.sum(dtype=np.int64))
-        self._block_rows.append(rows)
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)
@@ -116,8 +118,7 @@ class UnitFiles:
         else:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, job.rules.dense, dense))
         if self._is_vocabulary:
-            columns = block.sparse.T
-            self._raw.extend(columns.shape, np.uint32, lambda raw: np.copyto(raw, columns))
+            self._values.append(block.sparse.T)
         else:
             modulus = job.rules.max_ind_range
             assert modulus is not None
@@ -128,12 +129,16 @@ class UnitFiles:
     def finish(self) -> UnitRecord:
         """Close the files, count the values for a vocabulary, record the unit."""
         job, unit = self._job, (self._source, self._chunk)
-        record = UnitRecord(*unit, self._labels.rows, self._positives, {}, self._block_rows)
+        record = UnitRecord(*unit, self._labels.rows, self._positives, {})
         if self._bags is not None:
             record.files |= digest_unit_files(job, *unit, self._bags.finish())
+        codings: Sequence[Coding | None] = [None] * len(job.schema.single)
         if job.rules.counts_while_parsing:
-            record.run_lengths, digest = write_runs(job, unit, self._block_rows, PARSED_RUNS, self._raw.read_into)
+            rows = np.arange(record.rows)
+            record.run_lengths, digest, codings = write_runs(job, unit, PARSED_RUNS, self._values.column, rows)
             record.files[PARSED_RUNS] = digest
+        if self._is_vocabulary:
+            record.dictionaries, record.files["columns"] = write_columns(job, unit, self._values, codings)
         if self._ranges:
             known = join_ranges(self._ranges)
             record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()

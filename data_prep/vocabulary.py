@@ -1,7 +1,7 @@
 """The values of a column of one work unit, counted.
 
 A *run* is a column's distinct values in rising order with their counts. Every work unit leaves one per column
-on disk; data_prep/merging.py makes one of them.
+on disk; data_prep/merging.py makes one of them. A *coding* is a column as small numbers, where its values repeat.
 """
 
 from typing import NamedTuple
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.counting import count_repeated, make_room
+
+FEW_CODES, MOST_CODES = 1 << 8, 1 << 16  # of one byte, of two
 
 
 class Run(NamedTuple):
@@ -23,39 +25,56 @@ class Run(NamedTuple):
     first: NDArray[np.int64]
 
 
-def count_values(values: NDArray[np.uint32]) -> Run:
-    """The run of a column, without the order of appearance; `values` may be sorted in place."""
+class Coding(NamedTuple):
+    """A column as numbers: the value of row i is dictionary[codes[i]]; uint32, and uint8 or uint16 [rows]."""
+
+    dictionary: NDArray[np.uint32]
+    codes: NDArray[np.unsignedinteger]
+
+
+class Counted(NamedTuple):
+    """A column's run, and its coding where one was found on the way."""
+
+    run: Run
+    coding: Coding | None
+
+
+def count_values(values: NDArray[np.uint32]) -> Counted:
+    """Count a column, without the order of appearance; `values` may be sorted in place."""
     found = _count_repeated(values)
     if found is not None:
-        return found._replace(first=np.zeros(len(found.first), np.int64))
+        return found._replace(run=found.run._replace(first=np.zeros(len(found.run.first), np.int64)))
     values.sort()
     starts = _starts(values)
-    return Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64))
+    return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
 
 
-def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Run:
-    """The run of a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
+def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Counted:
+    """Count a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
     if not len(values):
         return count_values(values)
     found = _count_repeated(values)
     if found is not None:
-        return found._replace(first=rows[found.first])
+        return found._replace(run=found.run._replace(first=rows[found.run.first]))
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
     starts = _starts(sorted_values)
     first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
-    return Run(sorted_values[starts], np.diff(starts, append=len(values)), first)
+    return Counted(Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None)
 
 
-def _count_repeated(values: NDArray[np.uint32]) -> Run | None:
+def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     """The run of values most of which occur again and again, `first` counting from 0; None of others."""
-    found, counts, first = make_room(len(values))
-    number = count_repeated(values, found, counts, first)
+    found, counts, first, codes = make_room(len(values))
+    number = count_repeated(values, found, counts, first, codes)
     if number < 0:
         return None
     order = _sorting_order(found[:number])
-    return Run(found[order], counts[order], first[order])
+    run = Run(found[order], counts[order], first[order])
+    if number > MOST_CODES:
+        return Counted(run, None)
+    return Counted(run, Coding(found[:number], codes if number > FEW_CODES else codes.astype(np.uint8)))
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:

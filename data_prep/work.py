@@ -2,11 +2,11 @@
 
 A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
-    00000-00012.raw                         vocabulary: values, block after block, each [F, rows] uint32
+    00000-00012.columns                     vocabulary: values (see data_prep/columns.py)
     00000-00012.{values,offsets}.npy        as in a shard, where a user's table has multi-valued columns
     00000-00012.bags.npy                    vocabulary: the values of those columns as read, [L] uint32 feature-major
     00000-00012.integers.npy                integers as read, where their transform needs statistics first
-    00000-00012.runs                        per feature its distinct values (see data_prep/columns.py)
+    00000-00012.runs                        per feature its distinct values (see data_prep/runs.py)
     00000-00012.{position,moved-*}.npy      rows on their way to other shards (see data_prep/shuffle.py)
     00000-00012.parsed.json and others      records, one per stage, written when what they name is on disk
 """
@@ -28,6 +28,7 @@ from data_prep.table import Table
 
 WORK_DIRECTORY = ".work"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
+VALUE_BYTES = 4  # of a categorical value or an id
 ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
 
 
@@ -65,7 +66,7 @@ class UnitRecord:
     Attributes:
         source, chunk: its place. rows: how many it has. positives: rows with label 1.
         files: suffix -> size and sum of what the stage wrote.
-        block_rows: rows of each block in .raw.
+        dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
         run_lengths: distinct values of each feature in .runs.
         dense_low, dense_high: the range of each integer column, a missing one counting as 0.
         unknown: values of each feature without an id of their own.
@@ -76,7 +77,7 @@ class UnitRecord:
     rows: int
     positives: int
     files: dict[str, FileDigest]
-    block_rows: list[int] = field(default_factory=list)
+    dictionaries: list[int] = field(default_factory=list)
     run_lengths: list[int] = field(default_factory=list)
     dense_low: list[int] = field(default_factory=list)
     dense_high: list[int] = field(default_factory=list)
@@ -85,9 +86,13 @@ class UnitRecord:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of a parsed unit that are still to be encoded."""
-        return sum(
-            digest.bytes for suffix, digest in self.files.items() if suffix in ("raw", "bags.npy", "integers.npy")
-        )
+        others = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
+        return self.value_bytes + sum(others)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the values of its single-valued features, of which a vocabulary has or will have ids."""
+        return VALUE_BYTES * self.rows * len(self.dictionaries)
 
 
 def save_record(job: Job, stage: str, record: UnitRecord) -> None:

@@ -23,7 +23,7 @@ VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
     st.sampled_from([64, 640, 1 << 20]),
 )
 def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, threshold, cap, part_bytes):
-    runs = [count_values(np.array(values, np.uint32)) for values in units]
+    runs = [count_values(np.array(values, np.uint32)).run for values in units]
     for run, values in zip(runs, units, strict=True):
         assert dict(zip(run.values.tolist(), run.counts.tolist(), strict=True)) == Counter(values)
         assert run.values.tolist() == sorted(set(values))
@@ -49,8 +49,12 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct):
     assert (_count_repeated(column) is None) == (distinct > 20_000)
     values, first, counts = np.unique(column, return_index=True, return_counts=True)
     rows = np.arange(7, 7 + len(column))
-    found = count_in_order(column.copy(), rows)
-    unordered = count_values(column.copy())
+    found, coding = count_in_order(column.copy(), rows)
+    unordered = count_values(column.copy()).run
+    assert (coding is None) == (distinct > 20_000)
+    if coding is not None:
+        np.testing.assert_array_equal(coding.dictionary[coding.codes], column)
+        assert coding.codes.dtype == (np.uint8 if distinct <= 256 else np.uint16)
     np.testing.assert_array_equal(found.values, values)
     np.testing.assert_array_equal(found.counts, counts)
     np.testing.assert_array_equal(found.first, first + 7)
@@ -60,7 +64,7 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct):
 
 
 def test_many_parts_are_used():
-    runs = [count_values(np.arange(i, 4000, 3, dtype=np.uint32)) for i in range(3)]
+    runs = [count_values(np.arange(i, 4000, 3, dtype=np.uint32)).run for i in range(3)]
     parts = list(merge_in_parts(runs, 64 * 100))
     assert len(parts) > 10
     assert max(len(part.values) for part in parts) < 1000
@@ -94,7 +98,7 @@ def test_lookup(known, asked, ids_from):
 def test_other_orders(tmp_path_factory, units, gap, threshold, limit, part_bytes, order):
     runs, begin = [], 7
     for values in units:
-        runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))))
+        runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
         begin += len(values) + gap
     everything = [value for values in units for value in values]
     counts = Counter(everything)
