@@ -1,6 +1,5 @@
 """The machine's part: platform, threads, process group, seeds, and agreement between processes."""
 
-import ctypes
 import datetime
 import importlib.metadata
 import itertools
@@ -24,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
 from common.errors import UserError
+from common.memory import keep_freed_memory
 from common.streams import without_native_stdout
 
 log = logging.getLogger("clickwork")
@@ -32,7 +32,6 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 FOR_EVER = datetime.timedelta(days=365)
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # <malloc.h>
 
 
 @dataclass(frozen=True)
@@ -120,17 +119,6 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
-
-
-def keep_freed_memory() -> bool:
-    """Let large tensors use the memory of those before them; whether the C library can (glibc's can).
-
-    glibc gives blocks above 32 MiB back to the system, so that each step on a large batch would be given fresh pages
-    for all its activations, which the system clears first: a third of a step at a batch of 65,536
-    (docs/performance.md).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def stop() -> None:

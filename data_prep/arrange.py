@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.choices import SplitMethod
+from data_prep.jit import jit
 from data_prep.rules import Rules
 from data_prep.work import Job, UnitRecord
 
@@ -53,8 +54,36 @@ def legacy_permutation(rows: int, seed: int, path: Path | None = None) -> NDArra
     for start in range(0, rows, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, rows)
         order[start:stop] = np.arange(start, stop, dtype=dtype)
-    np.random.RandomState(seed).shuffle(order)  # the published orders are of this generator
+    legacy = np.random.RandomState(seed)  # the published orders are of this generator
+    if dtype.itemsize > 4:
+        legacy.shuffle(order)
+        return order
+    # as `shuffle` does it, which lets no other thread run: Fisher and Yates' swaps by masked draws of 32 bits
+    generator = np.random.MT19937()
+    generator.state = legacy.get_state(legacy=False)  # type: ignore[assignment]  # which is the same
+    last = rows - 1
+    while last > 0:
+        last = swap_rows(order, last, generator.random_raw(min(BLOCK_ROWS, 2 * last)))
     return order
+
+
+@jit
+def swap_rows(order, last, draws):  # type: ignore[no-untyped-def]
+    """Go on with a shuffle whose places behind `last` are done; the last place that is not done then."""
+    mask = 1
+    while mask < last:
+        mask = 2 * mask + 1
+    for draw in draws:
+        place = np.int64(draw) & mask
+        if place > last:
+            continue
+        order[last], order[place] = order[place], order[last]
+        last -= 1
+        if last == 0:
+            break
+        if last == mask >> 1:
+            mask >>= 1
+    return last
 
 
 def arrange(job: Job, records: list[UnitRecord]) -> dict[str, int]:

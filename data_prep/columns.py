@@ -8,6 +8,7 @@ block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does t
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ class HeldColumns:
         self._file.extend(columns.shape, np.uint32, lambda room: np.copyto(room, columns))
         self._block_rows.append(columns.shape[1])
 
-    def column(self, number: int) -> NDArray[np.uint32]:
-        """A column's values [rows], in memory of this thread that is the same for each call with that number."""
-        column: NDArray[np.uint32] = scratch_array(f"column {number}", (sum(self._block_rows),), np.uint32)
+    def column(self, number: int, room: str = "column") -> NDArray[np.uint32]:
+        """A column's values [rows], in this thread's memory of that name: by default the same for all."""
+        column: NDArray[np.uint32] = scratch_array(room, (sum(self._block_rows),), np.uint32)
         row = position = 0
         for rows in self._block_rows:
             self._file.read_into(position + VALUE_BYTES * number * rows, column[row : row + rows])
@@ -79,14 +80,17 @@ class ColumnLayout:
         """Bytes of a block of that many rows."""
         return sum(self.part_bytes(feature, rows) for feature in range(len(self.dictionaries)))
 
-    def blocks(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The blocks that rows start..stop are in: first row, row behind the last, place in the file."""
-        whole = self.block_bytes(BLOCK_ROWS)
-        first = start // BLOCK_ROWS * BLOCK_ROWS
-        return [
-            (begin, min(begin + BLOCK_ROWS, self.rows), self.begin + begin // BLOCK_ROWS * whole)
-            for begin in range(first, stop, BLOCK_ROWS)
-        ]
+    def block_of(self, row: int) -> tuple[int, int, int]:
+        """The block that a row is in: its first row, the row behind its last, its place in the file."""
+        number = row // BLOCK_ROWS
+        begin = number * BLOCK_ROWS
+        return begin, min(begin + BLOCK_ROWS, self.rows), self.begin + number * self.block_bytes(BLOCK_ROWS)
+
+
+def row_blocks(start: int, stop: int) -> list[tuple[int, int]]:
+    """Rows start..stop of a unit, cut where its blocks are: first row of each, row behind its last."""
+    inner = range((start // BLOCK_ROWS + 1) * BLOCK_ROWS, stop, BLOCK_ROWS)
+    return list(pairwise([start, *inner, stop])) if start < stop else []
 
 
 def _aligned(num_bytes: int) -> int:
@@ -105,7 +109,7 @@ def write_columns(
     Returns:
         the number of values of each dictionary, 0 without one, and the size and sum of the file.
     """
-    columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
+    columns = [values.column(i, f"column {i}") if coding is None else coding.codes for i, coding in enumerate(codings)]
     values.abandon()
     dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
     file = HeldFile(job.unit_path(*unit, "columns"))
@@ -137,16 +141,17 @@ def column_blocks(
     stop = record.rows if stop is None else stop
     layout = ColumnLayout(record.rows, record.dictionaries)
     path = job.unit_path(record.source, record.chunk, "columns")
-    blocks = layout.blocks(start, stop)
+    chosen = row_blocks(start, stop)
+    blocks = [layout.block_of(first) for first, _ in chosen]
     parts = [Part(path, place, layout.block_bytes(end - begin)) for begin, end, place in blocks]
-    for (begin, end, _), content in zip(blocks, read_parts(parts, "columns"), strict=True):
-        mine = slice(max(start, begin) - begin, min(stop, end) - begin)
+    for (first, behind), (begin, end, _), content in zip(chosen, blocks, read_parts(parts, "columns"), strict=True):
+        mine = slice(first - begin, behind - begin)
         columns, place = [], 0
         for feature in range(len(layout.dictionaries)):
             dtype = layout.dtype(feature)
             columns.append(content[place : place + dtype.itemsize * (end - begin)].view(dtype)[mine])
             place += layout.part_bytes(feature, end - begin)
-        yield mine.stop - mine.start, columns
+        yield behind - first, columns
 
 
 def read_dictionaries(job: Job, record: UnitRecord) -> list[NDArray[np.uint32] | None]:
@@ -164,7 +169,8 @@ def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32
     assert not record.dictionaries[feature]
     column = np.empty(record.rows, np.uint32)
     with open(job.unit_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
-        for begin, end, place in layout.blocks(0, record.rows):
+        for first, _ in row_blocks(0, record.rows):
+            begin, end, place = layout.block_of(first)
             before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
             os.preadv(file.fileno(), [column[begin:end].data], place + before)
     return column

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.columns import column_blocks, read_dictionaries, unit_bags
+from data_prep.columns import column_blocks, read_dictionaries, row_blocks, unit_bags
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.files import FileDigest
 from data_prep.held import HeldArray
@@ -20,10 +20,10 @@ from data_prep.parts import read_rows
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
 from data_prep.ragged import Bags
+from data_prep.records import KINDS
 from data_prep.scratch import scratch_array
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
-DENSE_ROWS = 1 << 15
 BAG_VALUES = 1 << 20
 
 
@@ -136,25 +136,32 @@ def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Ite
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
     stop = record.rows if stop is None else stop
-    blocks = [(begin, min(begin + DENSE_ROWS, stop)) for begin in range(start, stop, DENSE_ROWS)]
+    blocks = row_blocks(start, stop)
     read = read_rows(path, blocks, len(job.schema.dense), _as_read(job), "integers")
     for (begin, _), block in zip(blocks, read, strict=True):
         yield begin, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
 
 
 def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """A unit's rows start..stop of one kind, block by block, each with the number of its first.
+    """A unit's rows start..stop of one kind, in its blocks, each with the number of its first row.
 
     They are as on disk, or else encoded from what was parsed.
     """
     suffix = f"{kind}.npy"
     if suffix in task.record.files:
         path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
-        yield start, np.load(path, mmap_mode="r")[start:stop]
+        array = np.load(path, mmap_mode="c")  # private, not read-only: kernels are compiled anew for those
+        yield from ((begin, array[begin:end]) for begin, end in row_blocks(start, stop))
     elif kind == "dense":
         yield from dense_rows(task, start, stop)
     else:
         yield from sparse_rows(task, np.zeros(len(task.features), np.int64), start, stop)
+
+
+def unit_blocks(task: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """As `unit_rows`, of all kinds."""
+    for blocks in zip(*(unit_rows(task, kind, start, stop) for kind in KINDS), strict=True):
+        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(KINDS, blocks, strict=True)}
 
 
 def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
@@ -180,16 +187,26 @@ def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
             counts[column] += rows[row, column] == value
 
 
-def count_unknown(job: Job, ids: NDArray[np.int32], bags: Sequence[Bags]) -> list[int]:
-    """Values of each feature without an id of their own, where an id is kept for them and nothing else."""
+def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Of each single-valued feature the values without an id of their own, in [rows, F] ids."""
+    counts = np.zeros(ids.shape[1], np.int64)
+    if _reserves_id(job):
+        count_equal(np.asarray(ids), job.rules.unknown_id, counts)
+    return counts
+
+
+def _reserves_id(job: Job) -> bool:
+    """Whether an id is kept for unknown values and for nothing else."""
     rules = job.rules
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
-    if not is_reserved or (rules.wraps and rules.max_ind_range is not None):
-        return [0] * (ids.shape[1] + len(bags))
-    several = iter(int((feature.ids == rules.unknown_id).sum()) for feature in bags)
-    counts = np.zeros(ids.shape[1], np.int64)
-    count_equal(np.asarray(ids), rules.unknown_id, counts)
-    single = iter(counts.tolist())
+    return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
+
+
+def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) -> list[int]:
+    """As `count_unknown`, of all features, from the single-valued ones' counts and the others' bags."""
     if not bags:
-        return list(single)
-    return [next(several if name in job.schema.ragged else single) for name in job.schema.sparse]
+        return single.tolist()
+    is_reserved = _reserves_id(job)
+    several = iter([int((feature.ids == job.rules.unknown_id).sum()) if is_reserved else 0 for feature in bags])
+    one = iter(single.tolist())
+    return [next(several if name in job.schema.ragged else one) for name in job.schema.sparse]

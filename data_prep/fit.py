@@ -15,7 +15,7 @@ from data_prep.arrange import unit_positions
 from data_prep.columns import read_column
 from data_prep.format import digest_file, write_atomically
 from data_prep.lookup import vocabulary_path
-from data_prep.merging import merge_in_parts
+from data_prep.merging import PART_BYTES, merge_in_parts
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
 from data_prep.runs import RUN_ENTRY_BYTES, load_run, write_runs
@@ -53,16 +53,13 @@ class FitTask:
     runs: tuple[tuple[UnitRecord, str, int], ...]
 
 
-def count_units(
-    job: Job, records: list[UnitRecord], rows: dict[str, int], pool: Pool
-) -> tuple[tuple[UnitRecord, str, int], ...]:
+def count_units(job: Job, records: list[UnitRecord], limit: int, pool: Pool) -> tuple[tuple[UnitRecord, str, int], ...]:
     """The runs of all units with rows that count, each with the suffix of its file and the unit's first row.
 
     Args:
         records: all units, in the order of the rows.
-        rows: of every split.
+        limit: rows at positions below it count.
     """
-    limit = rows["train"] if job.rules.fitted_on_train else sum(rows.values())
     runs: list[tuple[UnitRecord, str, int]] = []
     tasks = []
     begin = 0
@@ -117,7 +114,9 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
             return entry
     scratch = job.work / "fit" / feature
     scratch.mkdir(parents=True, exist_ok=True)
-    runs = [load_run(job, record, task.feature, suffix) for record, suffix, _ in task.runs]
+    run_bytes = RUN_ENTRY_BYTES * sum(record.run_lengths[task.feature] for record, _, _ in task.runs)
+    ahead = run_bytes <= PART_BYTES  # of more the first would be gone again before they are merged
+    runs = [load_run(job, record, task.feature, suffix, ahead) for record, suffix, _ in task.runs]
     begins = [begin for _, _, begin in task.runs]
     parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch)
     # where ids wrap, all values have one; else the cap leaves room for those before the first
@@ -128,7 +127,7 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     digest = digest_file(path)
     entry = VocabularyEntry(values, digest.bytes, digest.sha256)
     write_atomically(done, json.dumps(asdict(entry)).encode())
-    counters().add(RUN_ENTRY_BYTES * sum(len(run.values) for run in runs), 0)
+    counters().add(run_bytes, 0)
     return entry
 
 

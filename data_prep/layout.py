@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.arrange import SPLITS, split_sizes
-from data_prep.encoding import count_unknown
+from data_prep.encoding import count_unknown, unknown_of_all
 from data_prep.files import save_array
 from data_prep.format import (
     MANIFEST_NAME,
@@ -27,12 +27,12 @@ from data_prep.format import (
     sync,
     write_atomically,
 )
+from data_prep.gather import GatheredShard, GatherTask, gathered_path
 from data_prep.held import HeldArray
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, table_files
 from data_prep.parts import read_rows
-from data_prep.ragged import Bags, pack, unpack
-from data_prep.shuffle import BAG_KINDS, GatheredShard, GatherTask, gathered_path
+from data_prep.ragged import BAG_KINDS, Bags, pack, unpack
 from data_prep.work import Job, UnitRecord
 
 COPY_ROWS = 1 << 16
@@ -123,7 +123,7 @@ def run_build_task(task: BuildTask) -> BuiltShard:
             if kind == "labels":
                 positives = int(part.sum(dtype=np.int64))
             elif kind == "sparse" and any(record.unknown):
-                unknown = count_unknown(job, part, _bags_of(job, piece))
+                unknown = unknown_of_all(job, count_unknown(job, part), _bags_of(job, piece))
         target = shard_path(root, piece.split, piece.name, kind)
         moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
     shard = Shard(piece.name, piece.end - piece.start, files)

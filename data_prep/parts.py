@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from data_prep.npy import HEADER_BYTES
 from data_prep.scratch import PAGE_BYTES, scratch, set_direct
+
+AHEAD = 2  # parts read while one is worked on
 
 
 class Part(NamedTuple):
@@ -30,16 +33,15 @@ def rows_part(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) -
 
 def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
     """The bytes of each part, in memory of this thread under that name; valid until the next is asked for."""
-    coming: Future[NDArray[np.uint8]] | None = None
-    with ThreadPoolExecutor(1) as reader:
+    coming: deque[Future[NDArray[np.uint8]]] = deque()
+    with ThreadPoolExecutor(AHEAD) as readers:
         for number, part in enumerate(parts):
-            room = scratch(f"{name} {number % 2}", part.num_bytes + 2 * PAGE_BYTES)
-            begun = reader.submit(_read_part, part, room)
-            if coming is not None:
-                yield coming.result()
-            coming = begun
-        if coming is not None:
-            yield coming.result()
+            room = scratch(f"{name} {number % (AHEAD + 1)}", part.num_bytes + 2 * PAGE_BYTES)
+            coming.append(readers.submit(_read_part, part, room))
+            if len(coming) > AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def read_rows(

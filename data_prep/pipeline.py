@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.memory import keep_freed_memory
 from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
@@ -37,9 +38,10 @@ from data_prep.remote import fetch_days
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO, Schema
 from data_prep.sources import Source, resolve_sources
-from data_prep.stages import Result, num_embeddings, run_stages
+from data_prep.stages import Result, run_stages
 from data_prep.table import Table
 from data_prep.table_schema import load_table
+from data_prep.table_sizes import num_embeddings
 from data_prep.trace_rows import TraceRows
 from data_prep.validation import GENERATED, refuse_idle_keys, validate
 from data_prep.work import Job
@@ -170,6 +172,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     check_disk(root, job)
     if data.workers != 1:
         start_fork_server()  # it loads the kernels while this process does
+    keep_freed_memory()
     with compile_notice("the parser"):
         compile_kernels()
     begin = time.monotonic()
@@ -220,7 +223,7 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     return Manifest(
         schema=schema.to_manifest(),
         encoding=encoding,
-        num_embeddings={name: num_embeddings(job.rules, result, name) for name in result.features},
+        num_embeddings={name: num_embeddings(job.rules, result.num_values(name)) for name in result.features},
         splits=splits,
         sources=[
             {"name": source.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows}

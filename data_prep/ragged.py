@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+BAG_KINDS = ("values", "offsets")
+
 
 class Bags(NamedTuple):
     """The bags of n rows of one feature: that of row r is values[offsets[r] : offsets[r + 1]].

@@ -56,8 +56,11 @@ def write_runs(
     return lengths, runs.close(sum_of(job, suffix)), codings
 
 
-def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
-    """The run of one feature of a unit, memory-mapped; counts are uint32, rows those of the unit."""
+def load_run(job: Job, record: UnitRecord, feature: int, suffix: str, ahead: bool = False) -> Run:
+    """The run of one feature of a unit, memory-mapped; counts are uint32, rows those of the unit.
+
+    ahead: have it read at once, while others are still being mapped.
+    """
     length = record.run_lengths[feature]
     if length == 0:
         return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -67,6 +70,8 @@ def load_run(job: Job, record: UnitRecord, feature: int, suffix: str) -> Run:
         mapped = mmap.mmap(
             file.fileno(), before + RUN_ENTRY_BYTES * length, access=mmap.ACCESS_READ, offset=offset - before
         )
+    if ahead and hasattr(mmap, "MADV_WILLNEED"):
+        mapped.madvise(mmap.MADV_WILLNEED)
     values = np.frombuffer(mapped, np.uint32, length, before)
     counts: NDArray[Any] = np.frombuffer(mapped, np.uint32, length, before + VALUE_BYTES * length)
     first = np.frombuffer(mapped, np.int64, length, before + 2 * VALUE_BYTES * length)

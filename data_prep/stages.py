@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
 from data_prep.format import FileDigest
+from data_prep.gather import gather_tasks, run_gather_task
 from data_prep.held import release_pieces
 from data_prep.layout import BuildTask, BuiltShard, place_gathered, plan_pieces, run_build_task, split_rows
 from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
@@ -25,9 +27,10 @@ from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
-from data_prep.rules import Rules
+from data_prep.records import RecordLayout
+from data_prep.scatter import plan_scatter, run_scatter_task
 from data_prep.scratch import release_scratch
-from data_prep.shuffle import gather_tasks, plan_scatter, run_gather_task, run_scatter_task
+from data_prep.table_sizes import largest_id, num_embeddings
 from data_prep.units import parse_tasks, reading_tasks, run_reading_task
 from data_prep.work import Job, UnitRecord
 
@@ -54,6 +57,10 @@ class Result:
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def num_values(self, feature: str) -> int | None:
+        """Values of a feature's vocabulary, where there is one."""
+        return self.vocabularies[feature].values if self.vocabularies else None
+
 
 def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     """Do everything but put the files in their places."""
@@ -61,14 +68,16 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     workers = num_workers(data, job, len(tasks))
     with open_pool(data.scheduler, workers) as pool:
         result = _parse(job, pool, reads_whole(data, job, workers))
-        if job.rules.is_arranged:
+        fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train  # wherever rows go
+        with ThreadPoolExecutor(1) as aside:
+            arranging = aside.submit(arrange if job.rules.is_arranged else split_rows, job, result.records)
+            if fits_all:
+                _fit(job, result, pool, sum(record.rows for record in result.records))
             with _stage("arrange", 0, pool):
-                result.rows = arrange(job, result.records)
-        else:
-            result.rows = split_rows(job, result.records)
+                result.rows = arranging.result()
         _refuse_no_train_rows(job, result.rows)
-        if job.rules.order is not None:
-            _fit(job, result, pool)
+        if job.rules.order is not None and not fits_all:
+            _fit(job, result, pool, result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
     release_pieces()  # of this process, if it was the only worker
@@ -141,23 +150,23 @@ def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
 
 
-def _fit(job: Job, result: Result, pool: Pool) -> None:
-    """Vocabularies, and which features they leave."""
+def _fit(job: Job, result: Result, pool: Pool, limit: int) -> None:
+    """Vocabularies of the rows at positions below the limit, and which features they leave."""
     value_bytes = 0
     if not job.rules.counts_while_parsing:
         value_bytes = sum(record.value_bytes for record in result.records)
     with _stage("count", value_bytes, pool):
-        runs = count_units(job, result.records, result.rows, pool)
+        runs = count_units(job, result.records, limit, pool)
     run_bytes = sum(record.files[suffix].bytes for record, suffix, _ in runs)
     with _stage("vocabulary", run_bytes, pool):
         result.vocabularies = fit_vocabularies(job, runs, pool)
-    limit = job.rules.max_categories
-    if limit is not None:
-        kept = [name for name, entry in result.vocabularies.items() if entry.values <= limit]
+    most = job.rules.max_categories
+    if most is not None:
+        kept = [name for name, entry in result.vocabularies.items() if entry.values <= most]
         result.features = tuple(kept)
         if not kept:
             raise UserError(
-                f"data.encoding={job.rules.encoding.value}: every column has more than {limit} values; "
+                f"data.encoding={job.rules.encoding.value}: every column has more than {most} values; "
                 "use another encoding"
             )
 
@@ -217,12 +226,14 @@ def _cut(job: Job, root: Path, result: Result, pool: Pool) -> None:
 
 def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool: Pool) -> None:
     """Rows to the shards that `arrange` chose."""
-    scatter, kept = plan_scatter(job, units)
+    single = [feature for feature in result.features if feature not in job.schema.ragged]
+    largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
+    layout = RecordLayout(len(job.schema.dense), largest)
+    scatter, kept = plan_scatter(job, units, layout)
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
     with _stage("scatter", sum(task.unit.record.rows for task in scatter) * (row_bytes + 8), pool):
         moved = [record for record in pool.map(run_scatter_task, scatter) if record.rows]
-    num_sparse = len(set(result.features) - set(job.schema.ragged))
-    tasks = gather_tasks(job, moved, kept, result.rows, num_sparse)
+    tasks = gather_tasks(job, moved, kept, result.rows, layout)
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))
     result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]
@@ -230,21 +241,9 @@ def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool
 
 def _expand(job: Job, bags: MultiHot, root: Path, result: Result, pool: Pool) -> None:
     """Ids to bags, in the finished shards."""
-    sizes = tuple(num_embeddings(job.rules, result, feature) for feature in result.features)
+    sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, root, built, sizes) for built in result.built]
     with _stage("multi-hot tables", 0, pool):
         MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, bags)
     with _stage("multi-hot", sum(expanded_bytes(built, bags) for built in result.built), pool):
         result.built = list(pool.map(run_expand_task, tasks))
-
-
-def num_embeddings(rules: Rules, result: Result, feature: str) -> int:
-    """Rows of a feature's table: one more than the largest id there can be."""
-    if rules.order is None:
-        assert rules.max_ind_range is not None
-        return rules.max_ind_range
-    largest = max(rules.first_id + result.vocabularies[feature].values - 1, rules.unknown_id)
-    if rules.rounds_ids:
-        largest = max(largest, int(np.float32(largest)))
-    rows = largest + 1
-    return min(rows, rules.max_ind_range) if rules.wraps and rules.max_ind_range else rows

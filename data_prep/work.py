@@ -7,7 +7,7 @@ A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/
     00000-00012.bags.npy                    vocabulary: the values of those columns as read, [L] uint32 feature-major
     00000-00012.integers.npy                integers as read, where their transform needs statistics first
     00000-00012.runs                        per feature its distinct values (see data_prep/runs.py)
-    00000-00012.{position,moved-*}.npy      rows on their way to other shards (see data_prep/shuffle.py)
+    00000-00012.{position,moved,moved-*}.npy  rows on their way to other shards (see data_prep/scatter.py)
     00000-00012.parsed.json and others      records, one per stage, written when what they name is on disk
 """
 

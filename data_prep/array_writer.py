@@ -1,0 +1,114 @@
+"""Arrays made window by window, each summed and written past the page cache while the next is made."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from data_prep.files import FileDigest, temporary_path
+from data_prep.npy import npy_header
+from data_prep.scratch import PAGE_BYTES, scratch, write_past_cache
+
+NUM_BUFFERS = 2
+
+
+class ArrayWriter:
+    """The thread that sums and writes .npy files, in the order it is asked to; a context, which ends with it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._open: set[int] = set()
+
+    def __enter__(self) -> "ArrayWriter":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=kind is not None)
+        for file in self._open:
+            os.close(file)
+
+    def create(
+        self, path: Path, name: str, dtype: DTypeLike, shape: tuple[int, int], start_sum: Callable[[], Any]
+    ) -> "WindowedFile":
+        """A file of [rows, width], to be filled in this thread's memory of that name, which no other open file has."""
+        return WindowedFile(self, path, name, np.dtype(dtype), shape, start_sum)
+
+    def submit(self, action: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Have something done after all that was asked before."""
+        return self._thread.submit(action, *arguments)
+
+    def open(self, path: Path) -> int:
+        """Open a file to write to, which is closed with this at the latest."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._open.add(file)
+        return file
+
+    def close(self, file: int) -> None:
+        """Close such a file."""
+        self._open.remove(file)
+        os.close(file)
+
+
+class WindowedFile:
+    """A .npy file [rows, width] of an `ArrayWriter`, which appears whole."""
+
+    def __init__(
+        self,
+        writer: ArrayWriter,
+        path: Path,
+        name: str,
+        dtype: np.dtype[Any],
+        shape: tuple[int, int],
+        start_sum: Callable[[], Any],
+    ) -> None:
+        self._writer, self._path, self._name, self._dtype, self._width = writer, path, name, dtype, shape[1]
+        self._temporary = temporary_path(path)
+        self._file = writer.open(self._temporary)
+        self._sum = start_sum()
+        self._sent: list[Future[None]] = []
+        self._sent_bytes = 0  # of whole pages
+        header = npy_header(dtype, *shape)
+        self._sum.update(header)
+        self._rest = np.frombuffer(header, np.uint8)  # less than a page, behind what was sent
+        self._window: NDArray[np.uint8] | None = None
+
+    def window(self, rows: int) -> NDArray[Any]:
+        """Room for the next rows [rows, width], to be filled before the next is asked for."""
+        self._send()
+        if len(self._sent) >= NUM_BUFFERS:
+            self._sent[-NUM_BUFFERS].result()
+        begin = len(self._rest)
+        num_bytes = rows * self._width * self._dtype.itemsize
+        self._window = scratch(f"{self._name} {len(self._sent) % NUM_BUFFERS}", begin + num_bytes)
+        self._window[:begin] = self._rest
+        return self._window[begin:].view(self._dtype).reshape(rows, self._width)
+
+    def close(self) -> "Future[FileDigest]":
+        """Nothing is to come any more; the file's size and sum, once it is whole."""
+        self._send()
+        return self._writer.submit(self._finish)
+
+    def _send(self) -> None:
+        """Have the last window summed and written."""
+        if self._window is not None:
+            window, begin, whole = self._window, len(self._rest), len(self._window) // PAGE_BYTES * PAGE_BYTES
+            self._rest = window[whole:].copy()
+            self._sent.append(self._writer.submit(self._write, window, begin, whole, self._sent_bytes))
+            self._sent_bytes += whole
+            self._window = None
+
+    def _write(self, window: NDArray[np.uint8], begin: int, whole: int, offset: int) -> None:
+        self._sum.update(window[begin:].data)
+        write_past_cache(self._file, window[:whole].data, offset)
+
+    def _finish(self) -> FileDigest:
+        for sent in self._sent:
+            sent.result()
+        write_past_cache(self._file, self._rest.data, self._sent_bytes)
+        self._writer.close(self._file)
+        self._temporary.replace(self._path)
+        return FileDigest(self._sent_bytes + len(self._rest), self._sum.hexdigest())

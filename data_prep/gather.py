@@ -1,0 +1,194 @@
+"""Rows from the units to shards in another order, second step: every shard put together from all units."""
+
+import hashlib
+import json
+import operator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.arrange import SPLITS
+from data_prep.array_writer import ArrayWriter
+from data_prep.encoding import count_unknown, unit_blocks, unknown_of_all
+from data_prep.files import save_array
+from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.parts import read_parts, rows_part
+from data_prep.pool import counters
+from data_prep.ragged import BAG_KINDS, Bags, join, pack, unpack
+from data_prep.records import KINDS, RecordLayout
+from data_prep.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
+from data_prep.work import Job, UnitRecord
+
+WINDOW_ROWS = 1 << 18  # of a shard made at once
+PART_ROWS = 1 << 9  # of a unit read at once: on average at least so many
+
+
+@dataclass(frozen=True)
+class GatherTask:
+    """Positions start..stop as one shard; `units` are (source, chunk) of all scattered units, `kept` the others."""
+
+    job: Job
+    split: str
+    name: str
+    start: int
+    stop: int
+    units: tuple[tuple[int, int], ...]
+    kept: tuple[KeptUnit, ...]
+    layout: RecordLayout
+
+
+@dataclass
+class GatheredShard:
+    """A shard's files, its positive labels, and the values of each feature without an id of their own."""
+
+    files: dict[str, FileDigest]
+    positives: int
+    unknown: list[int]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A scattered unit's rows of a shard: the first is row `begin` of the unit as scattered, places [n] are rising."""
+
+    path: Path
+    begin: int
+    places: NDArray[np.int64]
+
+
+def gather_tasks(
+    job: Job, records: list[UnitRecord], kept: list[KeptUnit], rows: dict[str, int], layout: RecordLayout
+) -> list[GatherTask]:
+    """The shards of all splits, from the units that were scattered and those that were not."""
+    units = tuple((record.source, record.chunk) for record in records)
+    tasks = []
+    first = 0
+    for split in SPLITS:
+        for i, begin in enumerate(range(first, first + rows[split], job.shard_rows)):
+            end = min(begin + job.shard_rows, first + rows[split])
+            mine = tuple(unit for unit in kept if operator.lt(*unit.rows_between(begin, end)))
+            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, units, mine, layout))
+        first += rows[split]
+    return tasks
+
+
+def gathered_path(job: Job, split: str, name: str, kind: str) -> Path:
+    """Where a gathered shard's file lies before it is moved to its place."""
+    return job.work / "gathered" / f"{split}-{name}.{kind}.npy"
+
+
+def run_gather_task(task: GatherTask) -> GatheredShard:
+    """Put a shard together from all units."""
+    job = task.job
+    done = gathered_path(job, task.split, task.name, "labels").with_suffix(".json")
+    shard = _load_gathered(task, done)
+    if shard is None:
+        done.parent.mkdir(exist_ok=True)
+        slices = [_slice(task, *unit) for unit in task.units]
+        shard = GatheredShard({}, 0, [])
+        bags = _gather_bags(task, slices) if job.schema.ragged else ()
+        if bags:
+            for kind, array in zip(BAG_KINDS, pack(bags), strict=True):
+                save_array(gathered_path(job, task.split, task.name, kind), array)
+                shard.files[kind] = digest_file(gathered_path(job, task.split, task.name, kind))
+        _gather_rows(task, slices, bags, shard)
+        write_atomically(done, json.dumps(asdict(shard)).encode())
+    counters().add(sum(digest.bytes for digest in shard.files.values()), task.stop - task.start)
+    return shard
+
+
+def _load_gathered(task: GatherTask, done: Path) -> GatheredShard | None:
+    try:
+        shard = GatheredShard(**json.loads(done.read_bytes()))
+        shard.files = {kind: FileDigest(**digest) for kind, digest in shard.files.items()}  # type: ignore[arg-type]
+        found = {k: digest_file(gathered_path(task.job, task.split, task.name, k)) for k in task.job.kinds}
+    except (FileNotFoundError, ValueError):
+        return None
+    return shard if found == shard.files else None
+
+
+def _slice(task: GatherTask, source: int, chunk: int) -> slice:
+    """Which rows of a unit, as scattered, are of this shard."""
+    positions = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
+    start, stop = np.searchsorted(positions, (task.start, task.stop))
+    return slice(int(start), int(stop))
+
+
+def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard) -> None:
+    """Write labels, dense values and ids in the order of their positions, and note what they hold."""
+    job, rows = task.job, task.stop - task.start
+    moved = []
+    for unit, part in zip(task.units, slices, strict=True):
+        if part.start < part.stop:
+            positions = np.load(job.unit_path(*unit, POSITION_SUFFIX), mmap_mode="r")[part]
+            moved.append(Moved(job.unit_path(*unit, MOVED_SUFFIX), part.start, positions - task.start))
+    window_rows = max(WINDOW_ROWS, PART_ROWS * len(moved))
+    unknown = np.zeros(task.layout.width("sparse"), np.int64)
+    with ArrayWriter() as writer:
+        files = {}
+        for kind in KINDS:
+            path = gathered_path(job, task.split, task.name, kind)
+            dtype = np.float32 if kind == "dense" else np.int32
+            files[kind] = writer.create(path, kind, dtype, (rows, task.layout.width(kind)), hashlib.sha256)
+        for start in range(0, rows, window_rows):
+            stop = min(start + window_rows, rows)
+            window = {kind: file.window(stop - start) for kind, file in files.items()}
+            _place_moved(task.layout, moved, start, stop, window)
+            _place_kept(task, start, stop, window)
+            _finish_ids(task, window["sparse"])
+            shard.positives += int(window["labels"].sum(dtype=np.int64))
+            unknown += count_unknown(job, window["sparse"])
+        digests = {kind: file.close() for kind, file in files.items()}
+        shard.files |= {kind: digest.result() for kind, digest in digests.items()}
+    shard.unknown = unknown_of_all(job, unknown, bags)
+
+
+def _place_moved(
+    layout: RecordLayout, moved: list[Moved], start: int, stop: int, window: dict[str, NDArray[Any]]
+) -> None:
+    """Put the scattered units' rows of the shard's rows start..stop into their arrays."""
+    bounds = [np.searchsorted(unit.places, (start, stop)).tolist() for unit in moved]
+    chosen = [(unit, first, behind) for unit, (first, behind) in zip(moved, bounds, strict=True) if first < behind]
+    parts = (
+        rows_part(unit.path, unit.begin + first, unit.begin + behind, layout.row_bytes, np.uint8)
+        for unit, first, behind in chosen
+    )
+    for (unit, first, behind), content in zip(chosen, read_parts(parts, "records"), strict=True):
+        records = content.reshape(behind - first, layout.row_bytes)
+        layout.unpack(records, unit.places[first:behind] - start, window)
+
+
+def _place_kept(task: GatherTask, start: int, stop: int, window: dict[str, NDArray[Any]]) -> None:
+    """Put the other units' rows of the shard's rows start..stop into their arrays, encoded."""
+    for kept in task.kept:
+        first, behind = kept.rows_between(task.start + start, task.start + stop)
+        for begin, rows in unit_blocks(kept.unit, first, behind):
+            place = kept.position + begin - task.start - start
+            for kind in KINDS:
+                window[kind][place : place + len(rows[kind])] = rows[kind]
+
+
+def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
+    """The bags of every multi-valued column, in the order of their positions."""
+    num_features = len(task.job.schema.ragged)
+    parts: list[tuple[Bags, ...]] = []
+    positions = []
+    for (source, chunk), part in zip(task.units, slices, strict=True):
+        if part.start < part.stop:
+            paths = [task.job.unit_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
+            values, offsets = (np.load(path, mmap_mode="r") for path in paths)
+            parts.append(tuple(bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features)))
+            positions.append(np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")[part])
+    order = np.argsort(np.concatenate(positions))
+    return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
+
+
+def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> None:
+    """What TorchRec does to ids after they are contiguous: its shuffle rounds, its reader wraps."""
+    rules = task.job.rules
+    if rules.rounds_ids and task.split == "train":
+        ids[:] = ids.astype(np.float32)
+    if rules.wraps and rules.max_ind_range is not None and rules.order is not None:
+        ids %= np.int32(rules.max_ind_range)

@@ -1,0 +1,103 @@
+"""Rows from the units to shards in another order, first step: each unit's rows sorted by destination.
+
+In bounded memory, on any number of processes, and can be repeated after a kill; as the second, data_prep/gather.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.arrange import LEFT_OUT, kept_position, unit_positions
+from data_prep.array_writer import ArrayWriter
+from data_prep.encoding import EncodeTask, unit_blocks
+from data_prep.files import save_array
+from data_prep.format import FileDigest
+from data_prep.pool import counters
+from data_prep.ragged import BAG_KINDS, pack, unpack
+from data_prep.records import RecordLayout
+from data_prep.work import Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
+
+MOVED_SUFFIX = "moved.npy"
+POSITION_SUFFIX = "position.npy"
+
+
+@dataclass(frozen=True)
+class ScatterTask:
+    """A unit, whose first row is row `begin` of the dataset; what is not encoded yet is encoded on the way."""
+
+    unit: EncodeTask
+    begin: int
+    layout: RecordLayout
+
+
+@dataclass(frozen=True)
+class KeptUnit:
+    """A unit whose rows keep their order, the first going to `position`: they are encoded when they are gathered."""
+
+    unit: EncodeTask
+    position: int
+
+    def rows_between(self, start: int, stop: int) -> tuple[int, int]:
+        """Which of its rows go to the positions start..stop; the second number is no larger if none do."""
+        return max(0, start - self.position), min(self.unit.record.rows, stop - self.position)
+
+
+def plan_scatter(job: Job, units: list[EncodeTask], layout: RecordLayout) -> tuple[list[ScatterTask], list[KeptUnit]]:
+    """Which units are to be scattered, and which go to shards as they are; where there are bags, all are scattered."""
+    scatter, kept = [], []
+    begin = 0
+    for unit in units:
+        position = None if job.schema.ragged else kept_position(job, begin, unit.record.rows)
+        if position is None:
+            scatter.append(ScatterTask(unit, begin, layout))
+        else:
+            kept.append(KeptUnit(unit, position))
+        begin += unit.record.rows
+    return scatter, kept
+
+
+def run_scatter_task(task: ScatterTask) -> UnitRecord:
+    """Write a unit's rows in the order of their positions."""
+    job, record = task.unit.job, task.unit.record
+    unit = (record.source, record.chunk)
+    done = load_record(job, "moved", *unit)
+    if done is None:
+        positions = unit_positions(job, task.begin, record.rows)
+        order = np.argsort(positions)
+        order = order[np.searchsorted(positions[order], LEFT_OUT, side="right") :]
+        done = UnitRecord(*unit, len(order), 0, {})
+        save_array(job.unit_path(*unit, POSITION_SUFFIX), positions[order])
+        done.files |= digest_unit_files(job, *unit, [POSITION_SUFFIX])
+        if job.schema.ragged:
+            done.files |= _scatter_bags(job, unit, order)
+        if len(order):
+            done.files[MOVED_SUFFIX] = _write_records(task, order)
+        save_record(job, "moved", done)
+    counters().add(sum(digest.bytes for digest in done.files.values()), done.rows)
+    return done
+
+
+def _write_records(task: ScatterTask, order: NDArray[np.int64]) -> FileDigest:
+    """Write the records of a unit's rows, in that order of theirs."""
+    job, record, layout = task.unit.job, task.unit.record, task.layout
+    places = np.full(record.rows, -1)
+    places[order] = np.arange(len(order))
+    path = job.unit_path(record.source, record.chunk, MOVED_SUFFIX)
+    shape = (len(order), layout.row_bytes)
+    with ArrayWriter() as writer:
+        file = writer.create(path, "records", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
+        records = file.window(len(order))
+        for begin, rows in unit_blocks(task.unit, 0, record.rows):
+            layout.pack(rows, places[begin : begin + len(rows["labels"])], records)
+        return file.close().result()
+
+
+def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> dict[str, FileDigest]:
+    """Write a unit's bags in an order of its rows."""
+    values, offsets = (np.load(job.unit_path(*unit, f"{kind}.npy")) for kind in BAG_KINDS)
+    bags = unpack(values, offsets, len(job.schema.ragged))
+    moved = pack([feature.take(order) for feature in bags])
+    for kind, array in zip(BAG_KINDS, moved, strict=True):
+        save_array(job.unit_path(*unit, f"moved-{kind}.npy"), array)
+    return digest_unit_files(job, *unit, [f"moved-{kind}.npy" for kind in BAG_KINDS])
