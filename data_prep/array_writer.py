@@ -17,17 +17,18 @@ NUM_BUFFERS = 2
 
 
 class ArrayWriter:
-    """The thread that sums and writes .npy files, in the order it is asked to; a context, which ends with it."""
+    """The threads that sum and write .npy files, each in the order it is asked to; a context, which ends with them."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
+        self.summing, self.writing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._open: set[int] = set()
 
     def __enter__(self) -> "ArrayWriter":
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=kind is not None)
+        for thread in (self.summing, self.writing):
+            thread.shutdown(wait=True, cancel_futures=kind is not None)
         for file in self._open:
             os.close(file)
 
@@ -36,10 +37,6 @@ class ArrayWriter:
     ) -> "WindowedFile":
         """A file of [rows, width], to be filled in this thread's memory of that name, which no other open file has."""
         return WindowedFile(self, path, name, np.dtype(dtype), shape, start_sum)
-
-    def submit(self, action: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Have something done after all that was asked before."""
-        return self._thread.submit(action, *arguments)
 
     def open(self, path: Path) -> int:
         """Open a file to write to, which is closed with this at the latest."""
@@ -69,7 +66,7 @@ class WindowedFile:
         self._temporary = temporary_path(path)
         self._file = writer.open(self._temporary)
         self._sum = start_sum()
-        self._sent: list[Future[None]] = []
+        self._sent: list[tuple[Future[None], Future[None]]] = []
         self._sent_bytes = 0  # of whole pages
         header = npy_header(dtype, *shape)
         self._sum.update(header)
@@ -80,7 +77,7 @@ class WindowedFile:
         """Room for the next rows [rows, width], to be filled before the next is asked for."""
         self._send()
         if len(self._sent) >= NUM_BUFFERS:
-            self._sent[-NUM_BUFFERS].result()
+            _wait(self._sent[-NUM_BUFFERS])
         begin = len(self._rest)
         num_bytes = rows * self._width * self._dtype.itemsize
         self._window = scratch(f"{self._name} {len(self._sent) % NUM_BUFFERS}", begin + num_bytes)
@@ -90,25 +87,29 @@ class WindowedFile:
     def close(self) -> "Future[FileDigest]":
         """Nothing is to come any more; the file's size and sum, once it is whole."""
         self._send()
-        return self._writer.submit(self._finish)
+        return self._writer.writing.submit(self._finish)
 
     def _send(self) -> None:
         """Have the last window summed and written."""
         if self._window is not None:
             window, begin, whole = self._window, len(self._rest), len(self._window) // PAGE_BYTES * PAGE_BYTES
-            self._rest = window[whole:].copy()
-            self._sent.append(self._writer.submit(self._write, window, begin, whole, self._sent_bytes))
+            summed = self._writer.summing.submit(self._sum.update, window[begin:].data)
+            written = self._writer.writing.submit(write_past_cache, self._file, window[:whole].data, self._sent_bytes)
+            self._sent.append((summed, written))
             self._sent_bytes += whole
+            self._rest = window[whole:].copy()
             self._window = None
-
-    def _write(self, window: NDArray[np.uint8], begin: int, whole: int, offset: int) -> None:
-        self._sum.update(window[begin:].data)
-        write_past_cache(self._file, window[:whole].data, offset)
 
     def _finish(self) -> FileDigest:
         for sent in self._sent:
-            sent.result()
+            _wait(sent)
         write_past_cache(self._file, self._rest.data, self._sent_bytes)
         self._writer.close(self._file)
         self._temporary.replace(self._path)
         return FileDigest(self._sent_bytes + len(self._rest), self._sum.hexdigest())
+
+
+def _wait(sent: tuple[Future[None], Future[None]]) -> None:
+    """Until a window has been summed and written, or could not be."""
+    for done in sent:
+        done.result()

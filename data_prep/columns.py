@@ -164,16 +164,16 @@ def read_dictionaries(job: Job, record: UnitRecord) -> list[NDArray[np.uint32] |
 
 
 def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32]:
-    """The values [rows] of a feature that has no dictionary."""
+    """The values [rows] of a feature."""
     layout = ColumnLayout(record.rows, record.dictionaries)
-    assert not record.dictionaries[feature]
-    column = np.empty(record.rows, np.uint32)
+    column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.unit_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
         for first, _ in row_blocks(0, record.rows):
             begin, end, place = layout.block_of(first)
             before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
             os.preadv(file.fileno(), [column[begin:end].data], place + before)
-    return column
+    dictionary = read_dictionaries(job, record)[feature]
+    return column.astype(np.uint32, copy=False) if dictionary is None else dictionary[column]
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:

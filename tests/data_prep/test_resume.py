@@ -100,7 +100,7 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     directory = tmp_path / "out" / ".work" / "units"
-    for name in ("00000-00000.dense.npy", "00000-00001.raw", "00001-00000.sparse.npy"):
+    for name in ("00000-00000.dense.npy", "00000-00001.columns", "00001-00000.sparse.npy"):
         content = bytearray((directory / name).read_bytes())
         content[-1] ^= 1
         (directory / name).write_bytes(content)
