@@ -1,12 +1,13 @@
 """Where every row goes, for splits and shuffles that do not keep the order of the raw files.
 
-The answer is an array on disk: position[i] of row i of the dataset, the train split's rows coming first, then
-val's, then test's; -1 for a row that is left out.
+The answer is an array on disk, int32 or, of as many rows, int64: position[i] of row i of the dataset, the train
+split's rows coming first, then val's, then test's; -1 for a row that is left out.
 """
 
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,13 @@ from data_prep.jit import jit
 from data_prep.rules import Rules
 from data_prep.work import Job, UnitRecord
 
-POSITIONS_NAME = "positions.i64"
+POSITION_DTYPES: dict[str, np.dtype[Any]] = {
+    "positions.i32": np.dtype(np.int32),
+    "positions.i64": np.dtype(np.int64),
+}
 ORDER_NAME = "order"
 LEFT_OUT = -1
+Positions: TypeAlias = NDArray[np.signedinteger]
 BLOCK_ROWS = 1 << 20
 SPLITS = ("train", "val", "test")
 
@@ -87,7 +92,7 @@ def swap_rows(order, last, draws):  # type: ignore[no-untyped-def]
 
 
 def arrange(job: Job, records: list[UnitRecord]) -> dict[str, int]:
-    """Write the positions of all rows to <work>/positions.i64.
+    """Write the positions of all rows to one of POSITION_DTYPES in <work>.
 
     Args:
         records: all units, in the order of the rows.
@@ -97,7 +102,7 @@ def arrange(job: Job, records: list[UnitRecord]) -> dict[str, int]:
     """
     rules = job.rules
     total = sum(record.rows for record in records)
-    positions = _array_on_disk(job.work / POSITIONS_NAME, total, np.dtype(np.int64))
+    positions = _positions_on_disk(job, total)
     kept, kept_last_day = _number_kept_rows(job, records, positions)
     if rules.split is SplitMethod.random:
         return _split_at_random(rules, positions)
@@ -116,21 +121,28 @@ def arrange(job: Job, records: list[UnitRecord]) -> dict[str, int]:
     return sizes
 
 
-def unit_positions(job: Job, begin: int, rows: int) -> NDArray[np.int64]:
+def unit_positions(job: Job, begin: int, rows: int) -> Positions:
     """The positions of a unit's rows, of which the first is row `begin` of the dataset."""
-    return np.fromfile(job.work / POSITIONS_NAME, np.int64, rows, offset=8 * begin)
+    path, dtype = _find_positions(job)
+    return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
+
+
+def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
+    """Where the positions are, and of what type."""
+    return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
 
 
 def kept_position(job: Job, begin: int, rows: int) -> int | None:
     """The position of a unit's first row if the others come behind it, in their order; else None."""
     if not rows:
         return None
-    positions = np.memmap(job.work / POSITIONS_NAME, np.int64, "r", 8 * begin, (rows,))
+    path, dtype = _find_positions(job)
+    positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
     first, last = int(positions[0]), int(positions[-1])  # which tell of most units whose rows do not
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 
-def _number_kept_rows(job: Job, records: list[UnitRecord], positions: NDArray[np.int64]) -> tuple[int, int]:
+def _number_kept_rows(job: Job, records: list[UnitRecord], positions: Positions) -> tuple[int, int]:
     """Number the rows that are not dropped; how many there are, and how many in the last source."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
@@ -151,7 +163,7 @@ def _number_kept_rows(job: Job, records: list[UnitRecord], positions: NDArray[np
     return kept, kept_last_day
 
 
-def _split_at_random(rules: Rules, positions: NDArray[np.int64]) -> dict[str, int]:
+def _split_at_random(rules: Rules, positions: Positions) -> dict[str, int]:
     """Give each kept row a split; rows of a split keep their order."""
     sizes = np.zeros(len(SPLITS), np.int64)
     for choice, part in _random_splits(rules, positions):
@@ -167,7 +179,7 @@ def _split_at_random(rules: Rules, positions: NDArray[np.int64]) -> dict[str, in
     return dict(zip(SPLITS, sizes.tolist(), strict=True))
 
 
-def _random_splits(rules: Rules, positions: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _random_splits(rules: Rules, positions: Positions) -> Iterator[tuple[NDArray[np.int64], Positions]]:
     """The split of every row, block by block, the same each time, beside the block of positions."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
     for start in range(0, len(positions), BLOCK_ROWS):
@@ -177,7 +189,7 @@ def _random_splits(rules: Rules, positions: NDArray[np.int64]) -> Iterator[tuple
         yield np.searchsorted(bounds, uniform, side="right").astype(np.int64), part
 
 
-def _permute(job: Job, positions: NDArray[np.int64], order: NDArray[np.unsignedinteger], kept: int, shift: int) -> None:
+def _permute(job: Job, positions: Positions, order: NDArray[np.unsignedinteger], kept: int, shift: int) -> None:
     """Replace position order[k] of the first ones by k, moved on by `shift` places, the last ones coming first."""
     rows = len(order)
     is_whole = kept == len(positions)  # then each row's position is still its number
@@ -192,12 +204,19 @@ def _permute(job: Job, positions: NDArray[np.int64], order: NDArray[np.unsignedi
         _apply(positions, destination, 0, rows)
 
 
-def _apply(positions: NDArray[np.int64], destination: NDArray[np.int64], first: int, count: int) -> None:
+def _apply(positions: Positions, destination: Positions, first: int, count: int) -> None:
     """Replace the positions first..first+count by their destinations."""
     for start in range(0, len(positions), BLOCK_ROWS):
         part = positions[start : start + BLOCK_ROWS]
         mine = (part >= first) & (part < first + count)
         part[mine] = destination[part[mine] - first]
+
+
+def _positions_on_disk(job: Job, rows: int) -> Positions:
+    for name in POSITION_DTYPES:
+        (job.work / name).unlink(missing_ok=True)
+    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)
+    return _array_on_disk(job.work / name, rows, dtype)
 
 
 def _array_on_disk(path: Path, rows: int, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]

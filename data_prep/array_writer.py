@@ -80,7 +80,7 @@ class WindowedFile:
             _wait(self._sent[-NUM_BUFFERS])
         begin = len(self._rest)
         num_bytes = rows * self._width * self._dtype.itemsize
-        self._window = scratch(f"{self._name} {len(self._sent) % NUM_BUFFERS}", begin + num_bytes)
+        self._window = scratch(f"window of {self._name} {len(self._sent) % NUM_BUFFERS}", begin + num_bytes)
         self._window[:begin] = self._rest
         return self._window[begin:].view(self._dtype).reshape(rows, self._width)
 

@@ -42,6 +42,11 @@ class EncodeTask:
     known: DenseRange | None
     passes: tuple[tuple[Slice, ...], ...] = ()
 
+    @property
+    def single(self) -> tuple[str, ...]:
+        """The features with one value a row."""
+        return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
+
 
 def _as_read(job: Job) -> np.dtype[Any]:
     """Of integers before their transform."""
@@ -94,8 +99,7 @@ def _encode_sparse(task: EncodeTask) -> tuple[list[int], dict[str, FileDigest]]:
         unknown = assemble(job, task.record, task.features, task.passes)
         suffixes = ["sparse.npy", "values.npy"] if job.schema.ragged else ["sparse.npy"]
         return unknown.tolist(), digest_unit_files(job, *unit, suffixes)
-    single = [feature for feature in task.features if feature not in job.schema.ragged]
-    sparse = HeldArray(job.unit_path(*unit, "sparse.npy"), np.int32, len(single))
+    sparse = HeldArray(job.unit_path(*unit, "sparse.npy"), np.int32, len(task.single))
     unknown = np.zeros(len(task.features), np.int64)
     for _, ids in sparse_rows(task, unknown):
         sparse.append(ids)
@@ -118,7 +122,7 @@ def sparse_rows(
     """
     job, features = task.job, task.features
     tables = _task_tables(task)
-    mine = [i for i, feature in enumerate(features) if feature not in job.schema.ragged]
+    mine = [features.index(feature) for feature in task.single]
     numbers = [job.schema.single.index(features[i]) for i in mine]
     dictionaries = read_dictionaries(job, task.record)
     to_ids = [table_of_codes(tables[i], dictionaries[number]) for i, number in zip(mine, numbers, strict=True)]
@@ -150,8 +154,11 @@ def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tu
     suffix = f"{kind}.npy"
     if suffix in task.record.files:
         path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
-        array = np.load(path, mmap_mode="c")  # private, not read-only: kernels are compiled anew for those
-        yield from ((begin, array[begin:end]) for begin, end in row_blocks(start, stop))
+        widths = {"labels": 1, "dense": len(task.job.schema.dense), "sparse": len(task.single)}
+        blocks = row_blocks(start, stop)
+        read = read_rows(path, blocks, widths[kind], np.float32 if kind == "dense" else np.int32, kind)
+        for (begin, _), rows in zip(blocks, read, strict=True):
+            yield begin, rows
     elif kind == "dense":
         yield from dense_rows(task, start, stop)
     else:

@@ -36,7 +36,7 @@ def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(AHEAD) as readers:
         for number, part in enumerate(parts):
-            room = scratch(f"{name} {number % (AHEAD + 1)}", part.num_bytes + 2 * PAGE_BYTES)
+            room = scratch(f"part of {name} {number % (AHEAD + 1)}", part.num_bytes + 2 * PAGE_BYTES)
             coming.append(readers.submit(_read_part, part, room))
             if len(coming) > AHEAD:
                 yield coming.popleft().result()

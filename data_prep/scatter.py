@@ -86,7 +86,7 @@ def _write_records(task: ScatterTask, order: NDArray[np.int64]) -> FileDigest:
     path = job.unit_path(record.source, record.chunk, MOVED_SUFFIX)
     shape = (len(order), layout.row_bytes)
     with ArrayWriter() as writer:
-        file = writer.create(path, "records", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
+        file = writer.create(path, "sparse", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
         records = file.window(len(order))
         for begin, rows in unit_blocks(task.unit, 0, record.rows):
             layout.pack(rows, places[begin : begin + len(rows["labels"])], records)

@@ -50,10 +50,15 @@ def test_a_failing_write_is_told_and_leaves_no_file_of_that_name(tmp_path, monke
 
     monkeypatch.setattr(array_writer, "write_past_cache", no_room)
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="No space left"), ArrayWriter() as writer:
-        file = writer.create(tmp_path / "a.npy", "test", np.int32, (3, 5000), hashlib.sha256)
-        for _ in range(3):
-            file.window(1)[:] = 1
-        file.close().result()
+
+    def write() -> None:
+        with ArrayWriter() as writer:
+            file = writer.create(tmp_path / "a.npy", "test", np.int32, (3, 5000), hashlib.sha256)
+            for _ in range(3):
+                file.window(1)[:] = 1
+            file.close().result()
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
     assert not (tmp_path / "a.npy").exists()
     assert set(os.listdir("/proc/self/fd")) == before
