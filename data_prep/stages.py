@@ -70,11 +70,14 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result = _parse(job, pool, reads_whole(data, job, workers))
         fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train  # wherever rows go
         with ThreadPoolExecutor(1) as aside:
-            arranging = aside.submit(arrange if job.rules.is_arranged else split_rows, job, result.records)
+            arranging = aside.submit(arrange, job, result.records) if job.rules.is_arranged else None
             if fits_all:
                 _fit(job, result, pool, sum(record.rows for record in result.records))
-            with _stage("arrange", 0, pool):
-                result.rows = arranging.result()
+            if arranging is None:
+                result.rows = split_rows(job, result.records)
+            else:
+                with _stage("arrange", 0, pool):
+                    result.rows = arranging.result()
         _refuse_no_train_rows(job, result.rows)
         if job.rules.order is not None and not fits_all:
             _fit(job, result, pool, result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
