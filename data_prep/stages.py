@@ -28,6 +28,7 @@ from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.records import RecordLayout
+from data_prep.refusals import refuse_changed, refuse_empty, refuse_no_train_rows
 from data_prep.scatter import plan_scatter, run_scatter_task
 from data_prep.scratch import release_scratch
 from data_prep.table_sizes import largest_id, num_embeddings
@@ -78,7 +79,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
             else:
                 with _stage("arrange", 0, pool):
                     result.rows = arranging.result()
-        _refuse_no_train_rows(job, result.rows)
+        refuse_no_train_rows(job, result.rows)
         if job.rules.order is not None and not fits_all:
             _fit(job, result, pool, result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
         result.peak_bytes = pool.peak_bytes
@@ -103,18 +104,6 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     return result
 
 
-def _refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
-    """Nothing can be learnt from a dataset that holds all its rows out."""
-    if not sum(rows.values()):
-        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
-    if not rows["train"]:
-        method = job.rules.split.value
-        raise UserError(
-            f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
-            "give more rows, or a smaller data.split.held_out"
-        )
-
-
 @contextmanager
 def _stage(name: str, total_bytes: int, pool: Pool) -> Iterator[None]:
     """Show a stage's progress and take its time."""
@@ -132,25 +121,9 @@ def _parse(job: Job, pool: Pool, whole: bool) -> Result:
         for reading in pool.map(run_reading_task, reading_tasks(job, whole)):
             records.extend(reading.records)
             digests += [] if reading.digest is None else [reading.digest]
-        _refuse_empty(job, records)
-        _refuse_changed(job)
+        refuse_empty(job, records)
+        refuse_changed(job)
     return Result(records, digests, job.schema.sparse, pool.workers)
-
-
-def _refuse_changed(job: Job) -> None:
-    """A file that was written to while it was read is neither what it was nor what it is."""
-    for source in job.sources:
-        now = Path(source.path).stat()
-        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
-            raise UserError(f"{source.path}: changed while it was read; run the same command again")
-
-
-def _refuse_empty(job: Job, records: list[UnitRecord]) -> None:
-    """A compressed file can be empty without looking so."""
-    filled = {record.source for record in records if record.rows}
-    for index, source in enumerate(job.sources):
-        if index not in filled:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
 
 
 def _fit(job: Job, result: Result, pool: Pool, limit: int) -> None:
