@@ -164,10 +164,10 @@ GROUPS: dict[str, Callable[[int], Variants]] = {
 MEMORY = """
 import sys, time
 import torch
-from app import runtime
+from common.memory import keep_freed_memory
 from benchmarks.ideas import LARGE_BATCH, over_arch_of
 torch.set_num_threads(int(sys.argv[2]))
-assert sys.argv[1] != "kept" or runtime.keep_freed_memory()
+assert sys.argv[1] != "kept" or keep_freed_memory()
 model, inputs = over_arch_of(LARGE_BATCH)
 times = []
 for _ in range(4):

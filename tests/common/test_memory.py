@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from app import runtime
+from common.memory import keep_freed_memory
 
 
 def blocks():
@@ -28,7 +28,7 @@ def faults():
 
 
 given_back = faults()
-if not runtime.keep_freed_memory():
+if not keep_freed_memory():
     sys.exit("not glibc")
 print(given_back, faults())
 """
