@@ -172,8 +172,11 @@ def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32
             begin, end, place = layout.block_of(first)
             before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
             os.preadv(file.fileno(), [column[begin:end].data], place + before)
-    dictionary = read_dictionaries(job, record)[feature]
-    return column.astype(np.uint32, copy=False) if dictionary is None else dictionary[column]
+        if not record.dictionaries[feature]:
+            return column.astype(np.uint32, copy=False)
+        dictionary = np.empty(record.dictionaries[feature], np.uint32)
+        os.preadv(file.fileno(), [dictionary.data], VALUE_BYTES * sum(record.dictionaries[:feature]))
+    return dictionary[column]
 
 
 def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:

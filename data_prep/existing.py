@@ -17,7 +17,7 @@ from data_prep.format import MANIFEST_NAME, Manifest, digest_file, load_manifest
 from data_prep.layout import PLAN_NAME, finish
 from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.sources import Source
-from data_prep.work import WORK_DIRECTORY
+from data_prep.work import WORK_DIRECTORY, WORK_FORMAT
 
 LOCK_NAME = "lock"
 JOB_NAME = "job.json"
@@ -69,7 +69,9 @@ def claimed(root: Path) -> Iterator[Path]:
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
     """Keep what a killed job with the same parameters and sources left; discard all else."""
-    description = {"parameters": parameters, "sources": [asdict(source) for source in sources]}
+    description = {
+        "format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]
+    }  # fmt: skip
     content = json.dumps(description).encode()
     path = work / JOB_NAME
     if path.exists() and path.read_bytes() == content:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.arrange import SPLITS
+from data_prep.arrange import SPLITS, Positions
 from data_prep.array_writer import ArrayWriter
 from data_prep.encoding import count_unknown, unit_blocks, unknown_of_all
 from data_prep.files import save_array
@@ -55,7 +55,7 @@ class Moved:
 
     path: Path
     begin: int
-    places: NDArray[np.int64]
+    places: Positions
 
 
 def gather_tasks(
@@ -112,8 +112,13 @@ def _load_gathered(task: GatherTask, done: Path) -> GatheredShard | None:
 def _slice(task: GatherTask, source: int, chunk: int) -> slice:
     """Which rows of a unit, as scattered, are of this shard."""
     positions = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
-    start, stop = np.searchsorted(positions, (task.start, task.stop))
-    return slice(int(start), int(stop))
+    return slice(*_between(positions, task.start, task.stop))
+
+
+def _between(rising: Positions, start: int, stop: int) -> tuple[int, int]:
+    """Which of rising numbers are from `start` to below `stop`: the first, and the one behind the last."""
+    first, behind = np.searchsorted(rising, np.array([start, stop], rising.dtype))  # of another dtype all are converted
+    return int(first), int(behind)
 
 
 def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard) -> None:
@@ -149,7 +154,7 @@ def _place_moved(
     layout: RecordLayout, moved: list[Moved], start: int, stop: int, window: dict[str, NDArray[Any]]
 ) -> None:
     """Put the scattered units' rows of the shard's rows start..stop into their arrays."""
-    bounds = [np.searchsorted(unit.places, (start, stop)).tolist() for unit in moved]
+    bounds = [_between(unit.places, start, stop) for unit in moved]
     chosen = [(unit, first, behind) for unit, (first, behind) in zip(moved, bounds, strict=True) if first < behind]
     parts = (
         rows_part(unit.path, unit.begin + first, unit.begin + behind, layout.row_bytes, np.uint8)
@@ -164,10 +169,11 @@ def _place_kept(task: GatherTask, start: int, stop: int, window: dict[str, NDArr
     """Put the other units' rows of the shard's rows start..stop into their arrays, encoded."""
     for kept in task.kept:
         first, behind = kept.rows_between(task.start + start, task.start + stop)
-        for begin, rows in unit_blocks(kept.unit, first, behind):
-            place = kept.position + begin - task.start - start
-            for kind in KINDS:
-                window[kind][place : place + len(rows[kind])] = rows[kind]
+        if first < behind:
+            for begin, rows in unit_blocks(kept.unit, first, behind):
+                place = kept.position + begin - task.start - start
+                for kind in KINDS:
+                    window[kind][place : place + len(rows[kind])] = rows[kind]
 
 
 def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:

@@ -65,7 +65,7 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
     if done is None:
         positions = unit_positions(job, task.begin, record.rows)
         order = np.argsort(positions)
-        order = order[np.searchsorted(positions[order], LEFT_OUT, side="right") :]
+        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
         done = UnitRecord(*unit, len(order), 0, {})
         save_array(job.unit_path(*unit, POSITION_SUFFIX), positions[order])
         done.files |= digest_unit_files(job, *unit, [POSITION_SUFFIX])
@@ -74,7 +74,7 @@ def run_scatter_task(task: ScatterTask) -> UnitRecord:
         if len(order):
             done.files[MOVED_SUFFIX] = _write_records(task, order)
         save_record(job, "moved", done)
-    counters().add(sum(digest.bytes for digest in done.files.values()), done.rows)
+    counters().add(done.rows * task.layout.row_bytes, done.rows)
     return done
 
 

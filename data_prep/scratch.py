@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from data_prep.files import FileDigest, temporary_path
-from data_prep.npy import HEADER_BYTES, npy_header
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 4 << 20  # summed while the one before is written
@@ -55,25 +54,6 @@ def scratch_array(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArra
     """An array in `scratch`."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return scratch(name, num_bytes).view(dtype).reshape(shape)
-
-
-class ScratchFile:
-    """An array in `scratch`, not initialised, that becomes a .npy file."""
-
-    def __init__(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> None:
-        self._content = scratch(name, HEADER_BYTES + shape[0] * shape[1] * np.dtype(dtype).itemsize)
-        self.array = self._content[HEADER_BYTES:].view(dtype).reshape(shape)
-
-    def save(self, path: Path, start_sum: Callable[[], Any]) -> FileDigest:
-        """Write the file, which appears whole; its size and sum."""
-        header = npy_header(self.array.dtype, *self.array.shape)
-        self._content[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
-        return save_past_cache(path, in_pieces(self._content.data), start_sum)
-
-
-def in_pieces(content: memoryview) -> list[memoryview]:
-    """Content cut for `save_past_cache`."""
-    return [content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)]
 
 
 def save_past_cache(

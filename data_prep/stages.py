@@ -206,10 +206,10 @@ def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
     layout = RecordLayout(len(job.schema.dense), largest)
     scatter, kept = plan_scatter(job, units, layout)
-    row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
-    with _stage("scatter", sum(task.unit.record.rows for task in scatter) * (row_bytes + 8), pool):
+    with _stage("scatter", sum(task.unit.record.rows for task in scatter) * layout.row_bytes, pool):
         moved = [record for record in pool.map(run_scatter_task, scatter) if record.rows]
     tasks = gather_tasks(job, moved, kept, result.rows, layout)
+    row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))
     result.built = [place_gathered(job, root, task, shard) for task, shard in zip(tasks, gathered, strict=True)]

@@ -74,7 +74,7 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     run = Run(found[order], counts[order], first[order])
     if number > MOST_CODES:
         return Counted(run, None)
-    return Counted(run, Coding(found[:number], codes if number > FEW_CODES else codes.astype(np.uint8)))
+    return Counted(run, Coding(found[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -100,13 +100,13 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, monkeyp
 
     path = tmp_path / "rows.tsv"
     path.write_bytes(oracle.make_rows(300, seed=0))
-    before = stages._refuse_empty
+    before = stages.refuse_empty
 
     def rewritten(*arguments: object) -> None:
         before(*arguments)  # type: ignore[arg-type]
         path.write_bytes(oracle.make_rows(300, seed=1))
 
-    monkeypatch.setattr(stages, "_refuse_empty", rewritten)
+    monkeypatch.setattr(stages, "refuse_empty", rewritten)
     from data_prep.pipeline import preprocess
     from tests.data_prep.conftest import config
 

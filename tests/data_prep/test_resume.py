@@ -108,6 +108,23 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
 
+def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, capsys):
+    """What its units' files are is not known here."""
+    from data_prep import existing, stages
+
+    arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(existing, "WORK_FORMAT", existing.WORK_FORMAT - 1)
+        patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(arguments)
+    for record in (tmp_path / "out" / ".work" / "units").glob("*.parsed.json"):
+        record.write_text(record.read_text().replace('"rows"', '"number"'))
+    capsys.readouterr()
+    preprocess(arguments)
+    assert "discarding the unfinished work" in capsys.readouterr().err
+
+
 def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
     from data_prep import layout
 
