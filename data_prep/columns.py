@@ -23,7 +23,7 @@ from data_prep.scratch import scratch_array
 from data_prep.vocabulary import FEW_CODES, Coding
 from data_prep.work import VALUE_BYTES, Job, UnitRecord, sum_of
 
-BLOCK_ROWS = 1 << 14
+BLOCK_ROWS = 1 << 15
 ALIGNMENT = 8
 
 
@@ -128,7 +128,9 @@ def write_columns(
 
 
 def _pad(file: HeldFile, num_bytes: int) -> None:
-    file.append(np.zeros(_aligned(num_bytes) - num_bytes, np.uint8))
+    missing = _aligned(num_bytes) - num_bytes
+    if missing:
+        file.append(np.zeros(missing, np.uint8))
 
 
 def column_blocks(
