@@ -18,7 +18,7 @@ from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.parts import read_parts, rows_part
 from data_prep.pool import counters
 from data_prep.ragged import BAG_KINDS, Bags, join, pack, unpack
-from data_prep.records import KINDS, RecordLayout
+from data_prep.records import DTYPES, KINDS, RecordLayout
 from data_prep.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
 from data_prep.work import Job, UnitRecord
 
@@ -135,8 +135,7 @@ def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], 
         files = {}
         for kind in KINDS:
             path = gathered_path(job, task.split, task.name, kind)
-            dtype = np.float32 if kind == "dense" else np.int32
-            files[kind] = writer.create(path, kind, dtype, (rows, task.layout.width(kind)), hashlib.sha256)
+            files[kind] = writer.create(path, kind, DTYPES[kind], (rows, task.layout.width(kind)), hashlib.sha256)
         for start in range(0, rows, window_rows):
             stop = min(start + window_rows, rows)
             window = {kind: file.window(stop - start) for kind, file in files.items()}

@@ -12,7 +12,12 @@ from data_prep.jit import jit
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FIELD_BYTES = 4  # of a label, of a dense value
-KINDS = ("labels", "dense", "sparse")
+DTYPES: dict[str, np.dtype[Any]] = {  # of a shard's arrays
+    "labels": np.dtype(np.int32),
+    "dense": np.dtype(np.float32),
+    "sparse": np.dtype(np.int32),
+}
+KINDS = tuple(DTYPES)
 
 
 @jit
@@ -96,7 +101,7 @@ class RecordLayout:
     def _fields(self, records: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Views of the records: labels, dense values, ids of each of ID_TYPES, [n, how many]."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
-        dtypes = [np.dtype(np.int32), np.dtype(np.float32), *ID_TYPES]
+        dtypes = [DTYPES["labels"], DTYPES["dense"], *ID_TYPES]
         fields, place = [], 0
         for dtype, width in zip(dtypes, widths, strict=True):
             behind = place + dtype.itemsize * width

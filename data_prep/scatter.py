@@ -86,6 +86,7 @@ def _write_records(task: ScatterTask, order: NDArray[np.int64]) -> FileDigest:
     path = job.unit_path(record.source, record.chunk, MOVED_SUFFIX)
     shape = (len(order), layout.row_bytes)
     with ArrayWriter() as writer:
+        # in the room that gathering fills with ids, which then need not be fresh memory
         file = writer.create(path, "sparse", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
         records = file.window(len(order))
         for begin, rows in unit_blocks(task.unit, 0, record.rows):
