@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,6 +14,7 @@ from data_prep.npy import npy_header
 from data_prep.scratch import PAGE_BYTES, scratch, write_past_cache
 
 NUM_BUFFERS = 2
+Sent: TypeAlias = tuple["Future[None]", "Future[None]"]  # a window being summed, and written
 
 
 class ArrayWriter:
@@ -22,6 +23,7 @@ class ArrayWriter:
     def __init__(self) -> None:
         self.summing, self.writing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._open: set[int] = set()
+        self._sent: dict[str, list[Sent]] = {}
 
     def __enter__(self) -> "ArrayWriter":
         return self
@@ -35,8 +37,23 @@ class ArrayWriter:
     def create(
         self, path: Path, name: str, dtype: DTypeLike, shape: tuple[int, int], start_sum: Callable[[], Any]
     ) -> "WindowedFile":
-        """A file of [rows, width], to be filled in this thread's memory of that name, which no other open file has."""
+        """A file of [rows, width], to be filled in this thread's memory of that name.
+
+        A file with the name of another may be created as soon as nothing is to be added to that one.
+        """
         return WindowedFile(self, path, name, np.dtype(dtype), shape, start_sum)
+
+    def room(self, name: str, num_bytes: int) -> NDArray[np.uint8]:
+        """Memory of that name, of which the window before the last has been summed and written."""
+        sent = self._sent.setdefault(name, [])
+        if len(sent) >= NUM_BUFFERS:
+            _wait(sent[-NUM_BUFFERS])
+        return scratch(f"window of {name} {len(sent) % NUM_BUFFERS}", num_bytes)
+
+    def send(self, name: str, summed: "Future[None]", written: "Future[None]") -> Sent:
+        """Note that the last room of that name is being summed and written."""
+        self._sent[name].append((summed, written))
+        return summed, written
 
     def open(self, path: Path) -> int:
         """Open a file to write to, which is closed with this at the latest."""
@@ -66,7 +83,7 @@ class WindowedFile:
         self._temporary = temporary_path(path)
         self._file = writer.open(self._temporary)
         self._sum = start_sum()
-        self._sent: list[tuple[Future[None], Future[None]]] = []
+        self._sent: list[Sent] = []
         self._sent_bytes = 0  # of whole pages
         header = npy_header(dtype, *shape)
         self._sum.update(header)
@@ -76,11 +93,9 @@ class WindowedFile:
     def window(self, rows: int) -> NDArray[Any]:
         """Room for the next rows [rows, width], to be filled before the next is asked for."""
         self._send()
-        if len(self._sent) >= NUM_BUFFERS:
-            _wait(self._sent[-NUM_BUFFERS])
         begin = len(self._rest)
         num_bytes = rows * self._width * self._dtype.itemsize
-        self._window = scratch(f"window of {self._name} {len(self._sent) % NUM_BUFFERS}", begin + num_bytes)
+        self._window = self._writer.room(self._name, begin + num_bytes)
         self._window[:begin] = self._rest
         return self._window[begin:].view(self._dtype).reshape(rows, self._width)
 
@@ -95,7 +110,7 @@ class WindowedFile:
             window, begin, whole = self._window, len(self._rest), len(self._window) // PAGE_BYTES * PAGE_BYTES
             summed = self._writer.summing.submit(self._sum.update, window[begin:].data)
             written = self._writer.writing.submit(write_past_cache, self._file, window[:whole].data, self._sent_bytes)
-            self._sent.append((summed, written))
+            self._sent.append(self._writer.send(self._name, summed, written))
             self._sent_bytes += whole
             self._rest = window[whole:].copy()
             self._window = None
@@ -109,7 +124,7 @@ class WindowedFile:
         return FileDigest(self._sent_bytes + len(self._rest), self._sum.hexdigest())
 
 
-def _wait(sent: tuple[Future[None], Future[None]]) -> None:
+def _wait(sent: Sent) -> None:
     """Until a window has been summed and written, or could not be."""
     for done in sent:
         done.result()

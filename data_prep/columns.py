@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
+from data_prep.jit import jit
 from data_prep.parts import Part, read_parts
 from data_prep.ragged import Bags, unpack
 from data_prep.scratch import scratch_array
@@ -27,6 +28,14 @@ BLOCK_ROWS = 1 << 15
 ALIGNMENT = 8
 
 
+@jit
+def transpose(rows, columns):  # type: ignore[no-untyped-def]
+    """columns[c, i] = rows[i, c]: row by row, as the caches hold the places of one row, but not those of a column."""
+    for i in range(rows.shape[0]):
+        for c in range(rows.shape[1]):
+            columns[c, i] = rows[i, c]
+
+
 class HeldColumns:
     """A unit's values while it is parsed, in memory, or in a file that goes with them where that is too much."""
 
@@ -35,10 +44,11 @@ class HeldColumns:
         self._num_columns = num_columns
         self._block_rows: list[int] = []
 
-    def append(self, columns: NDArray[np.uint32]) -> None:
-        """Add rows, [F, rows]."""
-        self._file.extend(columns.shape, np.uint32, lambda room: np.copyto(room, columns))
-        self._block_rows.append(columns.shape[1])
+    def append(self, rows: NDArray[np.uint32]) -> None:
+        """Add rows, [rows, F]."""
+        rows = np.ascontiguousarray(rows, np.uint32)
+        self._file.extend(rows.shape[::-1], np.uint32, lambda room: transpose(rows, room))
+        self._block_rows.append(len(rows))
 
     def column(self, number: int, room: str = "column") -> NDArray[np.uint32]:
         """A column's values [rows], in this thread's memory of that name: by default the same for all."""

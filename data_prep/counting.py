@@ -30,16 +30,17 @@ def count_repeated(values, found, counts, first, codes):  # type: ignore[no-unty
         how many there are, or -1 if the values do not repeat enough.
     """
     bits = FIRST_BITS
-    slots = np.zeros(1 << bits, np.uint64)
+    slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
     number = 0
     for i in range(len(values)):
         value = values[i]
-        mask = np.uint32(len(slots) - 1)
-        slot = np.uint32(value * HASH_MULTIPLIER) >> np.uint32(32 - bits)
-        while slots[slot] != EMPTY_SLOT and np.uint32(slots[slot] >> np.uint64(32)) != value:
+        slot = np.uint32(value * HASH_MULTIPLIER) >> shift
+        entry = slots[slot]
+        while entry != EMPTY_SLOT and np.uint32(entry >> np.uint64(32)) != value:
             slot = (slot + np.uint32(1)) & mask
-        if slots[slot] != EMPTY_SLOT:
-            code = np.int64(slots[slot] & np.uint64(0xFFFFFFFF)) - 1
+            entry = slots[slot]
+        if entry != EMPTY_SLOT:
+            code = (entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)
             counts[code] += 1
             codes[i] = np.uint16(code)
             continue
@@ -50,6 +51,6 @@ def count_repeated(values, found, counts, first, codes):  # type: ignore[no-unty
         slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
         if 2 * number > len(slots):
             bits += 2
-            slots = np.zeros(1 << bits, np.uint64)
-            insert(slots, np.uint32(32 - bits), found[:number], np.arange(number, dtype=np.uint32))
+            slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
+            insert(slots, shift, found[:number], np.arange(number, dtype=np.uint32))
     return number

@@ -4,25 +4,26 @@ import hashlib
 import json
 import operator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.arrange import SPLITS, Positions
+from data_prep.arrange import SPLITS
 from data_prep.array_writer import ArrayWriter
-from data_prep.encoding import count_unknown, unit_blocks, unknown_of_all
+from data_prep.encoding import count_unknown, unknown_of_all
 from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
-from data_prep.parts import read_parts, rows_part
 from data_prep.pool import counters
 from data_prep.ragged import BAG_KINDS, Bags, join, pack, unpack
 from data_prep.records import DTYPES, KINDS, RecordLayout
 from data_prep.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
+from data_prep.window_rows import KeptRows, Moved, MovedRows, between
 from data_prep.work import Job, UnitRecord
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
+LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made
 PART_ROWS = 1 << 9  # of a unit read at once: on average at least so many
 
 
@@ -47,15 +48,6 @@ class GatheredShard:
     files: dict[str, FileDigest]
     positives: int
     unknown: list[int]
-
-
-@dataclass(frozen=True)
-class Moved:
-    """A scattered unit's rows of a shard: the first is row `begin` of the unit as scattered, places [n] are rising."""
-
-    path: Path
-    begin: int
-    places: Positions
 
 
 def gather_tasks(
@@ -112,13 +104,7 @@ def _load_gathered(task: GatherTask, done: Path) -> GatheredShard | None:
 def _slice(task: GatherTask, source: int, chunk: int) -> slice:
     """Which rows of a unit, as scattered, are of this shard."""
     positions = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
-    return slice(*_between(positions, task.start, task.stop))
-
-
-def _between(rising: Positions, start: int, stop: int) -> tuple[int, int]:
-    """Which of rising numbers are from `start` to below `stop`: the first, and the one behind the last."""
-    first, behind = np.searchsorted(rising, np.array([start, stop], rising.dtype))  # of another dtype all are converted
-    return int(first), int(behind)
+    return slice(*between(positions, (task.start, task.stop)).tolist())
 
 
 def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard) -> None:
@@ -129,18 +115,19 @@ def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], 
         if part.start < part.stop:
             positions = np.load(job.unit_path(*unit, POSITION_SUFFIX), mmap_mode="r")[part]
             moved.append(Moved(job.unit_path(*unit, MOVED_SUFFIX), part.start, positions - task.start))
-    window_rows = max(WINDOW_ROWS, PART_ROWS * len(moved))
+    bounds = window_bounds(rows, PART_ROWS * len(moved))
+    moved_rows = MovedRows(task.layout, moved, bounds)
+    kept_rows = KeptRows(task.kept, task.start, task.stop)
     unknown = np.zeros(task.layout.width("sparse"), np.int64)
     with ArrayWriter() as writer:
         files = {}
         for kind in KINDS:
             path = gathered_path(job, task.split, task.name, kind)
             files[kind] = writer.create(path, kind, DTYPES[kind], (rows, task.layout.width(kind)), hashlib.sha256)
-        for start in range(0, rows, window_rows):
-            stop = min(start + window_rows, rows)
+        for number, (start, stop) in enumerate(pairwise(bounds)):
             window = {kind: file.window(stop - start) for kind, file in files.items()}
-            _place_moved(task.layout, moved, start, stop, window)
-            _place_kept(task, start, stop, window)
+            moved_rows.fill(number, window)
+            kept_rows.fill(start, stop, window)
             _finish_ids(task, window["sparse"])
             shard.positives += int(window["labels"].sum(dtype=np.int64))
             unknown += count_unknown(job, window["sparse"])
@@ -149,30 +136,14 @@ def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], 
     shard.unknown = unknown_of_all(job, unknown, bags)
 
 
-def _place_moved(
-    layout: RecordLayout, moved: list[Moved], start: int, stop: int, window: dict[str, NDArray[Any]]
-) -> None:
-    """Put the scattered units' rows of the shard's rows start..stop into their arrays."""
-    bounds = [_between(unit.places, start, stop) for unit in moved]
-    chosen = [(unit, first, behind) for unit, (first, behind) in zip(moved, bounds, strict=True) if first < behind]
-    parts = (
-        rows_part(unit.path, unit.begin + first, unit.begin + behind, layout.row_bytes, np.uint8)
-        for unit, first, behind in chosen
-    )
-    for (unit, first, behind), content in zip(chosen, read_parts(parts, "records"), strict=True):
-        records = content.reshape(behind - first, layout.row_bytes)
-        layout.unpack(records, unit.places[first:behind] - start, window)
-
-
-def _place_kept(task: GatherTask, start: int, stop: int, window: dict[str, NDArray[Any]]) -> None:
-    """Put the other units' rows of the shard's rows start..stop into their arrays, encoded."""
-    for kept in task.kept:
-        first, behind = kept.rows_between(task.start + start, task.start + stop)
-        if first < behind:
-            for begin, rows in unit_blocks(kept.unit, first, behind):
-                place = kept.position + begin - task.start - start
-                for kind in KINDS:
-                    window[kind][place : place + len(rows[kind])] = rows[kind]
+def window_bounds(rows: int, least: int) -> list[int]:
+    """Where a shard's windows begin, and its end; the last ones are smaller and smaller, but none below `least`."""
+    bounds = [0]
+    while bounds[-1] < rows:
+        left = rows - bounds[-1]
+        size = max(min(WINDOW_ROWS, left // 2), LAST_ROWS, least)
+        bounds.append(bounds[-1] + min(size, left))
+    return bounds
 
 
 def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:

@@ -75,7 +75,7 @@ class _Room:
             end = mine.stop
             halves[mine, 1] = run.values[start:stop]
             self._counts[mine] = run.counts[start:stop]
-            np.add(run.first[start:stop], begin, out=self._first[mine])
+            np.add(run.first[start:stop], begin, out=self._first[mine], dtype=np.int64)
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
         keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons

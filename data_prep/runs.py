@@ -2,7 +2,6 @@
 
 import mmap
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,9 @@ from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
-from data_prep.work import VALUE_BYTES, Job, UnitRecord, sum_of
+from data_prep.work import Job, UnitRecord, sum_of
 
-RUN_ENTRY_BYTES = 16  # value uint32, count uint32, first row int64
+RUN_ENTRY_BYTES = 12  # value, count, first row: uint32, as no unit has more rows
 
 
 def write_runs(
@@ -50,14 +49,14 @@ def write_runs(
         counted = count_in_order(column, mine) if in_order else count_values(column)
         if feature not in bags:
             codings.append(counted.coding)
-        for array in (counted.run.values, counted.run.counts.astype(np.uint32), counted.run.first):
-            runs.append(array)
+        for array in counted.run:
+            runs.append(array.astype(np.uint32, copy=False))
         lengths.append(len(counted.run.values))
     return lengths, runs.close(sum_of(job, suffix)), codings
 
 
 def load_run(job: Job, record: UnitRecord, feature: int, suffix: str, ahead: bool = False) -> Run:
-    """The run of one feature of a unit, memory-mapped; counts are uint32, rows those of the unit.
+    """The run of one feature of a unit, memory-mapped; counts and rows are uint32, rows those of the unit.
 
     ahead: have it read at once, while others are still being mapped.
     """
@@ -72,7 +71,4 @@ def load_run(job: Job, record: UnitRecord, feature: int, suffix: str, ahead: boo
         )
     if ahead and hasattr(mmap, "MADV_WILLNEED"):
         mapped.madvise(mmap.MADV_WILLNEED)
-    values = np.frombuffer(mapped, np.uint32, length, before)
-    counts: NDArray[Any] = np.frombuffer(mapped, np.uint32, length, before + VALUE_BYTES * length)
-    first = np.frombuffer(mapped, np.int64, length, before + 2 * VALUE_BYTES * length)
-    return Run(values, counts, first)
+    return Run(*np.frombuffer(mapped, np.uint32, len(Run._fields) * length, before).reshape(-1, length))

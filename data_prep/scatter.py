@@ -3,6 +3,7 @@
 In bounded memory, on any number of processes, and can be repeated after a kill; as the second, data_prep/gather.py.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,41 +58,78 @@ def plan_scatter(job: Job, units: list[EncodeTask], layout: RecordLayout) -> tup
     return scatter, kept
 
 
-def run_scatter_task(task: ScatterTask) -> UnitRecord:
-    """Write a unit's rows in the order of their positions."""
+def scatter_groups(tasks: list[ScatterTask], most_rows: int, workers: int) -> list[tuple[ScatterTask, ...]]:
+    """The units, in their order, in groups that a worker scatters without a pause; small ones at the end, for balance.
+
+    most_rows: of a group of several, for their memory.
+    """
+    groups: list[tuple[ScatterTask, ...]] = []
+    while tasks:
+        size, wanted = 1, -(-len(tasks) // (2 * workers))
+        while size < wanted and sum(task.unit.record.rows for task in tasks[: size + 1]) <= most_rows:
+            size += 1
+        groups.append(tuple(tasks[:size]))
+        tasks = tasks[size:]
+    return groups
+
+
+def run_scatter_tasks(tasks: tuple[ScatterTask, ...]) -> list[UnitRecord]:
+    """Write the rows of units in the order of their positions, each unit while the next one is sorted."""
+    records: list[UnitRecord] = []
+    with ArrayWriter() as writer:
+        unfinished: list[_Scattered] = []  # one at most
+        for task in tasks:
+            record = load_record(task.unit.job, "moved", task.unit.record.source, task.unit.record.chunk)
+            begun = _scatter(task, writer) if record is None else _Scattered(task, record, {})
+            records += [unit.finish() for unit in unfinished]
+            unfinished = [begun]
+        return records + [unit.finish() for unit in unfinished]
+
+
+@dataclass(frozen=True)
+class _Scattered:
+    """A unit, what is known of it when it is scattered, and its files that are still being written."""
+
+    task: ScatterTask
+    record: UnitRecord
+    being_written: dict[str, "Future[FileDigest]"]
+
+    def finish(self) -> UnitRecord:
+        """Record that the unit is scattered, once it is."""
+        self.record.files |= {suffix: written.result() for suffix, written in self.being_written.items()}
+        save_record(self.task.unit.job, "moved", self.record)
+        counters().add(self.record.rows * self.task.layout.row_bytes, self.record.rows)
+        return self.record
+
+
+def _scatter(task: ScatterTask, writer: ArrayWriter) -> _Scattered:
+    """Sort a unit's rows by position, and have them written."""
     job, record = task.unit.job, task.unit.record
     unit = (record.source, record.chunk)
-    done = load_record(job, "moved", *unit)
-    if done is None:
-        positions = unit_positions(job, task.begin, record.rows)
-        order = np.argsort(positions)
-        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
-        done = UnitRecord(*unit, len(order), 0, {})
-        save_array(job.unit_path(*unit, POSITION_SUFFIX), positions[order])
-        done.files |= digest_unit_files(job, *unit, [POSITION_SUFFIX])
-        if job.schema.ragged:
-            done.files |= _scatter_bags(job, unit, order)
-        if len(order):
-            done.files[MOVED_SUFFIX] = _write_records(task, order)
-        save_record(job, "moved", done)
-    counters().add(done.rows * task.layout.row_bytes, done.rows)
-    return done
+    positions = unit_positions(job, task.begin, record.rows)
+    order = np.argsort(positions)
+    order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
+    done = UnitRecord(*unit, len(order), 0, {})
+    save_array(job.unit_path(*unit, POSITION_SUFFIX), positions[order])
+    done.files |= digest_unit_files(job, *unit, [POSITION_SUFFIX])
+    if job.schema.ragged:
+        done.files |= _scatter_bags(job, unit, order)
+    return _Scattered(task, done, {MOVED_SUFFIX: _write_records(task, order, writer)} if len(order) else {})
 
 
-def _write_records(task: ScatterTask, order: NDArray[np.int64]) -> FileDigest:
-    """Write the records of a unit's rows, in that order of theirs."""
+def _write_records(task: ScatterTask, order: NDArray[np.int64], writer: ArrayWriter) -> "Future[FileDigest]":
+    """Write the records of a unit's rows, in that order of theirs; the file's size and sum, once it is there."""
     job, record, layout = task.unit.job, task.unit.record, task.layout
     places = np.full(record.rows, -1)
     places[order] = np.arange(len(order))
     path = job.unit_path(record.source, record.chunk, MOVED_SUFFIX)
     shape = (len(order), layout.row_bytes)
-    with ArrayWriter() as writer:
-        # in the room that gathering fills with ids, which then need not be fresh memory
-        file = writer.create(path, "sparse", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
-        records = file.window(len(order))
-        for begin, rows in unit_blocks(task.unit, 0, record.rows):
-            layout.pack(rows, places[begin : begin + len(rows["labels"])], records)
-        return file.close().result()
+    # in the room that gathering fills with ids, which then need not be fresh memory
+    file = writer.create(path, "sparse", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
+    records = file.window(len(order))
+    for begin, rows in unit_blocks(task.unit, 0, record.rows):
+        layout.pack(rows, places[begin : begin + len(rows["labels"])], records)
+    return file.close()
 
 
 def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> dict[str, FileDigest]:

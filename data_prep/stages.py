@@ -29,7 +29,7 @@ from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.records import RecordLayout
 from data_prep.refusals import refuse_changed, refuse_empty, refuse_no_train_rows
-from data_prep.scatter import plan_scatter, run_scatter_task
+from data_prep.scatter import plan_scatter, run_scatter_tasks, scatter_groups
 from data_prep.scratch import release_scratch
 from data_prep.table_sizes import largest_id, num_embeddings
 from data_prep.units import parse_tasks, reading_tasks, run_reading_task
@@ -207,7 +207,8 @@ def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool
     layout = RecordLayout(len(job.schema.dense), largest)
     scatter, kept = plan_scatter(job, units, layout)
     with _stage("scatter", sum(task.unit.record.rows for task in scatter) * layout.row_bytes, pool):
-        moved = [record for record in pool.map(run_scatter_task, scatter) if record.rows]
+        groups = scatter_groups(scatter, job.shard_rows, pool.workers)
+        moved = [record for records in pool.map(run_scatter_tasks, groups) for record in records if record.rows]
     tasks = gather_tasks(job, moved, kept, result.rows, layout)
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):

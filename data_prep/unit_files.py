@@ -118,7 +118,7 @@ class UnitFiles:
         else:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, job.rules.dense, dense))
         if self._is_vocabulary:
-            self._values.append(block.sparse.T)
+            self._values.append(block.sparse)
         else:
             modulus = job.rules.max_ind_range
             assert modulus is not None

@@ -27,7 +27,7 @@ from data_prep.sources import Source
 from data_prep.table import Table
 
 WORK_DIRECTORY = ".work"
-WORK_FORMAT = 2  # of the units' files and records: that of another release is not gone on with
+WORK_FORMAT = 3  # of the units' files and records: that of another release is not gone on with
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 VALUE_BYTES = 4  # of a categorical value or an id
 ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory

@@ -44,6 +44,20 @@ def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(tmp_path_fac
     assert sorted(path.name for path in directory.iterdir()) == ["0.npy", "1.npy"]
 
 
+def test_a_file_is_written_while_the_next_one_of_its_name_is_filled(tmp_path):
+    with ArrayWriter() as writer:
+        closing = []
+        for i in range(5):
+            file = writer.create(tmp_path / f"{i}.npy", "test", np.int32, (2000 * i + 3, 7), hashlib.sha256)
+            for rows in (1000 * i, 3, 1000 * i):
+                file.window(rows)[:] = i
+            closing.append(file.close())
+        digests = [closed.result() for closed in closing]
+    for i, digest in enumerate(digests):
+        np.testing.assert_array_equal(np.load(tmp_path / f"{i}.npy"), np.full((2000 * i + 3, 7), i, np.int32))
+        assert digest.sha256 == hashlib.sha256((tmp_path / f"{i}.npy").read_bytes()).hexdigest()
+
+
 def test_a_failing_write_is_told_and_leaves_no_file_of_that_name(tmp_path, monkeypatch):
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")

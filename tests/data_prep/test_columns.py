@@ -26,7 +26,7 @@ def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, U
     )
     held = HeldColumns(tmp_path / "values", values.shape[1])
     for block in np.split(values, [3, 3, 5000]):
-        held.append(block.T)
+        held.append(block)
     record = UnitRecord(0, 0, len(values), 0, {})
     codings = [count_values(held.column(i)).coding if coded else None for i in range(values.shape[1])]
     record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), held, codings)
