@@ -63,24 +63,23 @@ class KeptRows:
 
     def __init__(self, units: Sequence[KeptUnit], start: int, stop: int) -> None:
         self._blocks = self._read(units, start, stop)
-        self._next()
+        self._block = next(self._blocks, None)  # of which nothing has been placed yet
 
     def fill(self, start: int, stop: int, window: Window) -> None:
         """Put the shard's rows start..stop that are of these units into a window's arrays; rows come rising."""
-        while self._block is not None and self._place < stop:
-            count = min(stop - self._place, len(self._block["labels"]))
+        while self._block is not None and self._block[0] < stop:
+            place, block = self._block
+            rows = len(block["labels"])
+            count = min(stop - place, rows)
             for kind in KINDS:
-                window[kind][self._place - start : self._place - start + count] = self._block[kind][:count]
-            self._block = {kind: rows[count:] for kind, rows in self._block.items()}
-            self._place += count
-            if not len(self._block["labels"]):
-                self._next()
-
-    def _next(self) -> None:
-        self._place, self._block = next(self._blocks, (0, None))
+                window[kind][place - start : place - start + count] = block[kind][:count]
+            if count < rows:
+                self._block = place + count, {kind: rest[count:] for kind, rest in block.items()}
+            else:
+                self._block = next(self._blocks, None)
 
     @staticmethod
-    def _read(units: Sequence[KeptUnit], start: int, stop: int) -> Iterator[tuple[int, Window | None]]:
+    def _read(units: Sequence[KeptUnit], start: int, stop: int) -> Iterator[tuple[int, Window]]:
         """All blocks, each with the shard's row that its first one is."""
         for kept in sorted(units, key=lambda kept: kept.position):
             for begin, rows in unit_blocks(kept.unit, *kept.rows_between(start, stop)):
