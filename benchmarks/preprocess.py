@@ -1,23 +1,21 @@
 """Rows per second of preprocessing, against TorchRec's three steps and against inflating alone.
 
-    python benchmarks/preprocess.py [--rows N] [--peer-rows N] [--runs N] [--real FILE] [--raw-in DIR] [--out FILE.json]
+    python benchmarks/preprocess.py [--rows N] [--runs N] [--real FILE] [--raw-in DIR] [--out FILE.json]
 
-Everything runs on the same synthetic days, in the same session, in turn, `--runs` times after one round that does
-not count (it compiles). TorchRec, being slow, runs once, on the first `--peer-rows` rows, half of each day, which ours
-get as well. The raw files lie in `--raw-in`, by default in memory (/dev/shm): what is compared is the programs, not
-how fast this machine's disk is read. What is written goes to the disk. "one file" is one day, which two workers read
-in chunks, and once more to sum it; else each worker reads files of its own. Medians are printed as a Markdown table
-and as JSON with the command, the machine and the commit. A rate of `parse` is of that stage alone (for `hash` it is
-all the work on rows: parse, encode, write, sum); `whole` is of the whole job in its process, start-up of Python and
-loading of kernels excluded. One worker is pinned to one core, but for `.gz`, which is inflated beside it. With
-`--real` the `.gz` file is these rows again and again, which compress as in the original, as gzip does not see that
-far back.
+Everything runs on the same synthetic days, in the same session, in turn, `--runs` times after one round that does not
+count (it compiles); but TorchRec, being slow, runs once, on the same days. The raw files lie in `--raw-in`, by
+default in memory (/dev/shm): what is compared is the programs, not how fast this machine's disk is read. What is
+written goes to the disk. "one file" is one day, which two workers read in chunks, and once more to sum it; else each
+worker reads files of its own. Medians are printed as a Markdown table and as JSON with the command, the machine and
+the commit. A rate of `parse` is of that stage alone (for `hash` it is all the work on rows: parse, encode, write,
+sum); `whole` is of the whole job in its process, start-up of Python and loading of kernels excluded. One worker is
+pinned to one core, but for `.gz`, which is inflated beside it. With `--real` the `.gz` file is these rows again and
+again, which compress as in the original, as gzip does not see that far back.
 """
 
 import argparse
 import contextlib
 import gzip
-import itertools
 import json
 import os
 import platform
@@ -40,7 +38,7 @@ from isal import igzip  # noqa: E402
 
 from data_prep.format import load_manifest  # noqa: E402
 
-FIXED_PEER = "torchrec_fixed, 2 workers, TorchRec's rows"
+FIXED_2 = "torchrec_fixed, 2 workers"
 TORCHREC = "TorchRec's three steps, one process as made"
 HASH_2 = "hash, 2 workers"
 FROM_GZ = "hash from .gz, 1 worker and its threads"
@@ -48,7 +46,7 @@ INFLATE = "inflating that .gz alone"
 ROW_BYTES_IN_MEMORY = 600  # a row's text, its shards until the text is there, and packed or as TorchRec's
 RATIOS = {
     "hash, 2 workers / 1": (HASH_2, "hash, 1 worker"),
-    "torchrec_fixed / TorchRec": (FIXED_PEER, TORCHREC),
+    "torchrec_fixed / TorchRec": (FIXED_2, TORCHREC),
     "inflating alone / hash from .gz": (INFLATE, FROM_GZ),
 }
 OURS = {
@@ -62,13 +60,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000, help="rows of both synthetic days")
-    parser.add_argument("--peer-rows", type=int, default=10_000_000, help="rows TorchRec gets, being slow")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--real", type=Path, help="real rows, of which the .gz day is to be made")
     parser.add_argument("--raw-in", type=Path, help="where raw files lie; by default /dev/shm, where it has room")
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     arguments = parser.parse_args()
-    arguments.peer_rows = min(arguments.peer_rows, arguments.rows) // 2 * 2
     arguments.raw_in = arguments.raw_in or memory_with_room(ROW_BYTES_IN_MEMORY * arguments.rows)
     with tempfile.TemporaryDirectory(dir=arguments.raw_in) as raw, tempfile.TemporaryDirectory() as directory:
         results = measure(arguments, Path(raw), Path(directory))
@@ -89,7 +85,7 @@ def memory_with_room(num_bytes: int) -> Path | None:
 
 def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[dict[str, Any]]:
     """All measurements in turn, several times over; raw files in the first directory, what is written in the other."""
-    days, peer = make_days(arguments, raw)
+    days = make_days(arguments, raw)
     packed, packed_rows = pack(arguments, days, raw)
     tasks: dict[str, Callable[[], dict[str, float]]] = {}
     for name, overrides in OURS.items():
@@ -97,7 +93,6 @@ def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[d
     for name in ("hash", "torchrec_fixed"):
         tasks[f"{name}, 2 workers"] = lambda o=OURS[name]: ours(directory, days, 2, o)  # type: ignore[misc]
     tasks[f"{HASH_2}, one file"] = lambda: ours(directory, days / "day_0.tsv", 2, OURS["hash"])
-    tasks[FIXED_PEER] = lambda: ours(directory, peer, 2, OURS["torchrec_fixed"])
     tasks[FROM_GZ] = lambda: ours(directory, packed, 1, OURS["hash"], pinned=False)
     tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(packed)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
@@ -106,29 +101,25 @@ def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[d
             rates = task()
             if round_number:
                 found[name].append(rates)
-    packed.unlink()
-    shutil.rmtree(days)  # TorchRec wants the memory
-    found[TORCHREC] = [{"whole": arguments.peer_rows / torchrec_steps(directory, peer)}]
+    packed.unlink()  # TorchRec wants the memory
+    found[TORCHREC] = [{"whole": arguments.rows / torchrec_steps(directory, days)}]
     return [
         {"what": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
         for name, runs in found.items()
     ]
 
 
-def make_days(arguments: argparse.Namespace, raw: Path) -> tuple[Path, Path]:
-    """A directory with two synthetic days, and one with the first rows of each."""
+def make_days(arguments: argparse.Namespace, raw: Path) -> Path:
+    """A directory with two synthetic days."""
     overrides = [f"data.synthetic.rows={arguments.rows}", "data.synthetic.days=2"]
     overrides += ["data.synthetic.max_cardinality=1000000", "data.synthetic.drift=0"]
     run_ours(["data=synthetic", *overrides, f"data.path={raw}/first", *OURS["hash"]])
-    days, peer = raw / "days", raw / "peer"
-    for directory in (days, peer):
-        directory.mkdir()
+    days = raw / "days"
+    days.mkdir()
     for day in ("day_0.tsv", "day_1.tsv"):
         shutil.move(raw / "first" / "raw" / day, days / day)
-        with open(days / day, "rb") as file, open(peer / day, "wb") as target:
-            target.writelines(itertools.islice(file, arguments.peer_rows // 2))
     shutil.rmtree(raw / "first")
-    return days, peer
+    return days
 
 
 def pack(arguments: argparse.Namespace, days: Path, raw: Path) -> tuple[Path, int]:
