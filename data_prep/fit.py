@@ -18,7 +18,7 @@ from data_prep.lookup import vocabulary_path
 from data_prep.merging import PART_BYTES, merge_in_parts
 from data_prep.pool import Pool, counters
 from data_prep.ranking import rank_values
-from data_prep.runs import RUN_ENTRY_BYTES, load_run, write_runs
+from data_prep.runs import RUN_ENTRY_BYTES, load_runs, write_runs
 from data_prep.vocabulary import Run
 from data_prep.work import Job, UnitRecord, load_record, save_record
 
@@ -115,8 +115,7 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     scratch = job.work / "fit" / feature
     scratch.mkdir(parents=True, exist_ok=True)
     run_bytes = RUN_ENTRY_BYTES * sum(record.run_lengths[task.feature] for record, _, _ in task.runs)
-    ahead = run_bytes <= PART_BYTES  # of more the first would be gone again before they are merged
-    runs = [load_run(job, record, task.feature, suffix, ahead) for record, suffix, _ in task.runs]
+    runs = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, PART_BYTES)
     begins = [begin for _, _, begin in task.runs]
     parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch)
     # where ids wrap, all values have one; else the cap leaves room for those before the first

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,15 @@ def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
+
+
+def read_at_once(parts: Sequence[Part], name: str) -> list[NDArray[np.uint8]]:
+    """The bytes of all parts, in memory of this thread under that name; valid until it is asked for again."""
+    ends = np.cumsum([0, *(-(-part.num_bytes // PAGE_BYTES) * PAGE_BYTES + 2 * PAGE_BYTES for part in parts)]).tolist()
+    room = scratch(name, ends[-1])
+    with ThreadPoolExecutor(AHEAD) as readers:
+        rooms = [room[begin:end] for begin, end in pairwise(ends)]
+        return list(readers.map(_read_part, parts, rooms))
 
 
 def read_rows(

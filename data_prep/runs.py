@@ -1,7 +1,7 @@
 """The runs of a unit's features on disk, counted from its values."""
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from data_prep.choices import VocabularyOrder
 from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
+from data_prep.parts import Part, read_at_once
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord, sum_of
 
@@ -55,20 +56,29 @@ def write_runs(
     return lengths, runs.close(sum_of(job, suffix)), codings
 
 
-def load_run(job: Job, record: UnitRecord, feature: int, suffix: str, ahead: bool = False) -> Run:
-    """The run of one feature of a unit, memory-mapped; counts and rows are uint32, rows those of the unit.
+def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int) -> list[Run]:
+    """The runs of one feature of units, each with the suffix of its file; counts and rows are uint32, rows the unit's.
 
-    ahead: have it read at once, while others are still being mapped.
+    Up to `most_bytes` in all they are read, to memory of this thread that the next call writes to; more is mapped.
     """
-    length = record.run_lengths[feature]
-    if length == 0:
-        return Run(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    offset = RUN_ENTRY_BYTES * sum(record.run_lengths[:feature])
-    before = offset % mmap.ALLOCATIONGRANULARITY
-    with open(job.unit_path(record.source, record.chunk, suffix), "rb") as file:
-        mapped = mmap.mmap(
-            file.fileno(), before + RUN_ENTRY_BYTES * length, access=mmap.ACCESS_READ, offset=offset - before
-        )
-    if ahead and hasattr(mmap, "MADV_WILLNEED"):
-        mapped.madvise(mmap.MADV_WILLNEED)
-    return Run(*np.frombuffer(mapped, np.uint32, len(Run._fields) * length, before).reshape(-1, length))
+    parts = [_run_part(job, record, feature, suffix) for record, suffix in units]
+    if sum(part.num_bytes for part in parts) <= most_bytes:
+        contents = read_at_once(parts, "runs")
+    else:
+        contents = [_map_part(part) for part in parts]
+    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in contents]
+
+
+def _run_part(job: Job, record: UnitRecord, feature: int, suffix: str) -> Part:
+    lengths = record.run_lengths
+    path = job.unit_path(record.source, record.chunk, suffix)
+    return Part(path, RUN_ENTRY_BYTES * sum(lengths[:feature]), RUN_ENTRY_BYTES * lengths[feature])
+
+
+def _map_part(part: Part) -> NDArray[np.uint8]:
+    if not part.num_bytes:
+        return np.zeros(0, np.uint8)
+    before = part.offset % mmap.ALLOCATIONGRANULARITY
+    with open(part.path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), before + part.num_bytes, access=mmap.ACCESS_READ, offset=part.offset - before)
+    return np.frombuffer(mapped, np.uint8, part.num_bytes, before)

@@ -3,7 +3,7 @@ import errno
 import numpy as np
 import pytest
 
-from data_prep.parts import Part, read_parts, read_rows
+from data_prep.parts import Part, read_at_once, read_parts, read_rows
 
 
 def test_parts_of_any_size_at_any_place(tmp_path):
@@ -17,6 +17,11 @@ def test_parts_of_any_size_at_any_place(tmp_path):
         np.testing.assert_array_equal(found, content[offset : offset + size])
         seen += 1
     assert seen == len(places)
+    for _ in range(2):  # the second time where the first ones were
+        for (offset, size), found in zip(
+            places, read_at_once([Part(path, *p) for p in places], "test at once"), strict=True
+        ):
+            np.testing.assert_array_equal(found, content[offset : offset + size])
 
 
 @pytest.mark.parametrize("width", [0, 3])
