@@ -63,14 +63,15 @@ def scatter_groups(tasks: list[ScatterTask], most_rows: int, workers: int) -> li
 
     most_rows: of a group of several, for their memory.
     """
-    groups: list[tuple[ScatterTask, ...]] = []
-    while tasks:
-        size, wanted = 1, -(-len(tasks) // (2 * workers))
-        while size < wanted and sum(task.unit.record.rows for task in tasks[: size + 1]) <= most_rows:
-            size += 1
-        groups.append(tuple(tasks[:size]))
-        tasks = tasks[size:]
-    return groups
+    groups: list[list[ScatterTask]] = []
+    rows = size = 0
+    for number, task in enumerate(tasks):
+        rows += task.unit.record.rows
+        if not groups or len(groups[-1]) == size or rows > most_rows:
+            groups.append([])
+            rows, size = task.unit.record.rows, -(-(len(tasks) - number) // (2 * workers))
+        groups[-1].append(task)
+    return [tuple(group) for group in groups]
 
 
 def run_scatter_tasks(tasks: tuple[ScatterTask, ...]) -> list[UnitRecord]:
