@@ -37,7 +37,7 @@ def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(AHEAD) as readers:
         for number, part in enumerate(parts):
-            room = scratch(f"part of {name} {number % (AHEAD + 1)}", part.num_bytes + 2 * PAGE_BYTES)
+            room = scratch(f"part of {name} {number % (AHEAD + 1)}", room_bytes(part))
             coming.append(readers.submit(_read_part, part, room))
             if len(coming) > AHEAD:
                 yield coming.popleft().result()
@@ -45,9 +45,14 @@ def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
             yield coming.popleft().result()
 
 
+def room_bytes(part: Part) -> int:
+    """Memory to read a part to, with all of the pages that it is on."""
+    return (-(-part.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
+
+
 def read_at_once(parts: Sequence[Part], name: str) -> list[NDArray[np.uint8]]:
     """The bytes of all parts, in memory of this thread under that name; valid until it is asked for again."""
-    ends = np.cumsum([0, *(-(-part.num_bytes // PAGE_BYTES) * PAGE_BYTES + 2 * PAGE_BYTES for part in parts)]).tolist()
+    ends = np.cumsum([0, *map(room_bytes, parts)]).tolist()
     room = scratch(name, ends[-1])
     with ThreadPoolExecutor(AHEAD) as readers:
         rooms = [room[begin:end] for begin, end in pairwise(ends)]

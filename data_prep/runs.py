@@ -10,7 +10,7 @@ from data_prep.choices import VocabularyOrder
 from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
-from data_prep.parts import Part, read_at_once
+from data_prep.parts import Part, read_at_once, room_bytes
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord, sum_of
 
@@ -59,10 +59,10 @@ def write_runs(
 def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int) -> list[Run]:
     """The runs of one feature of units, each with the suffix of its file; counts and rows are uint32, rows the unit's.
 
-    Up to `most_bytes` in all they are read, to memory of this thread that the next call writes to; more is mapped.
+    They are read, to memory of this thread that the next call writes to, if `most_bytes` are enough; else mapped.
     """
     parts = [_run_part(job, record, feature, suffix) for record, suffix in units]
-    if sum(part.num_bytes for part in parts) <= most_bytes:
+    if sum(map(room_bytes, parts)) <= most_bytes:
         contents = read_at_once(parts, "runs")
     else:
         contents = [_map_part(part) for part in parts]
