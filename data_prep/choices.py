@@ -78,7 +78,6 @@ class SplitMethod(Enum):
     last_day = "last_day"
     fraction = "fraction"
     random = "random"
-    trace = "trace"
     scikit_learn = "scikit_learn"
 
 

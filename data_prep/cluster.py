@@ -30,6 +30,15 @@ class ClusterPool(Pool):
         if not workers:
             self._client.close()
             raise UserError(f"data.scheduler={address}: it has no workers; start some with `dask worker {address}`")
+        try:
+            for run in (self._client.run_on_scheduler, self._client.run):
+                run(exec, "import data_prep.stages")
+        except ImportError as error:
+            self._client.close()
+            raise UserError(
+                f"data.scheduler={address}: it or one of its workers cannot load this program ({error}); start each of "
+                "them with the same environment as here and PYTHONPATH=<this checkout>"
+            ) from error
         super().__init__(sum(worker["nthreads"] for worker in workers.values()))
         self._cluster_peaks: dict[str, int] = {}
 

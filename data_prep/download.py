@@ -10,16 +10,16 @@ import shutil
 import sys
 import tarfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from common.errors import UserError
 from data_prep.format import FileDigest, digest_file, write_atomically
+from data_prep.sources import GZIP_MAGIC
 
 BLOCK_BYTES = 1 << 20
 PARALLEL_FILES = 4
@@ -60,6 +60,10 @@ class _WrongFile(Exception):
     """A mirror gave what is not the file; asking it again would not help."""
 
 
+class _Stopped(Exception):
+    """Another file cannot be had, or the job was interrupted."""
+
+
 def download_all(files: Sequence[RemoteFile], directory: Path, patience: Patience | None = None) -> list[Path]:
     """Have all files in `directory`, several at a time.
 
@@ -68,11 +72,19 @@ def download_all(files: Sequence[RemoteFile], directory: Path, patience: Patienc
     """
     directory.mkdir(parents=True, exist_ok=True)
     patience = patience or Patience()
+    stop = threading.Event()
     with ThreadPoolExecutor(min(PARALLEL_FILES, max(1, len(files)))) as executor:
-        return list(executor.map(lambda file: download(file, directory, patience), files))
+        fetching = [executor.submit(_download, file, directory, patience, stop) for file in files]
+        try:
+            done, _ = wait(fetching, return_when=FIRST_EXCEPTION)
+            return [one.result() for one in fetching if one in done]  # all, or else one of them raises
+        finally:
+            stop.set()
+            for one in fetching:
+                one.cancel()
 
 
-def download(file: RemoteFile, directory: Path, patience: Patience) -> Path:
+def _download(file: RemoteFile, directory: Path, patience: Patience, stop: threading.Event) -> Path:
     """Have one file in `directory`; nothing is fetched if it is there and as noted."""
     path = directory / file.name
     known = _noted(directory, file)
@@ -82,10 +94,10 @@ def download(file: RemoteFile, directory: Path, patience: Patience) -> Path:
     for url in file.urls:
         for attempt in range(patience.tries):
             try:
-                _fetch(url, path, patience)
+                _fetch(url, path, patience, stop)
                 _accept(file, path, known)
                 return path
-            except _WrongFile as error:
+            except (_WrongFile, ValueError) as error:  # not the file, not a URL
                 faults.note(url, error)
                 break
             except urllib.error.HTTPError as error:
@@ -95,13 +107,15 @@ def download(file: RemoteFile, directory: Path, patience: Patience) -> Path:
             except (OSError, http.client.HTTPException, EOFError) as error:
                 faults.note(url, error)
             if attempt + 1 < patience.tries:
-                time.sleep(patience.pause * 2**attempt)
+                stop.wait(patience.pause * 2**attempt)
     last = faults.lines[-1] if faults.lines else "no mirror is configured"
     raise UserError(f"{file.name}: cannot be had ({last}); try again later, {OWN_FILES}")
 
 
-def _fetch(url: str, path: Path, patience: Patience) -> None:
+def _fetch(url: str, path: Path, patience: Patience, stop: threading.Event) -> None:
     """Fetch what is missing of <path>.part, all of it if the mirror cannot resume."""
+    if stop.is_set():
+        raise _Stopped
     part = path.with_name(path.name + ".part")
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -127,6 +141,8 @@ def _fetch(url: str, path: Path, patience: Patience) -> None:
         with open(part, "ab" if resumed else "wb") as target:
             while block := response.read1(BLOCK_BYTES):  # what is there, so that a stall loses nothing
                 target.write(block)
+                if stop.is_set():
+                    raise _Stopped
     size = part.stat().st_size
     if expected is not None and size != expected:
         raise EOFError(f"broke off at byte {size:,} of {expected:,}")
@@ -152,11 +168,19 @@ def _accept(file: RemoteFile, path: Path, known: FileDigest | None) -> None:
     if wanted is not None and found.sha256 != wanted:
         part.unlink()
         raise _WrongFile(f"sha256 {found.sha256[:12]}… where {wanted[:12]}… is right")
+    if file.name.endswith(".gz") and not _is_gzip(part):  # a page that says so, which must not be noted as the file
+        part.unlink()
+        raise _WrongFile("not gzip, though its name says so")
     part.replace(path)
     with _sums_lock:
         sums = _read_sums(path.parent)
         sums[file.name] = asdict(found)
         write_atomically(path.parent / SUMS_NAME, (json.dumps(sums, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _is_gzip(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
 def _read_sums(directory: Path) -> dict[str, dict[str, str | int]]:

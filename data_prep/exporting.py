@@ -211,7 +211,10 @@ def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> No
     with open(path, "wb") as file:
         for piece in split_pieces(manifest, split):
             arrays = piece.open(root, manifest)
-            if np.abs(arrays.dense).max(initial=0) > EXACT_FLOAT32:
-                raise UserError(f"{root}: an integer beyond 2^24 is rounded in float32; it cannot be exported")
+            if np.abs(arrays.dense).max(initial=0) >= EXACT_FLOAT32:  # which 2^24 + 1 has become, too
+                raise UserError(
+                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; it cannot be "
+                    "exported as bin; use exchange.format=npy, or leave out or clip the column before preprocessing"
+                )
             record = np.concatenate((arrays.labels, arrays.dense.astype(np.int32), arrays.sparse), axis=1)
             file.write(record.astype(np.int32).data)

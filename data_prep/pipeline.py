@@ -58,6 +58,8 @@ def preprocess(data: DataConfig) -> Manifest:
     """
     validate(data)
     root = dataset_path(data)
+    if data.scheduler is not None:
+        root = root.absolute()  # its workers may be in other directories
     if data.source in GENERATED:
         refuse_idle_keys(data)
         return write_generated(data, root, _generator(data))
@@ -111,7 +113,10 @@ def _find_sources(data: DataConfig, root: Path) -> list[Source]:
     """What to read, made or fetched if need be."""
     if data.source is DataSource.synthetic:
         return synthetic_sources(data, root)
-    return resolve_sources(fetch_days(data, root) if data.source is DataSource.remote else data.raw)
+    sources = resolve_sources(fetch_days(data, root) if data.source is DataSource.remote else data.raw)
+    if data.scheduler is not None:
+        return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
+    return sources
 
 
 def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:

@@ -1,6 +1,7 @@
 """Work units on a Dask cluster of two worker processes give the same bytes."""
 
 import gzip
+import os
 import subprocess
 import sys
 
@@ -51,6 +52,37 @@ def test_a_bad_row_is_named(tmp_path, scheduler):
     with pytest.raises(UserError, match="row 71, column label"):
         preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_named_from_here_are_found_by_workers_elsewhere(tmp_path, scheduler, monkeypatch):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(100, 0))
+    monkeypatch.chdir(tmp_path)
+    preprocess(config("data.raw=day_0", "data.path=out", "data.workers=null", f"data.scheduler={scheduler}"))
+    verify_dataset(tmp_path / "out")
+
+
+CLUSTER_ELSEWHERE = """
+from distributed import LocalCluster
+cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, protocol='tcp', dashboard_address=None)
+print(cluster.scheduler.address, flush=True)
+input()
+"""
+
+
+def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 240)
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", CLUSTER_ELSEWHERE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as elsewhere:
+        address = elsewhere.stdout.readline().strip()
+        arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
+        with pytest.raises(UserError, match=r"cannot load this program .* PYTHONPATH"):
+            preprocess(config(*arguments, f"data.scheduler={address}"))
+        elsewhere.communicate("\n", timeout=240)
 
 
 def test_no_scheduler_there(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
 
-CONTENT = bytes(range(256)) * 4000
+CONTENT = b"\x1f\x8b" + bytes(range(256)) * 4000
 PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
 
 
@@ -66,6 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         if manner == "wrong":
             content = content[:-1] + b"?"
+        elif manner == "page":
+            content = b"<html>Please log in</html>"
         elif manner == "astray" and start:
             start += 1
         body = content[start:]
@@ -74,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(body) + (1000 if manner in ("boasting", "lying") else 0)))
         self.end_headers()
+        while manner == "dripping" and len(body) > 9 and not self.server.over.wait(0.01):
+            self.wfile.write(body[:9])
+            body = body[9:]
         broken = manner in ("dropping", "stalling") or (manner in ("stubborn", "astray") and times == 1)
         self.wfile.write(body[: len(body) // 2] if broken else body)
         self.wfile.flush()
@@ -175,6 +180,26 @@ def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
     with pytest.raises(UserError, match=r"cannot be had .* name it in data\.raw") as error:
         fetch(mirror, tmp_path, manner)
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "day_0.gz").exists()
+
+
+def test_a_page_instead_of_the_file_is_not_noted_as_the_file(mirror, tmp_path):
+    assert fetch(mirror, tmp_path, "page", "good").read_bytes() == CONTENT
+    with pytest.raises(UserError, match="not gzip, though its name says so"):
+        fetch(mirror, tmp_path / "b", "page")
+    assert fetch(mirror, tmp_path / "b", "good").read_bytes() == CONTENT
+
+
+def test_a_mirror_that_is_no_url_is_left(mirror, tmp_path):
+    file = RemoteFile("day_0.gz", ("mirror.local/day_0.gz", mirror.url("good/day_0.gz")))
+    assert download_all([file], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
+
+
+def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path):
+    """As an interrupt does: a day takes hours."""
+    manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
+    with pytest.raises(UserError, match=r"day_1\.gz: cannot be had"):
+        download_all([RemoteFile(n, (mirror.url(f"{m}/{n}"),)) for n, m in manners.items()], tmp_path, PATIENCE)
     assert not (tmp_path / "day_0.gz").exists()
 
 

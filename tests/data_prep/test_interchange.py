@@ -167,10 +167,10 @@ def test_a_file_cut_off_by_an_error_is_not_there(tmp_path):
     manifest = load_manifest(root)
     shard = manifest.splits["val"].shards[0]
     dense = np.load(shard_path(root, "val", shard.name, "dense"), mmap_mode="r+")
-    dense[0, 0] = 2.0**25
+    dense[0, 0] = -(2.0**24)  # which 2^24 + 1 would have become as well
     dense.flush()
     (tmp_path / "bin").mkdir()
-    with pytest.raises(UserError, match="beyond 2\\^24"):
+    with pytest.raises(UserError, match="split val has an integer of 2\\^24 or more"):
         export_bin(root, manifest, tmp_path / "bin")
     assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
 
