@@ -20,6 +20,7 @@ from data_prep.table import Table
 MAGIC = b"PAR1"
 BLOCK_ROWS = 1 << 16
 BUFFER_BYTES = 1 << 20
+LEAST_ROW_BYTES = 41  # of a row's text, which data_prep/budget.py counts with
 
 
 class RowRange(NamedTuple):
@@ -55,11 +56,15 @@ def num_rows(source: Source) -> int:
     return int(_open(source).metadata.num_rows)
 
 
-def plan_units(source: Source, chunk_bytes: int) -> list[RowRange]:
-    """The file's work units, in the order of its rows; `chunk_bytes` is what a unit may have, uncompressed."""
+def plan_units(source: Source, table: Table, chunk_bytes: int) -> list[RowRange]:
+    """The file's work units, in the order of its rows; `chunk_bytes` is what a unit may have, uncompressed.
+
+    In the file and, as rows may take hardly any room there, in memory, where each counts as LEAST_ROW_BYTES at least.
+    """
+    row_bytes = max(LEAST_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse))
     metadata = _open(source).metadata
-    sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    sizes = [max(metadata.row_group(i).total_byte_size, row_bytes * count) for i, count in enumerate(rows)]
     units: list[RowRange] = []
     begin = group = 0
     while group < len(sizes):

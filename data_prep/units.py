@@ -50,7 +50,8 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         elif job.table is not None and job.table.is_parquet:
-            tasks.extend(ParseTask(job, index, chunk) for chunk in range(len(plan_units(source, job.chunk_bytes))))
+            chunks = len(plan_units(source, job.table, job.chunk_bytes))
+            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
@@ -164,7 +165,7 @@ def _parse_parquet(job: Job, table: Table, source: int, chunk: int) -> UnitRecor
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
     with UnitFiles(job, source, chunk) as files:
-        for block in read_unit(file, table, plan_units(file, job.chunk_bytes)[chunk]):
+        for block in read_unit(file, table, plan_units(file, table, job.chunk_bytes)[chunk]):
             files.append(block)
             counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
         return files.finish()

@@ -6,12 +6,17 @@ import io
 import zlib
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from common.errors import UserError
 from data_prep.encode import Encoder
 from data_prep.format import load_manifest
+from data_prep.parquet import plan_units
 from data_prep.pipeline import preprocess
+from data_prep.sources import resolve_sources
+from data_prep.table import Table
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums
@@ -251,3 +256,15 @@ def test_a_table_without_numeric_columns(tmp_path, encoding):
                       f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.workers=1", *extra))  # fmt: skip
     verify_dataset(tmp_path / "out")
     assert [part.shape for part in load_split(tmp_path / "out", "train")[1:]] == [(172, 0), (172, 3)]
+
+
+def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path):
+    count = 100_000
+    pq.write_table(
+        pa.table({"click": np.zeros(count, np.int8), "a": np.zeros(count, np.int32)}), tmp_path / "t.parquet"
+    )
+    (source,) = resolve_sources(str(tmp_path / "t.parquet"))
+    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), is_parquet=True)
+    units = plan_units(source, table, 41_000)
+    assert sum(unit.rows for unit in units) == count
+    assert max(unit.rows for unit in units) <= 1000
