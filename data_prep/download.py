@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from data_prep.format import FileDigest, digest_file, write_atomically
-from data_prep.sources import GZIP_MAGIC
+from data_prep.sources import is_gzip
 
 BLOCK_BYTES = 1 << 20
 PARALLEL_FILES = 4
@@ -168,7 +168,7 @@ def _accept(file: RemoteFile, path: Path, known: FileDigest | None) -> None:
     if wanted is not None and found.sha256 != wanted:
         part.unlink()
         raise _WrongFile(f"sha256 {found.sha256[:12]}… where {wanted[:12]}… is right")
-    if file.name.endswith(".gz") and not _is_gzip(part):  # a page that says so, which must not be noted as the file
+    if file.name.endswith(".gz") and not is_gzip(part):  # a page that says so, which must not be noted as the file
         part.unlink()
         raise _WrongFile("not gzip, though its name says so")
     part.replace(path)
@@ -176,11 +176,6 @@ def _accept(file: RemoteFile, path: Path, known: FileDigest | None) -> None:
         sums = _read_sums(path.parent)
         sums[file.name] = asdict(found)
         write_atomically(path.parent / SUMS_NAME, (json.dumps(sums, indent=1, sort_keys=True) + "\n").encode())
-
-
-def _is_gzip(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
 def _read_sums(directory: Path) -> dict[str, dict[str, str | int]]:

@@ -95,11 +95,16 @@ def _expand(entry: str) -> list[Path]:
     return [path]
 
 
+def is_gzip(path: Path) -> bool:
+    """Whether a file is compressed by gzip, told by its first bytes."""
+    with open(path, "rb") as file:
+        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+
+
 def _inspect(path: Path) -> Source:
     try:
         status = path.stat()
-        with open(path, "rb") as file:
-            compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        compressed = is_gzip(path)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; check data.raw") from error
     except OSError as error:
