@@ -17,7 +17,7 @@ from data_prep.format import digest_file, write_atomically
 from data_prep.lookup import vocabulary_path
 from data_prep.merging import PART_BYTES, merge_in_parts
 from data_prep.pool import Pool, counters
-from data_prep.ranking import rank_values
+from data_prep.ranking import most_frequent, rank_values
 from data_prep.runs import RUN_ENTRY_BYTES, load_runs, write_runs
 from data_prep.vocabulary import Run
 from data_prep.work import Job, UnitRecord, load_record, save_record
@@ -113,16 +113,17 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
         if path.is_file() and digest_file(path).sha256 == entry.sha256:
             return entry
     scratch = job.work / "fit" / feature
-    scratch.mkdir(parents=True, exist_ok=True)
     run_bytes = RUN_ENTRY_BYTES * sum(record.run_lengths[task.feature] for record, _, _ in task.runs)
     runs = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, PART_BYTES)
     begins = [begin for _, _, begin in task.runs]
-    parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch)
+    parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch / "all")
     # where ids wrap, all values have one; else the cap leaves room for those before the first
     cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
+    if cap is not None and sum(len(part.values) for part in parts) > cap:
+        parts = _held_parts(most_frequent(parts, cap), scratch / "kept")
     assert rules.order is not None
-    values = rank_values(parts, path, rules.order, cap)
-    shutil.rmtree(scratch)
+    values = rank_values(parts, path, rules.order)
+    shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
     digest = digest_file(path)
     entry = VocabularyEntry(values, digest.bytes, digest.sha256)
     write_atomically(done, json.dumps(asdict(entry)).encode())
@@ -135,6 +136,7 @@ def _held_parts(merged: Iterator[Run], directory: Path) -> list[Run]:
     parts = list(islice(merged, 2))
     if len(parts) == 1:
         return parts
+    directory.mkdir(parents=True, exist_ok=True)
     return [_spill(part, directory / str(i)) for i, part in enumerate(chain(parts, merged))]
 
 

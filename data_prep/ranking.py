@@ -23,8 +23,25 @@ class CountClasses(NamedTuple):
     sizes: NDArray[np.int64]
 
 
-def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder, limit: int | None) -> int:
-    """Write the vocabulary of a column: values in the order of their ids; those behind the first `limit` are left out.
+def most_frequent(parts: Sequence[Run], limit: int) -> Iterator[Run]:
+    """Of every part the values that are among the `limit` most frequent of all; of equal counts the smaller values."""
+    counts, sizes = count_classes(parts)
+    no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
+    whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
+    least = counts[whole] if whole < len(counts) else counts[-1] + 1
+    left = limit - int(no_rarer[whole]) if whole < len(counts) else limit
+    for part in parts:
+        kept = part.counts >= least
+        if whole and left:
+            equal = np.flatnonzero(part.counts == counts[whole - 1])[:left]
+            kept[equal] = True
+            left -= len(equal)
+        if kept.any():
+            yield Run(part.values[kept], part.counts[kept], part.first[kept])
+
+
+def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder) -> int:
+    """Write the vocabulary of a column: values in the order of their ids.
 
     Args:
         parts: the merged run, in consecutive value ranges (memory-mapped where large).
@@ -35,7 +52,6 @@ def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder, limit:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(len(part.values) for part in parts)
-    size = size if limit is None else min(size, limit)
     if size == 0:
         np.save(path, np.zeros(0, np.uint32))
         return 0
@@ -44,8 +60,7 @@ def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder, limit:
         _rank_by_frequency(parts, vocabulary)
         return size
     position = 0
-    for batch in _batches(parts, order):
-        values = batch[: size - position]
+    for values in _batches(parts, order):
         vocabulary[position : position + len(values)] = values
         position += len(values)
     return size
@@ -104,7 +119,7 @@ def count_classes(parts: Sequence[Run]) -> CountClasses:
 
 @jit
 def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: ignore[no-untyped-def]
-    """Put each value at the next rank of its count's class; ranks beyond the vocabulary are dropped.
+    """Put each value at the next rank of its count's class.
 
     Args:
         values, counts: a part of a run.
@@ -116,5 +131,4 @@ def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: igno
         index = np.searchsorted(classes, counts[i])
         rank = next_rank[index]
         next_rank[index] = rank + 1
-        if rank < len(vocabulary):
-            vocabulary[rank] = values[i]
+        vocabulary[rank] = values[i]

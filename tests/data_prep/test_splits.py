@@ -104,13 +104,15 @@ def test_a_vocabulary_knows_only_the_train_rows_that_are_left(directory, text):
                 f"data.path={root}",
                 f"data.vocabulary_order={order}",
                 "data.chunk_bytes=90000",
+                "data.max_ind_range=30",
                 *overrides,
             )
         )
         sparse = oracle.parse(text)[2]
         for column in (0, 13, 25):
             train = sparse[numbers["train"], column]
-            ranked = oracle.vocabulary(train, threshold=2)
+            ranked = oracle.vocabulary(train, threshold=2, cap=30)
+            assert column == 13 or len(ranked) == 29
             if order == "first_appearance":
                 ranked = [value for value in dict.fromkeys(train.tolist()) if value in set(ranked)]
             table = {value: i + 1 for i, value in enumerate(ranked)}
