@@ -123,8 +123,7 @@ def logistic_regression(root: Path) -> tuple[float, float]:
 def one_hot(root: Path, split: str, sizes: np.ndarray) -> tuple[sparse.csr_matrix, np.ndarray]:
     """Features [rows, N + sum of num_embeddings] and labels [rows] of a split."""
     manifest = load_manifest(root)
-    widths = (len(manifest.schema["dense"]), len(sizes))
-    shards = [open_shard(root, split, shard, *widths) for shard in manifest.splits[split].shards]
+    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
     labels = np.concatenate([shard.labels[:, 0] for shard in shards])
     dense = np.concatenate([shard.dense for shard in shards])
     ids = np.concatenate([shard.sparse for shard in shards]) + np.concatenate(([0], np.cumsum(sizes)[:-1]))

@@ -43,8 +43,7 @@ def _profile_dataset(root: Path, split: str, threads: int) -> tuple[dict[str, Ta
     one_hot = [name for name in names if name not in manifest.ragged]
     with ThreadPoolExecutor(threads) as executor:
         for shard in manifest.splits[split].shards:
-            widths = (len(manifest.schema["dense"]), len(names), len(manifest.ragged))
-            arrays = open_shard(root, split, shard, *widths)
+            arrays = open_shard(root, split, shard, manifest)
             for start in range(0, shard.rows, PIECE_ROWS):
                 stop = min(start + PIECE_ROWS, shard.rows)
                 columns = _columns(arrays, one_hot, manifest.ragged, start, stop)

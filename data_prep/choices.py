@@ -1,6 +1,9 @@
 """What there is to choose from: the named options of the configuration."""
 
 from enum import Enum
+from typing import Any
+
+import numpy as np
 
 
 class DataSource(Enum):
@@ -40,13 +43,14 @@ class Encoding(Enum):
 
 
 class DenseTransform(Enum):
-    """What becomes of an integer x, a missing one being 0; float32.
+    """What becomes of an integer x, a missing one being 0; float32 but for the last.
 
     log1p: log(1 + max(x, 0)), rounded once.
     log_float32: the same in single precision, as facebookresearch/dlrm computes it.
     torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
     minmax: (x - low) / (high - low), over all rows of the column.
     raw: x; beyond 2^24 float32 rounds.
+    integers: x as int32, exact: what `bin` is exported from; Criteo's rows only.
     """
 
     log1p = "log1p"
@@ -54,6 +58,12 @@ class DenseTransform(Enum):
     torchrec = "torchrec"
     minmax = "minmax"
     raw = "raw"
+    integers = "integers"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of what the transform makes."""
+        return np.dtype(np.int32 if self is DenseTransform.integers else np.float32)
 
 
 class VocabularyOrder(Enum):

@@ -67,7 +67,7 @@ def join_ranges(ranges: list[DenseRange]) -> DenseRange:
     return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
 
 
-def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[np.float32]) -> None:
+def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[Any]) -> None:
     """Apply a transform that needs to know of no other rows; result [rows, N] is contiguous."""
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
@@ -77,8 +77,8 @@ def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: 
 
 def transform_dense(
     dense: NDArray[np.int32], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
-) -> NDArray[np.float32]:
-    """Apply a transform.
+) -> NDArray[Any]:
+    """Apply a transform; the result is of its dtype.
 
     Args:
         dense: [rows, N] int32, or float64 of a user's table; 0 where missing.
@@ -89,8 +89,8 @@ def transform_dense(
         return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
     if transform is DenseTransform.log_float32:
         return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
-    if transform is DenseTransform.raw:
-        return dense.astype(np.float32)
+    if transform in (DenseTransform.raw, DenseTransform.integers):
+        return dense.astype(transform.dtype)
     assert known is not None
     if transform is DenseTransform.torchrec:
         shifted = dense.astype(np.int64) - (known.low.min() - 2)

@@ -174,6 +174,7 @@ class Encoder:
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
         dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
+        dense = dense.astype(np.float32, copy=False)  # what a model reads, as the shards' reader has it
         unknown = np.zeros(len(self.features), np.int64)
         if self._tables:
             columns = np.ascontiguousarray(block.sparse.T[self._columns])

@@ -20,7 +20,7 @@ from data_prep.parts import read_rows
 from data_prep.passes import Slice, assemble
 from data_prep.pool import counters
 from data_prep.ragged import Bags
-from data_prep.records import DTYPES, KINDS
+from data_prep.records import KINDS
 from data_prep.scratch import scratch_array
 from data_prep.work import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 
@@ -135,7 +135,7 @@ def sparse_rows(
         begin += rows
 
 
-def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
     """A unit's integers as their transform makes them; as `sparse_rows`, [rows, N]."""
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
@@ -156,7 +156,7 @@ def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tu
         path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
         widths = {"labels": 1, "dense": len(task.job.schema.dense), "sparse": len(task.single)}
         blocks = row_blocks(start, stop)
-        read = read_rows(path, blocks, widths[kind], DTYPES[kind], kind)
+        read = read_rows(path, blocks, widths[kind], task.job.dtypes[kind], kind)
         for (begin, _), rows in zip(blocks, read, strict=True):
             yield begin, rows
     elif kind == "dense":

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.choices import Encoding
+from data_prep.choices import DenseTransform, Encoding
 from data_prep.config import ExchangeConfig
 from data_prep.files import temporary_path
 from data_prep.format import Manifest, Shard, ShardArrays, open_shard
@@ -37,8 +37,7 @@ class Piece:
 
     def open(self, root: Path, manifest: Manifest) -> ShardArrays:
         """Its rows, memory-mapped."""
-        widths = len(manifest.schema["dense"]), len(manifest.schema["sparse"]), len(manifest.ragged)
-        arrays = open_shard(root, self.split, self.shard, *widths)
+        arrays = open_shard(root, self.split, self.shard, manifest)
         rows = slice(self.start, self.stop)
         bags = tuple(feature.part(self.start, self.stop) for feature in arrays.bags)
         return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows], bags)
@@ -187,10 +186,11 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
         UserError: the dataset does not hold the integers as they were, or not exactly, or it holds bags.
     """
     _refuse_bags(root, manifest)
-    if manifest.encoding["dense_transform"] != "raw":
+    transform = manifest.encoding["dense_transform"]
+    if transform not in (DenseTransform.raw.value, DenseTransform.integers.value):
         raise UserError(
-            f"{root}: integers are transformed ({manifest.encoding['dense_transform']}), but .bin files hold them "
-            "raw; preprocess with data.dense_transform=raw"
+            f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
+            "are; preprocess, or import, with data.dense_transform=integers"
         )
     free = shutil.disk_usage(target).free
     needed = manifest.rows * 4 * (1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"]))
@@ -211,10 +211,11 @@ def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> No
     with open(path, "wb") as file:
         for piece in split_pieces(manifest, split):
             arrays = piece.open(root, manifest)
-            if np.abs(arrays.dense).max(initial=0) >= EXACT_FLOAT32:  # which 2^24 + 1 has become, too
+            dense = arrays.dense
+            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= EXACT_FLOAT32:  # as 2^24 + 1 has become
                 raise UserError(
-                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; it cannot be "
-                    "exported as bin; use exchange.format=npy, or leave out or clip the column before preprocessing"
+                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
+                    "with data.dense_transform=integers to export it as bin"
                 )
-            record = np.concatenate((arrays.labels, arrays.dense.astype(np.int32), arrays.sparse), axis=1)
+            record = np.concatenate((arrays.labels, dense.astype(np.int32), arrays.sparse), axis=1)
             file.write(record.astype(np.int32).data)

@@ -17,7 +17,7 @@ from data_prep.files import save_array
 from data_prep.format import FileDigest, digest_file, write_atomically
 from data_prep.pool import counters
 from data_prep.ragged import BAG_KINDS, Bags, join, pack, unpack
-from data_prep.records import DTYPES, KINDS, RecordLayout
+from data_prep.records import KINDS, RecordLayout
 from data_prep.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
 from data_prep.window_rows import KeptRows, Moved, MovedRows, between
 from data_prep.work import Job, UnitRecord
@@ -123,7 +123,7 @@ def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], 
         files = {}
         for kind in KINDS:
             path = gathered_path(job, task.split, task.name, kind)
-            files[kind] = writer.create(path, kind, DTYPES[kind], (rows, task.layout.width(kind)), hashlib.sha256)
+            files[kind] = writer.create(path, kind, job.dtypes[kind], (rows, task.layout.width(kind)), hashlib.sha256)
         for number, (start, stop) in enumerate(pairwise(bounds)):
             window = {kind: file.window(stop - start) for kind, file in files.items()}
             moved_rows.fill(number, window)

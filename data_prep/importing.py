@@ -38,13 +38,18 @@ RECORD_COLUMNS = 40
 class _Builder:
     """Collects shards and what the manifest says of them; they are moved to their places when all are there."""
 
-    def __init__(self, root: Path, work: Path, name: str) -> None:
-        """`work`: the directory that `existing.claimed` gives. Raises UserError where something else lies."""
+    def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
+        """`work`: the directory that `existing.claimed` gives; `transform`: of integers, if known.
+
+        Raises:
+            UserError: something else lies at `root`.
+        """
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
         refuse_foreign_files(root, work, ())
         shutil.rmtree(work / IMPORTED, ignore_errors=True)
-        self._root, self._work, self._name = root, work, name
+        self._root, self._work, self._transform = root, work, transform
+        self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
         self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
         self._positives = dict.fromkeys(SPLITS, 0)
         self._largest = np.zeros(len(CRITEO.sparse), np.int64)
@@ -73,7 +78,8 @@ class _Builder:
         sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
         name = f"{len(self._shards[split]):05d}"
         arrays = ShardArrays(labels, dense, sparse, bags)
-        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays))
+        dense_dtype = (self._transform or DenseTransform.raw).dtype
+        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype))
         self._positives[split] += int(labels.sum(dtype=np.int64))
         self._largest = np.maximum(self._largest, [column.max() for column in ids])
 
@@ -82,7 +88,7 @@ class _Builder:
         digest = digest_file(path)
         self._sources.append({"name": path.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows})
 
-    def finish(self, transform: str | None) -> Manifest:
+    def finish(self) -> Manifest:
         """Move the shards to their places and write the manifest."""
         splits = {}
         for split, shards in self._shards.items():
@@ -93,7 +99,7 @@ class _Builder:
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
         manifest = Manifest(
             schema=self._schema.to_manifest(),
-            encoding={"name": self._name, "dense_transform": transform, "raw_schema": None},
+            encoding=self._encoding,
             num_embeddings=dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True)),
             splits=splits,
             sources=self._sources,
@@ -128,7 +134,7 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
         for index, path in enumerate(labels):
             is_last = index == len(labels) - 1 and len(labels) > 1
             builder.note_source(path, _import_day(builder, path, is_multi_hot, is_last))
-        return builder.finish(None)
+        return builder.finish()
 
 
 def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:
@@ -194,12 +200,13 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
     """
     transform = transform or DenseTransform.log1p
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
-        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use log1p or raw")
+        others = "log1p, log_float32, raw or integers"
+        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {others}")
     with claimed(root) as work:
-        builder = _Builder(root, work, "imported_bin")
+        builder = _Builder(root, work, "imported_bin", transform)
         for split in SPLITS:
             _import_records(builder, split, source / f"terabyte_processed_{split}.bin", transform)
-        return builder.finish(transform.value)
+        return builder.finish()
 
 
 def _import_records(builder: _Builder, split: str, path: Path, transform: DenseTransform) -> None:

@@ -138,7 +138,7 @@ def _refuse_criteo_s_own(data: DataConfig) -> None:
         raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
     if data.encoding not in (Encoding.vocabulary, Encoding.hash):
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
-    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32):
+    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
         name = data.dense_transform.value
         raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
 

@@ -12,7 +12,7 @@ from data_prep.jit import jit
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FIELD_BYTES = 4  # of a label, of a dense value
-DTYPES: dict[str, np.dtype[Any]] = {  # of a shard's arrays
+DTYPES: dict[str, np.dtype[Any]] = {  # of a shard's arrays, but that integers may be kept as they are
     "labels": np.dtype(np.int32),
     "dense": np.dtype(np.float32),
     "sparse": np.dtype(np.int32),
@@ -70,6 +70,7 @@ class RecordLayout:
 
     num_dense: int
     largest_ids: tuple[int, ...]
+    dense: np.dtype[Any] = DTYPES["dense"]
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
@@ -101,7 +102,7 @@ class RecordLayout:
     def _fields(self, records: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Views of the records: labels, dense values, ids of each of ID_TYPES, [n, how many]."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
-        dtypes = [DTYPES["labels"], DTYPES["dense"], *ID_TYPES]
+        dtypes = [DTYPES["labels"], self.dense, *ID_TYPES]
         fields, place = [], 0
         for dtype, width in zip(dtypes, widths, strict=True):
             behind = place + dtype.itemsize * width

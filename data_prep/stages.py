@@ -204,7 +204,7 @@ def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool
     """Rows to the shards that `arrange` chose."""
     single = [feature for feature in result.features if feature not in job.schema.ragged]
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
-    layout = RecordLayout(len(job.schema.dense), largest)
+    layout = RecordLayout(len(job.schema.dense), largest, job.dtypes["dense"])
     scatter, kept = plan_scatter(job, units, layout)
     with _stage("scatter", sum(task.unit.record.rows for task in scatter) * layout.row_bytes, pool):
         groups = scatter_groups(scatter, job.shard_rows, pool.workers)

@@ -71,7 +71,7 @@ class UnitFiles:
         self._labels = self._array("labels.npy", np.int32, 1)
         self._is_raw = job.rules.needs_statistics
         as_read = np.int32 if job.table is None else np.float64
-        suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", np.float32)
+        suffix, dtype = ("integers.npy", as_read) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0

@@ -48,8 +48,7 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
     """Check one shard; the number of its positive labels."""
     verify_shard(root, split, shard)
     features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
-    widths = len(manifest.schema["dense"]), len(manifest.schema["sparse"]), len(manifest.ragged)
-    arrays = open_shard(root, split, shard, *widths)
+    arrays = open_shard(root, split, shard, manifest)
     for feature, bags in zip(manifest.ragged, arrays.bags, strict=True):
         _verify_bags(root, split, shard, feature, bags, manifest.num_embeddings[feature])
     limits = np.array([manifest.num_embeddings[name] for name in features])

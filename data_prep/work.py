@@ -18,9 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.files import Crc32, temporary_path
 from data_prep.format import FileDigest, digest_file
 from data_prep.multi_hot import MultiHot
+from data_prep.records import DTYPES
 from data_prep.rules import Rules
 from data_prep.schema import Schema
 from data_prep.sources import Source
@@ -49,6 +52,11 @@ class Job:
     def kinds(self) -> tuple[str, ...]:
         """The arrays of a shard as it leaves its unit."""
         return ("labels", "dense", "sparse", *(("values", "offsets") if self.schema.ragged else ()))
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Of the arrays of a shard that have one entry a row."""
+        return {**DTYPES, "dense": self.rules.dense.dtype}
 
     @property
     def shard_rows(self) -> int:

@@ -34,7 +34,7 @@ class SplitShards:
         """
         split = find_split(root, manifest, name)
         self.rows = split.rows
-        self._root, self._name, self._shards = root, name, split.shards
+        self._root, self._name, self._shards, self._manifest = root, name, split.shards, manifest
         self._features, self._ragged = manifest.num_embeddings, manifest.ragged
         self._one_hot = [feature for feature in self._features if feature not in self._ragged]
         self._dense = list(manifest.schema["dense"])
@@ -135,8 +135,7 @@ class SplitShards:
         return Bags(np.array(part.ids), part.offsets - part.offsets[0])
 
     def _open_shard(self, index: int) -> ShardArrays:
-        widths = len(self._dense), len(self._features), len(self._ragged)
-        return open_shard(self._root, self._name, self._shards[index], *widths)
+        return open_shard(self._root, self._name, self._shards[index], self._manifest)
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:

@@ -65,13 +65,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """labels [rows], dense, sparse of a split, all shards."""
     manifest = load_manifest(root)
-    num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
-    shards = [open_shard(root, split, shard, num_dense, num_sparse) for shard in manifest.splits[split].shards]
+    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
     if not shards:
         return (
             np.zeros(0, np.int32),
-            np.zeros((0, num_dense), np.float32),
-            np.zeros((0, num_sparse), np.int32),
+            np.zeros((0, len(manifest.schema["dense"])), manifest.dense_dtype),
+            np.zeros((0, len(manifest.schema["sparse"])), np.int32),
         )
     labels = np.concatenate([shard.labels[:, 0] for shard in shards])
     return labels, np.concatenate([s.dense for s in shards]), np.concatenate([s.sparse for s in shards])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
 def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 10})
     (shard,) = manifest.splits["train"].shards
-    arrays = open_shard(tmp_path, "train", shard, NUM_DENSE, F)
+    arrays = open_shard(tmp_path, "train", shard, manifest)
     found = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind != "bags"}
     assert found == {
         "labels": ((10, 1), np.int32),
@@ -102,10 +103,10 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
             verify_shard(tmp_path, "train", shard)
     path.write_bytes(whole[:-1])
     with pytest.raises(UserError, match=rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"):
-        open_shard(tmp_path, "train", shard, NUM_DENSE, F)
+        open_shard(tmp_path, "train", shard, manifest)
     path.unlink()
     with pytest.raises(UserError, match=rf"{kind}\.npy: shard file not readable"):
-        open_shard(tmp_path, "train", shard, NUM_DENSE, F)
+        open_shard(tmp_path, "train", shard, manifest)
     with pytest.raises(UserError, match=rf"{kind}\.npy: shard file not readable"):
         verify_shard(tmp_path, "train", shard)
 
@@ -114,7 +115,7 @@ def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 100})
     (shard,) = manifest.splits["train"].shards
     with pytest.raises(UserError, match=r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"):
-        open_shard(tmp_path, "train", shard, NUM_DENSE + 1, F)
+        open_shard(tmp_path, "train", shard, replace(manifest, schema={**manifest.schema, "dense": list("abcdef")}))
 
 
 def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:

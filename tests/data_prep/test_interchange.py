@@ -22,9 +22,9 @@ from tests.reference import multi_hot_tables
 SPLITS = ("train", "val", "test")
 
 
-def make(directory, *overrides, rows=(150, 90, 61)):
+def make(directory, *overrides, rows=(150, 90, 61), edge=False):
     for day, count in enumerate(rows):
-        (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=False))
+        (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=edge))
     preprocess(config(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides))
     return directory / "out"
 
@@ -64,25 +64,48 @@ def test_npy_of_a_single_file(tmp_path):
     assert_same(tmp_path / "back", root)
 
 
-def test_bin_both_ways(tmp_path):
-    root = make(tmp_path, "data.dense_transform=raw", "data.encoding=hash", "data.max_ind_range=1000")
+def bin_records(directory):
+    """The records of every split's file."""
+    return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
+
+
+@pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
+def test_bin_both_ways(tmp_path, encoding):
+    """With integers that float32 cannot hold; of `torchrec_fixed` the train split's rows are shuffled."""
+    chosen = [f"data.encoding={encoding}", "data.max_ind_range=1000"]
+    root = make(tmp_path, "data.dense_transform=integers", *chosen, edge=True)
     (tmp_path / "bin").mkdir()
     export_bin(root, load_manifest(root), tmp_path / "bin")
     text = b"".join((tmp_path / f"day_{day}").read_bytes() for day in range(3))
-    labels, dense, sparse = oracle.parse(text)
-    dense = np.where(dense == oracle.MISSING, 0, dense)
-    wanted = np.concatenate((labels[:, None], dense, sparse % 1000), axis=1).astype(np.int32)
-    records = [np.fromfile(tmp_path / "bin" / f"terabyte_processed_{s}.bin", np.int32).reshape(-1, 40) for s in SPLITS]
+    labels, _, sparse = oracle.parse(text)
+    dense = np.array([[int(x or 0) for x in line.split(b"\t")[1:14]] for line in text.splitlines()])
+    assert (dense != dense.astype(np.float32)).any()
+    order = np.arange(301)
+    ids = sparse % 1000
+    if encoding == "torchrec_fixed":
+        order[:240] = np.random.RandomState(0).permutation(240)
+        ids = np.concatenate([load_split(root, split)[2] for split in SPLITS])[np.argsort(order)]
+    wanted = np.concatenate((labels[:, None], dense, ids), axis=1).astype(np.int32)[order]
+    records = bin_records(tmp_path / "bin")
     np.testing.assert_array_equal(np.concatenate(records), wanted)
     assert [len(record) for record in records] == [240, 31, 30]
-    process = exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/bin", "exchange.format=bin")
+    verify_dataset(root)
+    arguments = [f"exchange.source={tmp_path}/bin", "exchange.format=bin"]
+    process = exchange(f"data.path={tmp_path}/exact", "data.dense_transform=integers", *arguments)
     assert process.returncode == 0, process.stderr
+    verify_dataset(tmp_path / "exact")
+    assert_same(tmp_path / "exact", root)
+    process = exchange(f"data.path={tmp_path}/exact", f"exchange.to={tmp_path}/again", "exchange.format=bin")
+    assert process.returncode == 0, process.stderr
+    for found, first in zip(bin_records(tmp_path / "again"), records, strict=True):
+        np.testing.assert_array_equal(found, first)
+    import_bin(tmp_path / "bin", tmp_path / "back", None)
     verify_dataset(tmp_path / "back")
     found = [np.concatenate(parts) for parts in zip(*(load_split(tmp_path / "back", s) for s in SPLITS), strict=True)]
-    np.testing.assert_array_equal(found[0], labels)
-    np.testing.assert_array_equal(found[1], oracle.encode_dense(dense))
-    np.testing.assert_array_equal(found[2], sparse % 1000)
-    with pytest.raises(UserError, match=r"data\.dense_transform=raw"):
+    np.testing.assert_array_equal(found[0], wanted[:, 0])
+    np.testing.assert_array_equal(found[1], oracle.encode_dense(wanted[:, 1:14]))
+    np.testing.assert_array_equal(found[2], wanted[:, 14:])
+    with pytest.raises(UserError, match=r"data\.dense_transform=integers"):
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
@@ -131,7 +154,7 @@ def test_archives_may_be_compressed_but_not_damaged(tmp_path):
         np.savez_compressed(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
     manifest = import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
     (shard,) = manifest.splits["train"].shards
-    arrays = open_shard(tmp_path / "back", "train", shard, 13, 26, len(manifest.ragged))
+    arrays = open_shard(tmp_path / "back", "train", shard, manifest)
     for name, found in zip(manifest.ragged, arrays.bags, strict=True):
         np.testing.assert_array_equal(found.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
     with pytest.raises(UserError, match=r"multi-hot columns .*, which these files cannot hold"):

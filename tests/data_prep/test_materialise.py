@@ -44,9 +44,7 @@ def test_every_id_becomes_its_bag(tmp_path, distribution, more):
     tables = multi_hot_tables(list(manifest.num_embeddings.values()), MLPERF_SIZES, distribution, seed)
     for split in SPLITS:
         labels, dense, ids = load_split(one_hot, split)
-        shards = [
-            open_shard(root, split, shard, 13, 26, len(manifest.ragged)) for shard in manifest.splits[split].shards
-        ]
+        shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
         np.testing.assert_array_equal(np.concatenate([shard.labels[:, 0] for shard in shards]), labels)
         np.testing.assert_array_equal(np.concatenate([shard.dense for shard in shards]), dense)
         single = [i for i, size in enumerate(MLPERF_SIZES) if size == 1]

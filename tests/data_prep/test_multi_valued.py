@@ -84,11 +84,10 @@ def overrides(directory, kind, name="out", *more):
 def rows_of(root):
     """All rows in the order of the splits: labels, dense and the ids of each feature as lists."""
     manifest = verify_dataset(root)
-    widths = len(manifest.schema["dense"]), len(manifest.schema["sparse"]), len(manifest.ragged)
     labels, dense, ids = [], [], []
     for split in SPLITS:
         for shard in manifest.splits[split].shards:
-            arrays = open_shard(root, split, shard, *widths)
+            arrays = open_shard(root, split, shard, manifest)
             bags = iter([np.split(feature.ids, feature.offsets[1:-1] - feature.offsets[0]) for feature in arrays.bags])
             single = iter(arrays.sparse.T[:, :, None])
             features = [next(bags if f in manifest.ragged else single) for f in manifest.schema["sparse"]]

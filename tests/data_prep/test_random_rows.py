@@ -15,8 +15,7 @@ def bags_of(root, split):
     """values and lengths of every feature, one-hot or not."""
     manifest = load_manifest(root)
     [shard] = manifest.splits[split].shards
-    arrays = open_shard(root, split, shard, len(manifest.schema["dense"]), len(manifest.schema["sparse"]),
-                        len(manifest.ragged))  # fmt: skip
+    arrays = open_shard(root, split, shard, manifest)
     one_hot, ragged = iter(arrays.sparse.T), iter(arrays.bags)
     return [
         (bag.ids, bag.lengths) if name in manifest.ragged and (bag := next(ragged)) else (next(one_hot), None)
