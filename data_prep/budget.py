@@ -13,6 +13,7 @@ from data_prep.merging import PART_BYTES
 from data_prep.parquet import num_rows
 from data_prep.passes import Slice, plan_passes
 from data_prep.sources import Source
+from data_prep.table_sizes import num_embeddings
 from data_prep.work import Job
 
 MEBIBYTE = 1 << 20
@@ -132,12 +133,22 @@ def check_disk(path: Path, job: Job) -> None:
     if job.bags is not None:
         columns += sum(job.bags.sizes) + 2 * len(job.bags.sizes)
     needed = int(sum(_estimate_rows(job, source) for source in job.sources) * 4 * columns * DISK_MARGIN)
+    tables = _multi_hot_bytes(job)
+    written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
     free = shutil.disk_usage(path).free
-    if needed > free:
+    if needed + tables > free + written:
+        share = f" ({tables / 1e9:.1f} GB of it for multi-hot tables)" if tables else ""
         raise UserError(
-            f"{path}: about {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; "
+            f"{path}: about {(needed + tables - written) / 1e9:.1f} GB needed{share}, {free / 1e9:.1f} GB free; "
             "free some, or choose another data.path"
         )
+
+
+def _multi_hot_bytes(job: Job) -> int:
+    """Bytes of the bags of all ids, where the tables' sizes are known before the rows: else asked once they are."""
+    if job.bags is None or job.rules.order is not None:
+        return 0
+    return job.bags.table_bytes([num_embeddings(job.rules, None)] * len(job.schema.sparse))
 
 
 def _estimate_rows(job: Job, source: Source) -> float:

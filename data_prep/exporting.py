@@ -114,7 +114,7 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
         bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
         assert bags is not None
         with tempfile.TemporaryDirectory(dir=target) as scratch:
-            tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags)
+            tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags, "exchange.to")
             return _export_bags(root, manifest, target, tables)
     for key in ("multi_hot_sizes", "distribution", "seed"):
         if getattr(exchange, key) is not None:

@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.format import FileDigest, Shard, digest_file, shard_path, write_atomically
+from data_prep.held import release_pieces
 from data_prep.layout import BuiltShard
-from data_prep.multi_hot import BLOCK_VALUES, TABLES_DIRECTORY, MultiHot, MultiHotTables
+from data_prep.mapped import let_go, take_mapped
+from data_prep.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.npy import NpyWriter
 from data_prep.pool import counters
+from data_prep.scratch import release_scratch
 from data_prep.work import Job
 
 KINDS = ("sparse", "values", "offsets")
@@ -29,11 +32,16 @@ class ExpandTask:
 
 def expanded_bytes(built: BuiltShard, bags: MultiHot) -> int:
     """Bytes that the expansion of a shard writes."""
-    return 4 * built.shard.rows * sum(bags.sizes)
+    return ID_BYTES * built.shard.rows * sum(bags.sizes)
 
 
 def run_expand_task(task: ExpandTask) -> BuiltShard:
-    """Write a shard's bags, if that was not done already; the shard with its new files."""
+    """Write a shard's bags, if that was not done already; the shard with its new files.
+
+    Of the tables and of the shard's ids, which may be larger than the memory budget, little is resident at a time.
+    """
+    release_pieces()  # what encoding used
+    release_scratch()
     job, built = task.job, task.built
     assert job.bags is not None
     stem = job.work / "expanded" / f"{built.split}-{built.shard.name}"
@@ -66,22 +74,25 @@ def _load_files(done: Path, paths: dict[str, Path]) -> dict[str, FileDigest] | N
 
 
 def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> None:
-    """Write the files of `paths` from ids [rows, F]."""
+    """Write the files of `paths` from ids [rows, F], memory-mapped."""
     rows = len(ids)
     single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
     sparse = NpyWriter(paths["sparse"], np.int32, len(single))
     for start in range(0, rows, BLOCK_VALUES // ids.shape[1]):
         sparse.append(ids[start : start + BLOCK_VALUES // ids.shape[1]][:, single])
+        let_go(ids)
     sparse.close()
     values, offsets = NpyWriter(paths["values"], np.int32, None), NpyWriter(paths["offsets"], np.int64, None)
     offsets.append(np.zeros(1, np.int64))
     last = 0
-    for feature, size in enumerate(tables.sizes):
-        if size == 1:
+    for feature, table in enumerate(tables.tables):
+        if table is None:
             continue
+        size = table.shape[1]
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
-            bags = tables.expand(feature, np.array(ids[start : start + step, feature]))
+            bags = take_mapped(table, np.array(ids[start : start + step, feature]))
+            let_go(ids)
             values.append(bags.reshape(-1))
             offsets.append(last + size * np.arange(1, len(bags) + 1, dtype=np.int64))
             last += bags.size

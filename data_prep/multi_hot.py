@@ -8,7 +8,9 @@ turn, so the bags are the same whether rows are expanded while they are read or 
 import fcntl
 import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,7 +27,9 @@ from data_prep.ragged import Bags
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PARETO_SHAPE = 0.25
-BLOCK_VALUES = 1 << 22
+ID_BYTES = 4
+TOLD_BYTES = 10**9  # some seconds of work
+BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
 RECORD_NAME, LOCK_NAME = "tables.json", "lock"
 TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
 
@@ -74,6 +78,10 @@ class MultiHot:
                 f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
             )
 
+    def table_bytes(self, num_embeddings: Sequence[int]) -> int:
+        """Bytes on disk of the bags of all ids of tables with so many rows each."""
+        return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
+
     @classmethod
     def from_plain(cls, entry: dict[str, Any]) -> "MultiHot":
         """The inverse of `to_plain`."""
@@ -100,13 +108,24 @@ class MultiHotTables:
         return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod
-    def open(cls, parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> "MultiHotTables":
+    def open(
+        cls,
+        parent: Path,
+        num_embeddings: Sequence[int],
+        bags: MultiHot,
+        key: str = "data.path",
+        count: Callable[[int], object] = lambda num_bytes: None,
+    ) -> "MultiHotTables":
         """The tables kept in a directory of `parent`, drawn first if they are not there.
 
         Memory does not grow with them. Of several processes one draws while the others wait.
 
+        Args:
+            key: what decides where `parent` is, to be named where there is no room.
+            count: called with the bytes drawn, now and then.
+
         Raises:
-            UserError: not one size per feature, or the directory cannot be written to.
+            UserError: not one size per feature, or the directory cannot be written to or has no room.
         """
         bags.check(len(num_embeddings))
         record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
@@ -120,12 +139,13 @@ class MultiHotTables:
                     fcntl.flock(lock, fcntl.LOCK_EX)
                     if not _is_there(path, content):
                         path.unlink(missing_ok=True)
-                        _draw_tables(directory, num_embeddings, bags)
+                        _make_room(directory, bags.table_bytes(num_embeddings), key)
+                        _draw_tables(directory, num_embeddings, bags, count)
                         write_atomically(path, content)
             except OSError as error:
                 raise UserError(
-                    f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); make room, or give "
-                    "data.multi_hot.directory"
+                    f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); "
+                    f"make room, or choose another {key}"
                 ) from error
         files = [None if size == 1 else table_path(directory, f) for f, size in enumerate(bags.sizes)]
         return cls([None if file is None else np.load(file, mmap_mode="r") for file in files])
@@ -161,7 +181,23 @@ def _is_there(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
 
 
-def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot) -> None:
+def _make_room(directory: Path, needed: int, key: str) -> None:
+    """Remove what a killed process left, as nobody reads tables without a record; is there room for new ones?"""
+    for left in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
+        left.unlink()
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise UserError(
+            f"{directory}: the multi-hot tables need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; free some, "
+            f"or choose another {key}"
+        )
+    if needed > TOLD_BYTES:
+        print(f"{directory}: drawing {needed / 1e9:.1f} GB of multi-hot tables, once", file=sys.stderr)
+
+
+def _draw_tables(
+    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object]
+) -> None:
     """Draw the bags of all ids, table after table, block after block."""
     rng = np.random.RandomState(bags.seed)  # the reference's generator
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
@@ -173,6 +209,7 @@ def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot)
             stop = min(start + step, rows)
             further = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
             writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
+            count(ID_BYTES * (stop - start) * size)
         writer.close()
         sync(writer.path)
 

@@ -220,7 +220,7 @@ def _expand(job: Job, bags: MultiHot, root: Path, result: Result, pool: Pool) ->
     """Ids to bags, in the finished shards."""
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, root, built, sizes) for built in result.built]
-    with _stage("multi-hot tables", 0, pool):
-        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, bags)
+    with _stage("multi-hot tables", bags.table_bytes(sizes), pool):
+        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, bags, count=lambda drawn: pool.counters.add(drawn, 0))
     with _stage("multi-hot", sum(expanded_bytes(built, bags) for built in result.built), pool):
         result.built = list(pool.map(run_expand_task, tasks))

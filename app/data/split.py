@@ -143,7 +143,8 @@ class BatchMaker:
             if manifest.ragged:
                 raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
             directory = Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
-            self._tables = MultiHotTables.open(directory, list(manifest.num_embeddings.values()), bags)
+            rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
+            self._tables = MultiHotTables.open(directory, rows, bags, key)
 
     def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
         """For batches of so many rows, the last ones padding."""

@@ -1,12 +1,18 @@
 """MLPerf v2's multi-hot data written to disk."""
 
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from common.errors import UserError
 from data_prep import stages
 from data_prep.format import load_manifest, open_shard
-from data_prep.multi_hot import MLPERF_SIZES
+from data_prep.mapped import MAPPED_BYTES
+from data_prep.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -102,3 +108,55 @@ def test_choices_that_cannot_be(tmp_path, choice, message):
     with pytest.raises(UserError, match=message):
         make(tmp_path, "out", choice)
     assert not (tmp_path / "out").exists()
+
+
+def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
+    chosen = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
+    rows = 1_000_000  # of each table: 4 * (214 - 12) MB
+    with pytest.raises(UserError, match=r"0\.8 GB of it for multi-hot tables\), 0\.5 GB free.* another data\.path"):
+        make(tmp_path, "out", *chosen, f"data.max_ind_range={rows}")
+    assert not (tmp_path / "out").exists()
+    make(tmp_path, "out", *chosen, "data.max_ind_range=50")
+
+
+def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypatch):
+    bags = MultiHot((2, 1))
+    first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
+    (directory,) = tmp_path.iterdir()
+    (directory / "tables.json").unlink()
+    left = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
+    left.touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
+    with pytest.raises(UserError, match=r"multi-hot tables need 0\.0 GB, .* choose another data\.multi_hot\.directory"):
+        MultiHotTables.open(tmp_path, [100, 100], bags, "data.multi_hot.directory")
+    assert not left.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+
+
+RESIDENT = """
+import sys
+import numpy as np
+from data_prep.mapped import take_mapped
+
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+rows = np.load(sys.argv[1], mmap_mode="r")
+ids = np.random.default_rng(0).integers(0, len(rows), 3000).astype(np.int32)
+before = peak()
+found = take_mapped(rows, ids)
+print(peak() - before)
+assert (found == ids[:, None] * np.int32(100) + np.arange(100, dtype=np.int32)).all()
+assert take_mapped(rows, ids[:0]).shape == (0, 100)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_a_large_table_is_not_held_in_memory(tmp_path):
+    path = tmp_path / "table.npy"
+    np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
+    process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
