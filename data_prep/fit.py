@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,11 @@ class CountTask:
     begin: int
     limit: int
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all its rows count and were counted when it was parsed."""
+        return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
+
 
 @dataclass(frozen=True)
 class FitTask:
@@ -53,24 +58,24 @@ class FitTask:
     runs: tuple[tuple[UnitRecord, str, int], ...]
 
 
-def count_units(job: Job, records: list[UnitRecord], limit: int, pool: Pool) -> tuple[tuple[UnitRecord, str, int], ...]:
-    """The runs of all units with rows that count, each with the suffix of its file and the unit's first row.
+def plan_counting(job: Job, records: list[UnitRecord], limit: int) -> list[CountTask]:
+    """The units with rows that may count.
 
     Args:
         records: all units, in the order of the rows.
         limit: rows at positions below it count.
     """
-    runs: list[tuple[UnitRecord, str, int]] = []
-    tasks = []
-    begin = 0
-    for record in records:
-        if job.rules.counts_while_parsing and begin + record.rows <= limit:
-            runs.append((record, PARSED_RUNS, begin))
-        elif job.rules.is_arranged or begin < limit:
-            tasks.append(CountTask(job, record, begin, limit))
-        begin += record.rows
-    counted = pool.map(run_count_task, tasks)
-    runs += [(record, FITTED_RUNS, task.begin) for task, record in zip(tasks, counted, strict=True)]
+    begins = [0, *accumulate(record.rows for record in records)]
+    tasks = (CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False))
+    return [task for task in tasks if task.is_done or job.rules.is_arranged or task.begin < limit]
+
+
+def count_units(tasks: list[CountTask], pool: Pool) -> tuple[tuple[UnitRecord, str, int], ...]:
+    """The runs of all units with rows that count, each with the suffix of its file and the unit's first row."""
+    runs = [(task.record, PARSED_RUNS, task.begin) for task in tasks if task.is_done]
+    to_do = [task for task in tasks if not task.is_done]
+    counted = pool.map(run_count_task, to_do)
+    runs += [(record, FITTED_RUNS, task.begin) for task, record in zip(to_do, counted, strict=True)]
     return tuple(run for run in runs if run[0].rows)
 
 

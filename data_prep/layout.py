@@ -32,6 +32,7 @@ from data_prep.held import HeldArray
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, table_files
 from data_prep.parts import read_rows
+from data_prep.pool import counters
 from data_prep.ragged import BAG_KINDS, Bags, pack, unpack
 from data_prep.work import Job, UnitRecord
 
@@ -99,6 +100,12 @@ class BuildTask:
     piece: Piece
 
 
+def copied_bytes(job: Job, piece: Piece) -> int:
+    """About how much is copied for a piece to have files of its own: nothing if its unit's are the shard's."""
+    unit = sum(piece.record.files[f"{kind}.npy"].bytes for kind in job.kinds)
+    return 0 if piece.is_whole else unit * (piece.end - piece.start) // piece.record.rows
+
+
 def run_build_task(task: BuildTask) -> BuiltShard:
     """Have the files of one shard ready to be moved to their place; a part of a unit is copied out first."""
     job, root, piece = task.job, task.root, task.piece
@@ -126,6 +133,7 @@ def run_build_task(task: BuildTask) -> BuiltShard:
                 unknown = unknown_of_all(job, count_unknown(job, part), _bags_of(job, piece))
         target = shard_path(root, piece.split, piece.name, kind)
         moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
+    counters().add(copied_bytes(job, piece), piece.end - piece.start)
     shard = Shard(piece.name, piece.end - piece.start, files)
     return BuiltShard(piece.split, shard, moves, positives, unknown)
 

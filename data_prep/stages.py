@@ -17,11 +17,19 @@ from data_prep.cluster import open_pool
 from data_prep.config import DataConfig
 from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, run_encode_task
-from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies
+from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies, plan_counting
 from data_prep.format import FileDigest
 from data_prep.gather import gather_tasks, run_gather_task
 from data_prep.held import release_pieces
-from data_prep.layout import BuildTask, BuiltShard, place_gathered, plan_pieces, run_build_task, split_rows
+from data_prep.layout import (
+    BuildTask,
+    BuiltShard,
+    copied_bytes,
+    place_gathered,
+    plan_pieces,
+    run_build_task,
+    split_rows,
+)
 from data_prep.materialise import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.passes import PassTask, Slice, run_pass_task
@@ -128,11 +136,9 @@ def _parse(job: Job, pool: Pool, whole: bool) -> Result:
 
 def _fit(job: Job, result: Result, pool: Pool, limit: int) -> None:
     """Vocabularies of the rows at positions below the limit, and which features they leave."""
-    value_bytes = 0
-    if not job.rules.counts_while_parsing:
-        value_bytes = sum(record.value_bytes for record in result.records)
-    with _stage("count", value_bytes, pool):
-        runs = count_units(job, result.records, limit, pool)
+    counting = plan_counting(job, result.records, limit)
+    with _stage("count", sum(task.record.value_bytes for task in counting if not task.is_done), pool):
+        runs = count_units(counting, pool)
     run_bytes = sum(record.files[suffix].bytes for record, suffix, _ in runs)
     with _stage("vocabulary", run_bytes, pool):
         result.vocabularies = fit_vocabularies(job, runs, pool)
@@ -196,7 +202,7 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
 def _cut(job: Job, root: Path, result: Result, pool: Pool) -> None:
     """Units to shards, in their order."""
     tasks = [BuildTask(job, root, piece) for piece in plan_pieces(result.records, result.rows)]
-    with _stage("cut", 0, pool):
+    with _stage("cut", sum(copied_bytes(job, task.piece) for task in tasks), pool):
         result.built = list(pool.map(run_build_task, tasks))
 
 
