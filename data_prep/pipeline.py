@@ -15,9 +15,10 @@ from common.memory import keep_freed_memory
 from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
-from data_prep.choices import DataSource, DenseTransform, Encoding
+from data_prep.choices import DataSource
 from data_prep.config import DataConfig, chunk_size, dataset_path, multi_hot_bags, usable_cpus
 from data_prep.days import synthetic_sources
+from data_prep.departures import tell_departures
 from data_prep.existing import (
     CLEARING_NAME,
     claimed,
@@ -43,7 +44,7 @@ from data_prep.table import Table
 from data_prep.table_schema import load_table
 from data_prep.table_sizes import num_embeddings
 from data_prep.trace_rows import TraceRows
-from data_prep.validation import GENERATED, refuse_idle_keys, validate
+from data_prep.validation import GENERATED, refuse_criteo_s_own, refuse_idle_keys, validate
 from data_prep.work import Job
 
 TOOL_VERSION = "clickwork 0.1.0"
@@ -76,6 +77,7 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
+            tell_departures(rules)
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags)
@@ -100,7 +102,7 @@ def _refuse_early(data: DataConfig, root: Path) -> None:
         UserError: choices that do not go together.
     """
     refuse_idle_choices(data)
-    _refuse_criteo_s_own(data)
+    refuse_criteo_s_own(data)
     num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
     if data.source in num_days:
         _multi_hot(data, resolve_rules(data, num_days[data.source]), CRITEO)
@@ -126,21 +128,6 @@ def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
         UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
     """
     return None if data.schema is None else load_table(Path(data.schema), sources)
-
-
-def _refuse_criteo_s_own(data: DataConfig) -> None:
-    """Raises UserError for a schema that does not go with the other choices."""
-    if data.schema is None:
-        if data.source is DataSource.custom:
-            raise UserError("data.schema: not given; name the YAML file that says how to read your table")
-        return
-    if data.source not in (DataSource.local, DataSource.custom):
-        raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
-    if data.encoding not in (Encoding.vocabulary, Encoding.hash):
-        raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
-    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
-        name = data.dense_transform.value
-        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
 
 
 def _multi_hot(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:

@@ -95,6 +95,7 @@ _TORCHREC = Rules(
     unknown_id=1,
     fitted_on_train=False,
     wraps=True,
+    split=SplitMethod.last_day,
     train_seed=TORCHREC_SEED,
 )
 RULES = {

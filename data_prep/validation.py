@@ -3,7 +3,7 @@
 import math
 
 from common.errors import UserError
-from data_prep.choices import DataSource, Encoding
+from data_prep.choices import DataSource, DenseTransform, Encoding
 from data_prep.config import (
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
@@ -65,6 +65,21 @@ def refuse_idle_keys(data: DataConfig) -> None:
     for key in vars(usual):
         if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
             raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
+
+
+def refuse_criteo_s_own(data: DataConfig) -> None:
+    """Raises UserError for a schema that does not go with the other choices."""
+    if data.schema is None:
+        if data.source is DataSource.custom:
+            raise UserError("data.schema: not given; name the YAML file that says how to read your table")
+        return
+    if data.source not in (DataSource.local, DataSource.custom):
+        raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
+    if data.encoding not in (Encoding.vocabulary, Encoding.hash):
+        raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
+    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
+        name = data.dense_transform.value
+        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
 
 
 def _validate_synthetic(synthetic: SyntheticConfig) -> None:
