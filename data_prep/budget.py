@@ -1,17 +1,20 @@
 """What a job may use: workers within the memory budget, room on the disk."""
 
-import shutil
 import sys
 from pathlib import Path
 
-from common.errors import UserError
+from common.sizes import in_words
 from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.held import HOLD_BYTES
 from data_prep.lines import LineBlocks
 from data_prep.lookup import LookupTable
 from data_prep.merging import PART_BYTES
+from data_prep.multi_hot import MultiHot
 from data_prep.parquet import num_rows
 from data_prep.passes import Slice, plan_passes
+from data_prep.room import Need, require_room
+from data_prep.rules import Rules
+from data_prep.schema import Schema
 from data_prep.sources import Source
 from data_prep.table_sizes import num_embeddings
 from data_prep.work import Job
@@ -125,30 +128,31 @@ def check_disk(path: Path, job: Job) -> None:
     Raises:
         UserError: naming what is needed and what is free.
     """
-    columns = len(job.schema.columns)
-    if job.rules.order is not None:
-        columns += 2 * len(job.schema.sparse)
-    if job.rules.is_arranged:
-        columns += 2 * len(job.schema.columns) + 6
-    if job.bags is not None:
-        columns += sum(job.bags.sizes) + 2 * len(job.bags.sizes)
-    needed = int(sum(_estimate_rows(job, source) for source in job.sources) * 4 * columns * DISK_MARGIN)
-    tables = _multi_hot_bytes(job)
+    rows = sum(_estimate_rows(job, source) for source in job.sources)
+    tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
     written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
-    free = shutil.disk_usage(path).free
-    if needed + tables > free + written:
-        share = f" ({tables / 1e9:.1f} GB of it for multi-hot tables)" if tables else ""
-        raise UserError(
-            f"{path}: about {(needed + tables - written) / 1e9:.1f} GB needed{share}, {free / 1e9:.1f} GB free; "
-            "free some, or choose another data.path"
-        )
+    needed = dataset_bytes(rows, job.schema, job.rules, job.bags) - written
+    share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
+    require_room([Need(path, needed, f"for the dataset{share}", about=True)], "free some, or choose another data.path")
 
 
-def _multi_hot_bytes(job: Job) -> int:
+def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+    """Room on the disk that so many rows take, at most, until the dataset is made."""
+    columns = len(schema.columns)
+    if rules.order is not None:
+        columns += 2 * len(schema.sparse)
+    if rules.is_arranged:
+        columns += 2 * len(schema.columns) + 6
+    if bags is not None:
+        columns += sum(bags.sizes) + 2 * len(bags.sizes)
+    return int(rows * 4 * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
+
+
+def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
     """Bytes of the bags of all ids, where the tables' sizes are known before the rows: else asked once they are."""
-    if job.bags is None or job.rules.order is not None:
+    if bags is None or rules.order is not None:
         return 0
-    return job.bags.table_bytes([num_embeddings(job.rules, None)] * len(job.schema.sparse))
+    return bags.table_bytes([num_embeddings(rules, None)] * len(schema.sparse))
 
 
 def _estimate_rows(job: Job, source: Source) -> float:

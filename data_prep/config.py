@@ -58,8 +58,10 @@ class RemoteConfig:
 
     Attributes:
         name: of the file; {day} stands for the number of a day in data.days.
+        days: how many days there are, counted from 0; None: nobody knows.
+        rows: of all of it, to tell the room that it will need; None: told from the files' size.
         mirrors: where it is, the first that gives it whole; {day} as above.
-        sha256: published sums by name of file.
+        sha256: published sums by name of file, of the member too.
         member: file to take out of it, if it is a tar archive.
         directory: where the files are kept; None: <data.path>/raw.
         tries: per mirror. pause: seconds before the second, doubled before each further one. timeout: seconds
@@ -67,6 +69,8 @@ class RemoteConfig:
     """
 
     name: str = ""
+    days: int | None = None
+    rows: int | None = None
     mirrors: list[str] = field(default_factory=list)
     sha256: dict[str, str] = field(default_factory=dict)
     member: str | None = None
@@ -118,7 +122,7 @@ class DataConfig:
         chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: a sixteenth of
             memory_budget, at most 128MiB; where rows leave their order a half of that.
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
-        days: numbers of the days to fetch, in this order.
+        days: numbers of the days to fetch, in this order, of those that there are.
         remote: see RemoteConfig.
         synthetic: see SyntheticConfig. random: see RandomConfig. trace: see TraceConfig.
     """

@@ -1,219 +1,220 @@
-"""Files from the first mirror that gives them whole: resumed, retried, checked.
+"""Files from the first mirror that gives them whole: several at a time, resumed, retried, checked.
 
-A file being fetched is <name>.part; it becomes <name> when its size and sum are right. Sums that nobody publishes
-are noted in sums.json beside the files on first sight, and hold from then on.
+A file being fetched is a `Part`; it gets its name when its size and, where one is known, its sum are right.
 """
 
 import http.client
-import json
-import shutil
-import sys
-import tarfile
+import queue
 import threading
 import urllib.error
-import urllib.request
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from common.errors import UserError
-from data_prep.format import FileDigest, digest_file, write_atomically
-from data_prep.sources import is_gzip
+from common.sizes import in_words
+from data_prep.files import digest_file
+from data_prep.part import Part, origin_of, part_path
+from data_prep.progress import Progress, Tally
+from data_prep.room import Need, require_room
+from data_prep.sources import DAMAGE, open_gzip
+from data_prep.transfer import BLOCK_BYTES, Transfer, WrongFile, tell_size
 
-BLOCK_BYTES = 1 << 20
 PARALLEL_FILES = 4
-SUMS_NAME = "sums.json"
-OWN_FILES = "or get the file yourself and name it in data.raw with data=local"
-_sums_lock = threading.Lock()
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file by its name, where it may be had, and its published sum, if there is one."""
+    """A file by its name and where it may be had.
+
+    Attributes:
+        sha256: the sum it must have, if it is known.
+        otherwise: what a user can do where no mirror gives it.
+    """
 
     name: str
     urls: tuple[str, ...]
     sha256: str | None = None
+    otherwise: str = "get the file yourself and name it in data.raw with data=local"
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Tries per mirror, seconds before the second (doubled before each further one), seconds without a byte."""
+    """Tries per mirror, seconds before the second (doubled before each further one), seconds without a byte.
+
+    A try that got further than those before it starts the count again.
+    """
 
     tries: int = 5
     pause: float = 2.0
     timeout: float = 60.0
 
 
-@dataclass
-class _Faults:
-    """What went wrong, mirror by mirror."""
+def download_all(
+    files: Sequence[RemoteFile],
+    directory: Path,
+    patience: Patience | None = None,
+    needs: Callable[[int], list[Need]] = lambda size: [],
+) -> list[Path]:
+    """Have all files in `directory`; one that is there already is taken as it is.
 
-    lines: list[str] = field(default_factory=list)
-
-    def note(self, url: str, error: object) -> None:
-        self.lines.append(f"{url}: {error}")
-
-
-class _WrongFile(Exception):
-    """A mirror gave what is not the file; asking it again would not help."""
-
-
-class _Stopped(Exception):
-    """Another file cannot be had, or the job was interrupted."""
-
-
-def download_all(files: Sequence[RemoteFile], directory: Path, patience: Patience | None = None) -> list[Path]:
-    """Have all files in `directory`, several at a time.
+    Args:
+        needs: the room wanted besides, by the size of all files together.
 
     Raises:
-        UserError: no mirror gives a file whole, or the disk has no room.
+        UserError: no mirror gives a file whole, the disk has no room, or another job fetches the same.
     """
     directory.mkdir(parents=True, exist_ok=True)
     patience = patience or Patience()
+    paths = [directory / file.name for file in files]
+    missing = [file for file, path in zip(files, paths, strict=True) if not path.exists()]
+    if not missing:
+        return paths
     stop = threading.Event()
-    with ThreadPoolExecutor(min(PARALLEL_FILES, max(1, len(files)))) as executor:
-        fetching = [executor.submit(_download, file, directory, patience, stop) for file in files]
-        try:
-            done, _ = wait(fetching, return_when=FIRST_EXCEPTION)
-            return [one.result() for one in fetching if one in done]  # all, or else one of them raises
-        finally:
-            stop.set()
-            for one in fetching:
-                one.cancel()
+    sizes = _in_parallel(lambda file: _tell_size(file, directory, patience), missing, stop)
+    known = [size for size in sizes if size is not None]
+    at_hand = sum(_size(part_path(directory / file.name)) for file in missing)
+    to_fetch = max(0, sum(known) - at_hand)
+    others = sum(_size(path) for path in paths)
+    require_room(
+        [Need(directory, to_fetch, "to fetch"), *needs(sum(known) + others)],
+        "free some, or choose another data.path or data.remote.directory",
+    )
+    total = sum(known) if len(known) == len(missing) else None
+    with Progress("download", total, Tally(at_hand)) as progress:
+        said = in_words(total) if total is not None else "of which not all sizes are told"
+        progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {said}")
+        _in_parallel(lambda file: _download(file, directory, patience, progress, stop), missing, stop)
+    return paths
 
 
-def _download(file: RemoteFile, directory: Path, patience: Patience, stop: threading.Event) -> Path:
-    """Have one file in `directory`; nothing is fetched if it is there and as noted."""
-    path = directory / file.name
-    known = _noted(directory, file)
-    if path.exists() and known is not None and path.stat().st_size == known.bytes:
-        return path
-    faults = _Faults()
-    for url in file.urls:
-        for attempt in range(patience.tries):
+def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], stop: threading.Event) -> list[ResultT]:
+    """function(task) of all tasks, a few at a time; the first failure, or an interrupt, ends the waiting for all.
+
+    The threads are daemons: one that waits for a mirror's next byte keeps nobody from ending.
+    """
+    results: dict[int, ResultT] = {}
+    waiting = queue.SimpleQueue[tuple[int, TaskT]]()
+    done = queue.SimpleQueue[tuple[int, ResultT | None, BaseException | None]]()
+    for entry in enumerate(tasks):
+        waiting.put(entry)
+
+    def work() -> None:
+        while not stop.is_set():
             try:
-                _fetch(url, path, patience, stop)
-                _accept(file, path, known)
-                return path
-            except (_WrongFile, ValueError) as error:  # not the file, not a URL
-                faults.note(url, error)
-                break
-            except urllib.error.HTTPError as error:
-                faults.note(url, error)
-                if error.code < 500 and error.code != 429:  # it is not there, or not for us
-                    break
-            except (OSError, http.client.HTTPException, EOFError) as error:
-                faults.note(url, error)
-            if attempt + 1 < patience.tries:
-                stop.wait(patience.pause * 2**attempt)
-    last = faults.lines[-1] if faults.lines else "no mirror is configured"
-    raise UserError(f"{file.name}: cannot be had ({last}); try again later, {OWN_FILES}")
+                number, task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, function(task), None))
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+                done.put((number, None, error))
 
-
-def _fetch(url: str, path: Path, patience: Patience, stop: threading.Event) -> None:
-    """Fetch what is missing of <path>.part, all of it if the mirror cannot resume."""
-    if stop.is_set():
-        raise _Stopped
-    part = path.with_name(path.name + ".part")
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    print(f"{path.name}: fetching {url}" + (f" from byte {have:,}" if have else ""), file=sys.stderr, flush=True)
+    for _ in range(min(PARALLEL_FILES, len(tasks))):
+        threading.Thread(target=work, daemon=True).start()
     try:
-        response = urllib.request.urlopen(request, timeout=patience.timeout)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:
-            raise
-        error.close()
-        if _size_after(error.headers.get("Content-Range")) == have:
-            return  # it was whole already
-        part.unlink()
-        raise EOFError("the part at hand does not belong to this file; starting anew") from error
-    with response:
-        resumed = response.status == 206
-        if resumed and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
-            raise EOFError("the mirror resumed at another byte than asked")
-        start = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        expected = None if length is None else start + int(length)
-        _check_room(path, (expected or 0) - have)
-        with open(part, "ab" if resumed else "wb") as target:
-            while block := response.read1(BLOCK_BYTES):  # what is there, so that a stall loses nothing
-                target.write(block)
-                if stop.is_set():
-                    raise _Stopped
-    size = part.stat().st_size
-    if expected is not None and size != expected:
-        raise EOFError(f"broke off at byte {size:,} of {expected:,}")
+        while len(results) < len(tasks):
+            number, result, error = done.get()
+            if error is not None:
+                raise error
+            results[number] = result  # type: ignore[assignment]
+    except BaseException:
+        stop.set()
+        raise
+    return [results[number] for number in range(len(tasks))]
 
 
-def _size_after(content_range: str | None) -> int | None:
-    """The whole size that `bytes */SIZE` gives."""
-    size = (content_range or "").rpartition("/")[2]
-    return int(size) if size.isdigit() else None
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
-def _check_room(path: Path, needed: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise UserError(f"{path}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; choose another place")
+def _tell_size(file: RemoteFile, directory: Path, patience: Patience) -> int | None:
+    """Bytes of a file that is to be fetched."""
+    origin = origin_of(directory / file.name)
+    return origin.total if origin is not None and origin.total else tell_size(file.urls, patience.timeout)
 
 
-def _accept(file: RemoteFile, path: Path, known: FileDigest | None) -> None:
-    """Check the fetched part and give it its name; note its sum on first sight."""
-    part = path.with_name(path.name + ".part")
-    found = digest_file(part)
-    wanted = file.sha256 or (known.sha256 if known else None)
-    if wanted is not None and found.sha256 != wanted:
-        part.unlink()
-        raise _WrongFile(f"sha256 {found.sha256[:12]}… where {wanted[:12]}… is right")
-    if file.name.endswith(".gz") and not is_gzip(part):  # a page that says so, which must not be noted as the file
-        part.unlink()
-        raise _WrongFile("not gzip, though its name says so")
-    part.replace(path)
-    with _sums_lock:
-        sums = _read_sums(path.parent)
-        sums[file.name] = asdict(found)
-        write_atomically(path.parent / SUMS_NAME, (json.dumps(sums, indent=1, sort_keys=True) + "\n").encode())
+def _download(file: RemoteFile, directory: Path, patience: Patience, progress: Progress, stop: threading.Event) -> None:
+    """Have one file in `directory`."""
+    path = directory / file.name
+    with Part(path) as part:
+        if path.exists():
+            return  # another job was faster
+        transfer = Transfer(
+            part, file.sha256 is not None, patience.timeout, stop,
+            lambda count: progress.counters.add(count, 0), lambda said: progress.say(f"{file.name}: {said}"),
+        )  # fmt: skip
+        faults = []
+        for url in file.urls:
+            fault = _try_mirror(url, file, part, transfer, patience, stop)
+            if fault is None:
+                return
+            faults.append(f"{url}: {fault}")
+    found = "; ".join(faults) or "no mirror is configured in data.remote.mirrors"
+    raise UserError(f"{file.name}: cannot be had ({found}); try again later, or {file.otherwise}")
 
 
-def _read_sums(directory: Path) -> dict[str, dict[str, str | int]]:
-    path = directory / SUMS_NAME
-    return json.loads(path.read_bytes()) if path.exists() else {}
+def _try_mirror(
+    url: str, file: RemoteFile, part: Part, transfer: Transfer, patience: Patience, stop: threading.Event
+) -> str | None:
+    """Have the file from a mirror, in several tries; what is wrong, None if nothing is."""
+    tries, most = 0, part.size
+    while True:
+        try:
+            _accept(file, part, transfer, transfer.fetch(url))
+            return None
+        except (WrongFile, ValueError) as error:  # not the file, not a URL
+            return str(error)
+        except urllib.error.HTTPError as error:
+            fault = str(error)
+            if error.code < 500 and error.code != 429:  # it is not there, or not for us
+                return fault
+        except (OSError, http.client.HTTPException, EOFError) as error:
+            fault = str(error) or type(error).__name__
+        tries = 1 if part.size > most else tries + 1
+        most = max(most, part.size)
+        if tries >= patience.tries:
+            return fault
+        pause = patience.pause * 2 ** (tries - 1)
+        transfer.say(f"{fault}; trying again in {pause:g} s")
+        stop.wait(pause)
 
 
-def _noted(directory: Path, file: RemoteFile) -> FileDigest | None:
-    """The size and sum noted when the file was first seen, unless a published sum says otherwise."""
-    entry = _read_sums(directory).get(file.name)
-    if entry is None or (file.sha256 is not None and entry["sha256"] != file.sha256):
-        return None
-    return FileDigest(int(entry["bytes"]), str(entry["sha256"]))
-
-
-def unpack_member(archive: Path, name: str, directory: Path) -> Path:
-    """Take one plain file out of a tar archive, wherever in it it lies; nothing else is written.
+def _accept(file: RemoteFile, part: Part, transfer: Transfer, told_whole: bool) -> None:
+    """Check the fetched part and give it its name.
 
     Raises:
-        UserError: the archive is damaged, or has no such file.
+        EOFError: it is not the file, but another try may give it.
+        WrongFile: it is not, and another try would not.
     """
-    target = directory / name
-    if target.exists() and target.stat().st_mtime_ns >= archive.stat().st_mtime_ns:
-        return target
-    part = directory / f"{name}.part"
+    if file.sha256 is not None:
+        found = digest_file(part.place).sha256
+        if found != file.sha256:
+            transfer.give_up()
+            fault = f"sha256 {found[:12]}… where {file.sha256[:12]}… is right"
+            if not transfer.in_one_go:  # what was at hand may be to blame
+                raise EOFError(fault)
+            raise WrongFile(fault)
+    elif not told_whole:
+        if not file.name.endswith(".gz"):
+            raise WrongFile("it tells no length, so nobody knows whether it is whole; give data.remote.sha256")
+        _inflate(part, transfer)
+    part.finish()
+
+
+def _inflate(part: Part, transfer: Transfer) -> None:
+    """A gzip file ends with a sum of its content, which is the one thing left to go by."""
+    block = bytearray(BLOCK_BYTES)
     try:
-        with tarfile.open(archive, "r|*") as members:
-            for member in members:
-                # the member's own path is never used, so it cannot lead out of the directory
-                if member.isfile() and Path(member.name).name == name:
-                    source = members.extractfile(member)
-                    assert source is not None
-                    _check_room(target, member.size)
-                    with open(part, "wb") as file:
-                        shutil.copyfileobj(source, file, BLOCK_BYTES)
-                    part.replace(target)
-                    return target
-    except (tarfile.TarError, EOFError, OSError) as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{archive}: not readable as a tar archive ({error}); get it again") from error
-    raise UserError(f"{archive}: has no file {name}; get it again, or name your own in data.raw with data=local")
+        with open_gzip(part.place) as content:
+            while content.readinto(block):
+                pass
+    except EOFError as error:
+        raise EOFError(f"it tells no length, and ends early at byte {part.size:,}") from error
+    except DAMAGE as error:
+        transfer.give_up()
+        raise EOFError(f"it tells no length, and is damaged ({error})") from error

@@ -146,7 +146,8 @@ def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
     """Whether the raw files are those of the manifest: by name, size and time, or if need be by their sum."""
     if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
         return False
-    if manifest.extra.get("source_mtime_ns") == [source.mtime_ns for source in sources]:
-        return True
-    sums = [digest_file(Path(source.path)).sha256 for source in sources]
-    return sums == [source["sha256"] for source in manifest.sources]
+    times = manifest.extra.get("source_mtime_ns") or [None] * len(sources)
+    return all(
+        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == told["sha256"]
+        for source, told, time in zip(sources, manifest.sources, times, strict=True)
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.sizes import in_words
 from data_prep.choices import DenseTransform, Encoding
 from data_prep.config import ExchangeConfig
 from data_prep.files import temporary_path
@@ -195,7 +196,7 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     free = shutil.disk_usage(target).free
     needed = manifest.rows * 4 * (1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"]))
     if needed > free:
-        raise UserError(f"{target}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; choose another place")
+        raise UserError(f"{target}: {in_words(needed)} needed, {in_words(free)} free; choose another place")
     files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
     for split, path in zip(manifest.splits, files, strict=True):
         temporary = temporary_path(path)

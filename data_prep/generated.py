@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.errors import UserError
 from data_prep.arrange import SPLITS
 from data_prep.config import DataConfig
 from data_prep.existing import CLEARING_NAME, find_finished, finish_pending, locked, refuse_foreign_files
 from data_prep.files import write_atomically
 from data_prep.format import Manifest, ShardArrays, Split, save_manifest, shard_path, write_shard
 from data_prep.layout import PLAN_NAME, clear_dataset, finish
+from data_prep.room import Need, require_room
 
 SHARD_ROWS = 1 << 18
 DISK_MARGIN = 1.05
@@ -54,9 +54,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
             return found
         refuse_foreign_files(root, work, ())
         needed = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
-        free = shutil.disk_usage(root).free
-        if needed > free:
-            raise UserError(f"{root}: about {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; free some")
+        require_room([Need(root, needed, "for the dataset", about=True)], "free some, or choose another data.path")
         begin = time.monotonic()
         manifest, moves = _write(work, generator)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)

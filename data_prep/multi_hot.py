@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.sizes import in_words
 from data_prep.files import sync, write_atomically
 from data_prep.npy import NpyWriter
 from data_prep.ragged import Bags
@@ -188,11 +189,11 @@ def _make_room(directory: Path, needed: int, key: str) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise UserError(
-            f"{directory}: the multi-hot tables need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; free some, "
+            f"{directory}: the multi-hot tables need {in_words(needed)}, {in_words(free)} are free; free some, "
             f"or choose another {key}"
         )
     if needed > TOLD_BYTES:
-        print(f"{directory}: drawing {needed / 1e9:.1f} GB of multi-hot tables, once", file=sys.stderr)
+        print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
 
 
 def _draw_tables(

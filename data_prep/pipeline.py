@@ -16,8 +16,7 @@ from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource
-from data_prep.config import DataConfig, chunk_size, dataset_path, multi_hot_bags, usable_cpus
-from data_prep.days import synthetic_sources
+from data_prep.config import DataConfig, chunk_size, dataset_path, usable_cpus
 from data_prep.departures import tell_departures
 from data_prep.existing import (
     CLEARING_NAME,
@@ -28,23 +27,21 @@ from data_prep.existing import (
 )
 from data_prep.format import Manifest
 from data_prep.generated import Generator, write_generated
-from data_prep.idle import refuse_idle_choices
+from data_prep.inputs import chosen_bags, find_sources, refuse_early, user_table
 from data_prep.jit import compile_notice
 from data_prep.kernels import compile_kernels
 from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
 from data_prep.multi_hot import MultiHot
 from data_prep.pool import start_fork_server
 from data_prep.random_rows import RandomRows
-from data_prep.remote import fetch_days
+from data_prep.remote import known_sums, note_read
 from data_prep.rules import Rules, resolve_rules
-from data_prep.schema import CRITEO, Schema
-from data_prep.sources import Source, resolve_sources
+from data_prep.schema import CRITEO
 from data_prep.stages import Result, run_stages
 from data_prep.table import Table
-from data_prep.table_schema import load_table
 from data_prep.table_sizes import num_embeddings
 from data_prep.trace_rows import TraceRows
-from data_prep.validation import GENERATED, refuse_criteo_s_own, refuse_idle_keys, validate
+from data_prep.validation import GENERATED, refuse_idle_keys, validate
 from data_prep.work import Job
 
 TOOL_VERSION = "clickwork 0.1.0"
@@ -64,14 +61,14 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.source in GENERATED:
         refuse_idle_keys(data)
         return write_generated(data, root, _generator(data))
-    _refuse_early(data, root)
+    refuse_early(data, root)
     try:
         with claimed(root) as work:
-            sources = tuple(_find_sources(data, root))
+            sources = tuple(find_sources(data, root))
             rules = resolve_rules(data, len(sources))
-            table = _user_table(data, sources)
+            table = user_table(data, sources)
             schema = CRITEO if table is None else table.schema
-            bags = _multi_hot(data, rules, schema)
+            bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
             found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
             if found is not None:
@@ -80,7 +77,8 @@ def preprocess(data: DataConfig) -> Manifest:
             tell_departures(rules)
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
-            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags)
+            known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
+            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -93,58 +91,6 @@ def _generator(data: DataConfig) -> Generator:
     """What makes the rows of data=random or data=trace."""
     threads = data.workers or usable_cpus()
     return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
-
-
-def _refuse_early(data: DataConfig, root: Path) -> None:
-    """Before anything is fetched or generated, refuse what could not be done with it.
-
-    Raises:
-        UserError: choices that do not go together.
-    """
-    refuse_idle_choices(data)
-    refuse_criteo_s_own(data)
-    num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
-    if data.source in num_days:
-        _multi_hot(data, resolve_rules(data, num_days[data.source]), CRITEO)
-    given = [data.raw] if isinstance(data.raw, (str, Path)) else data.raw or []
-    if any(Path(str(entry)).expanduser().resolve() == root.resolve() for entry in given):
-        raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
-
-
-def _find_sources(data: DataConfig, root: Path) -> list[Source]:
-    """What to read, made or fetched if need be."""
-    if data.source is DataSource.synthetic:
-        return synthetic_sources(data, root)
-    sources = resolve_sources(fetch_days(data, root) if data.source is DataSource.remote else data.raw)
-    if data.scheduler is not None:
-        return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
-    return sources
-
-
-def _user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
-    """The user's own table, or None for Criteo's rows.
-
-    Raises:
-        UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
-    """
-    return None if data.schema is None else load_table(Path(data.schema), sources)
-
-
-def _multi_hot(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """What ids are expanded to, if anything.
-
-    Raises:
-        UserError: what does not fit the columns.
-    """
-    bags = multi_hot_bags(data)
-    if bags is None or max(bags.sizes) == 1:
-        return None
-    if rules.max_categories is not None:
-        raise UserError(f"data.multi_hot: not with data.encoding={rules.encoding.value}, which drops columns")
-    if schema.ragged:
-        raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
-    bags.check(len(schema.sparse))
-    return bags
 
 
 def encoding_parameters(
@@ -169,6 +115,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         compile_kernels()
     begin = time.monotonic()
     result = run_stages(data, job, root)
+    if data.source is DataSource.remote:
+        note_read(data, root, job.sources, result.digests)
     extra: dict[str, Any] = {}
     if data.source is DataSource.synthetic:
         extra["bayes"] = dataset_scores(job, result.records, result.rows)

@@ -4,37 +4,83 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from data_prep.pool import Counters
-
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
+
+
+class Counted(Protocol):
+    """Bytes and rows done so far."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes done."""
+
+    @property
+    def rows(self) -> int:
+        """Rows done."""
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done."""
+
+    def reset(self) -> None:
+        """Start again."""
+
+
+class Tally:
+    """What the threads of this process count; `at_hand` bytes were done before."""
+
+    def __init__(self, at_hand: int) -> None:
+        self._at_hand = at_hand
+        self._lock = threading.Lock()
+        self.reset()
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done; less than none if some is to be done again."""
+        with self._lock:
+            self.bytes += num_bytes
+            self.rows += num_rows
+
+    def reset(self) -> None:
+        """Start with what is at hand."""
+        self.bytes, self.rows = self._at_hand, 0
 
 
 class Progress:
     """Shows the counters of one stage until the `with` body ends.
 
     The body counts bytes of the files as they lie on disk and rows; other processes may do the counting.
+    total_bytes: None where nobody knows.
     """
 
-    def __init__(self, stage: str, total_bytes: int, counters: Counters) -> None:
+    def __init__(self, stage: str, total_bytes: int | None, counters: Counted) -> None:
         self._stage = stage
         self._total = total_bytes
-        self._counters = counters
+        self.counters = counters
+        counters.reset()
+        self._first = counters.bytes
         self._done = threading.Event()
         self._start = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty():
-            self._bar = tqdm(total=total_bytes, desc=stage, unit="B", unit_scale=True, leave=False)
+            self._bar = tqdm(total=total_bytes, desc=stage, unit="B", unit_scale=True, leave=False, initial=self._first)
         self._thread = threading.Thread(target=self._refresh, daemon=True)
 
     def __enter__(self) -> "Progress":
-        self._counters.reset()
         self._thread.start()
         return self
+
+    def say(self, line: str) -> None:
+        """Print a line on stderr, above the bar if there is one."""
+        if self._done.is_set():
+            return  # nobody waits for it any more
+        if self._bar is not None:
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -50,24 +96,28 @@ class Progress:
         next_line = self._start + LINE_SECONDS
         while not self._done.wait(REFRESH_SECONDS):
             if self._bar is not None:
-                self._bar.n = min(self._counters.bytes, self._total)
-                self._bar.set_postfix_str(f"{self._rate()} rows/s" if self._counters.rows else "", refresh=True)
+                self._bar.n = self._bytes()
+                self._bar.set_postfix_str(f"{self._rate()} rows/s" if self.counters.rows else "", refresh=True)
             elif time.monotonic() >= next_line:
                 next_line += LINE_SECONDS
                 self._print_line()
 
+    def _bytes(self) -> int:
+        return self.counters.bytes if self._total is None else min(self.counters.bytes, self._total)
+
     def _rate(self) -> str:
-        return f"{self._counters.rows / max(time.monotonic() - self._start, 1e-9):,.0f}"
+        return f"{self.counters.rows / max(time.monotonic() - self._start, 1e-9):,.0f}"
 
     def _print_line(self) -> None:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        done = min(self._counters.bytes, self._total)
-        share = done / self._total if self._total else 1.0
+        done = self._bytes()
+        speed = (done - self._first) / seconds
         said = [f"{seconds:.1f} s"]
-        if self._total:  # merging in memory reads no files
-            said = [f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB", f"{done / 1e6 / seconds:,.1f} MB/s", *said]
-        if self._counters.rows:  # stages such as a checksum know nothing of rows
-            said = [f"{self._counters.rows:,} rows", f"{self._rate()} rows/s", *said]
-        if 0 < share < 1 and not self._done.is_set():
-            said.append(f"{seconds * (1 - share) / share:.0f} s to go")
+        if self._total != 0:  # merging in memory reads no files
+            of_all = "" if self._total is None else f" of {self._total / 1e6:,.1f}"
+            said = [f"{done / 1e6:,.1f}{of_all} MB", f"{speed / 1e6:,.1f} MB/s", *said]
+        if self.counters.rows:  # stages such as a checksum know nothing of rows
+            said = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *said]
+        if self._total is not None and speed > 0 and done < self._total and not self._done.is_set():
+            said.append(f"{(self._total - done) / speed:.0f} s to go")
         print(f"{self._stage}: {', '.join(said)}", file=sys.stderr, flush=True)

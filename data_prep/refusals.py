@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from common.errors import UserError
+from data_prep.files import FileDigest
+from data_prep.seen import refuse_other
 from data_prep.work import Job, UnitRecord
 
 
@@ -32,3 +34,10 @@ def refuse_empty(job: Job, records: list[UnitRecord]) -> None:
     for index, source in enumerate(job.sources):
         if index not in filled:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+
+
+def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
+    """A file may be put where fetched ones are kept, or rot there; it was summed as it was read."""
+    if job.known_sums:
+        for source, known, digest in zip(job.sources, job.known_sums, digests, strict=True):
+            refuse_other(Path(source.path), known, digest)

@@ -1,5 +1,6 @@
 """Raw files: from `data.raw` to an ordered list, and opened for reading whatever their compression."""
 
+import contextlib
 import glob
 import gzip
 import mmap
@@ -25,6 +26,7 @@ except ImportError:  # the same bytes, but slower
 
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
+TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 GLOB_CHARACTERS = frozenset("*?[")
 ROOM_BEFORE = BLOCK_BYTES  # of a block: for what the one before has of a line that goes on in it
 ROOM_BEHIND = 128  # for a newline, and what a kernel may read too far
@@ -82,6 +84,7 @@ def _expand(entry: str) -> list[Path]:
     path = Path(entry).expanduser()
     if path.is_dir():
         files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if file.suffix != ".part"]  # still being fetched
         days = [file for file in files if file.name.startswith("day_")] or files
         if not days:
             raise UserError(f"{path}: no files in this directory; point data.raw at the raw day files")
@@ -101,6 +104,18 @@ def is_gzip(path: Path) -> bool:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
+def open_gzip(file: Any) -> Any:
+    """The content of a gzip file, given by its path or open, as a file; reading it raises EOFError and DAMAGE."""
+    return gzip_module.open(file, "rb")
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, told by its first header."""
+    with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
+        return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
+    return False
+
+
 def _inspect(path: Path) -> Source:
     try:
         status = path.stat()
@@ -113,6 +128,11 @@ def _inspect(path: Path) -> Source:
         raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
     if path.suffix == ".gz" and not compressed:
         raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
+    if is_tar(path):
+        raise UserError(
+            f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
+            f"choose data=criteo_kaggle data.raw={path}"
+        )
     return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed)
 
 
@@ -150,7 +170,7 @@ class SourceStream:
         self._inflated: Any = None
         if source.compressed:
             self._raw = ReadAhead(self._file.readinto)
-            self._inflated = gzip_module.open(self._raw, "rb")  # noqa: SIM115
+            self._inflated = open_gzip(self._raw)
         fill = self._inflate if source.compressed else self._file.readinto
         self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
 

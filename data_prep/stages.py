@@ -36,7 +36,7 @@ from data_prep.passes import PassTask, Slice, run_pass_task
 from data_prep.pool import Pool
 from data_prep.progress import Progress
 from data_prep.records import RecordLayout
-from data_prep.refusals import refuse_changed, refuse_empty, refuse_no_train_rows
+from data_prep.refusals import refuse_changed, refuse_empty, refuse_no_train_rows, refuse_wrong_sums
 from data_prep.scatter import plan_scatter, run_scatter_tasks, scatter_groups
 from data_prep.scratch import release_scratch
 from data_prep.table_sizes import largest_id, num_embeddings
@@ -131,6 +131,7 @@ def _parse(job: Job, pool: Pool, whole: bool) -> Result:
             digests += [] if reading.digest is None else [reading.digest]
         refuse_empty(job, records)
         refuse_changed(job)
+        refuse_wrong_sums(job, digests)
     return Result(records, digests, job.schema.sparse, pool.workers)
 
 

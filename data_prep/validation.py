@@ -55,8 +55,10 @@ def validate(data: DataConfig) -> None:
     if data.days is not None:
         if data.source is not DataSource.remote:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
-        if not data.days or len(set(data.days)) != len(data.days) or min(data.days) < 0:
-            raise UserError(f"data.days={data.days}: give different days, from 0, e.g. [0,1,2]")
+        last = math.inf if data.remote.days is None else data.remote.days - 1
+        if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
+            numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
+            raise UserError(f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]")
 
 
 def refuse_idle_keys(data: DataConfig) -> None:

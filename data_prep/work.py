@@ -26,6 +26,7 @@ from data_prep.multi_hot import MultiHot
 from data_prep.records import DTYPES
 from data_prep.rules import Rules
 from data_prep.schema import Schema
+from data_prep.seen import KnownSum
 from data_prep.sources import Source
 from data_prep.table import Table
 
@@ -47,6 +48,7 @@ class Job:
     chunk_bytes: int
     table: Table | None = None  # of a user's own; None: Criteo's rows
     bags: MultiHot | None = None  # what ids are expanded to, if anything
+    known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, where files are fetched
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from common.cli import compose_config
 from data_prep.__main__ import CONFIG_DIRECTORY
 from data_prep.config import DataConfig, PrepConfig
 from data_prep.format import load_manifest, open_shard
+from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,6 +46,15 @@ def criteo(monkeypatch):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
     return module
+
+
+@pytest.fixture
+def mirror():
+    server = Mirror()
+    yield server
+    server.over.set()
+    server.shutdown()
+    server.server_close()
 
 
 def config(*overrides: str) -> DataConfig:

@@ -1,100 +1,22 @@
 """Against a server on this machine that drops connections, lies, and serves wrong bytes."""
 
-import gzip
 import hashlib
-import io
-import tarfile
-import threading
-import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import UserError
-from data_prep.download import Patience, RemoteFile, download_all, unpack_member
-from data_prep.pipeline import preprocess
-from data_prep.verify import verify_dataset
+from common.sizes import in_words
+from data_prep import transfer
+from data_prep.download import Patience, RemoteFile, download_all
+from data_prep.part import Part
+from data_prep.unpack import unpack_member
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.mirror import CONTENT, OTHER, make_archive
 
-CONTENT = b"\x1f\x8b" + bytes(range(256)) * 4000
 PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
-
-
-class Mirror(ThreadingHTTPServer):
-    """Serves `content` at any path, misbehaving as the path's first part says."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content = {None: CONTENT}
-        self.over = threading.Event()
-        self.requests: list[tuple[str, str | None]] = []
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    def url(self, path):
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-    def handle_error(self, request, client_address):
-        """The client hangs up when it is done with us: expected."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *arguments):
-        """Be quiet."""
-
-    def do_GET(self):
-        manner, _, name = self.path.strip("/").partition("/")
-        asked = self.headers.get("Range")
-        self.server.requests.append((self.path.strip("/"), asked))
-        content = self.server.content.get(name, CONTENT)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and manner not in ("stubborn", "lying") else 0
-        times = sum(path == self.path.strip("/") for path, _ in self.server.requests)
-        if manner == "missing" or (manner == "busy" and times < 3):
-            self.send_response(404 if manner == "missing" else 503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        if start >= len(content):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(content)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        if manner == "wrong":
-            content = content[:-1] + b"?"
-        elif manner == "page":
-            content = b"<html>Please log in</html>"
-        elif manner == "astray" and start:
-            start += 1
-        body = content[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(body) + (1000 if manner in ("boasting", "lying") else 0)))
-        self.end_headers()
-        while manner == "dripping" and len(body) > 9 and not self.server.over.wait(0.01):
-            self.wfile.write(body[:9])
-            body = body[9:]
-        broken = manner in ("dropping", "stalling") or (manner in ("stubborn", "astray") and times == 1)
-        self.wfile.write(body[: len(body) // 2] if broken else body)
-        self.wfile.flush()
-        if manner == "stalling":
-            self.server.over.wait(60)
-        if broken or manner in ("boasting", "lying"):
-            self.close_connection = True
-
-
-@pytest.fixture
-def mirror():
-    server = Mirror()
-    yield server
-    server.over.set()
-    server.shutdown()
-    server.server_close()
+SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
 def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
@@ -108,68 +30,109 @@ def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
         (["good"], 1),
         (["missing", "good"], 2),
         (["busy"], 3),
+        (["moved"], 2),  # a redirect
         (["stubborn"], 2),
         (["astray", "good"], 5),
-        (["dropping", "good"], 5),
         (["boasting"], 2),  # it promised more than there is, but says so when asked for the rest
         (["lying", "good"], 5),
+        (["endless"], 1),  # it tells no length
+        (["cut"], 2),
+        (["chunked"], 1),
+        (["torn"], 2),
     ],
 )
 def test_the_file_comes_whole(mirror, tmp_path, manners, requests):
     path = fetch(mirror, tmp_path, *manners)
     assert path.read_bytes() == CONTENT
     assert len(mirror.requests) == requests
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["day_0.gz", "sums.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["day_0.gz"]
 
 
-def test_a_dropped_connection_is_resumed(mirror, tmp_path):
-    fetch(mirror, tmp_path, "dropping", "good")
-    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for _, asked in mirror.requests[1:]]
-    assert starts == sorted(set(starts))
+@pytest.mark.parametrize("manner", ["dropping", "dated"])
+def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(mirror, tmp_path, manner):
+    fetch(mirror, tmp_path, manner, "good")
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for path, asked in mirror.requests[1:] if manner in path]
     assert starts[0] == len(CONTENT) // 2
+    assert starts == sorted(starts)
+    assert len(set(starts)) > PATIENCE.tries
+
+
+@pytest.mark.parametrize("manner", ["weak", "nameless"])
+def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror, tmp_path, manner):
+    assert fetch(mirror, tmp_path / "a", manner, "good").read_bytes() == CONTENT
+    assert [asked for _, asked in mirror.requests] == [None] * 5
+    mirror.requests.clear()
+    fetch(mirror, tmp_path / "b", manner, "good", sha256=SUM)  # which tells in the end
+    assert mirror.requests[1] == (f"{manner}/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+
+
+@pytest.mark.parametrize("manner", ["dropping", "dated", "careless"])
+def test_a_file_that_has_changed_is_fetched_anew(mirror, tmp_path, manner):
+    """`careless` sends the rest all the same, of a file of the same size."""
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, manner, patience=Patience(tries=1))
+    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+    mirror.content["day_0.gz"] = OTHER
+    assert fetch(mirror, tmp_path, manner).read_bytes() == OTHER
+
+
+def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
+    one_try = Patience(tries=1)
+    assert fetch(mirror, tmp_path / "a", "dropping", "good", patience=one_try).read_bytes() == CONTENT
+    assert mirror.requests[1] == ("good/day_0.gz", None)
+    assert fetch(mirror, tmp_path / "b", "dropping", "good", sha256=SUM, patience=one_try).read_bytes() == CONTENT
+    assert mirror.requests[3] == ("good/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+    mirror.content["other.gz"] = OTHER + b"longer"
+    urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
+    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path / "c", PATIENCE)
+    assert path.read_bytes() == CONTENT
 
 
 def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
-    open_url = urllib.request.urlopen
+
+    open_url = transfer.open_url
 
     def hurried(asked, timeout):  # the good one has all the time that a busy machine takes
-        return open_url(asked, timeout=1 if "stalling" in asked.full_url else timeout)
+        return open_url(asked, 1 if "stalling" in asked.full_url else timeout)
 
-    monkeypatch.setattr(urllib.request, "urlopen", hurried)
+    monkeypatch.setattr(transfer, "open_url", hurried)
     patience = Patience(tries=1, pause=0.01)
-    assert fetch(mirror, tmp_path, "stalling", "good", patience=patience).read_bytes() == CONTENT
+    assert fetch(mirror, tmp_path, "stalling", "good", sha256=SUM, patience=patience).read_bytes() == CONTENT
     assert mirror.requests[1] == ("good/day_0.gz", f"bytes={len(CONTENT) // 2}-")
 
 
-def test_a_part_at_hand_is_used(mirror, tmp_path):
-    (tmp_path / "day_0.gz.part").write_bytes(CONTENT[:5000])
-    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
-    assert mirror.requests == [("good/day_0.gz", "bytes=5000-")]
-
-
-@pytest.mark.parametrize("extra", [b"", b"more than there is"])
-def test_a_part_that_is_whole_or_too_long(mirror, tmp_path, extra):
-    (tmp_path / "day_0.gz.part").write_bytes(CONTENT + extra)
-    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
+@pytest.mark.parametrize("sha256", [None, SUM])
+@pytest.mark.parametrize("part", [CONTENT[:5000], CONTENT, CONTENT + b"more than there is", OTHER[:5000]])
+def test_a_part_that_somebody_put_there(mirror, tmp_path, part, sha256):
+    (tmp_path / "day_0.gz.part").write_bytes(part)
+    assert fetch(mirror, tmp_path, "good", sha256=sha256).read_bytes() == CONTENT
+    assert mirror.requests[0] == ("good/day_0.gz", f"bytes={len(part)}-" if sha256 else None)
 
 
 def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
-    right = hashlib.sha256(CONTENT).hexdigest()
-    assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=right).read_bytes() == CONTENT
+    assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
     with pytest.raises(UserError, match=r"day_0\.gz: cannot be had \(http.*sha256 .* data\.raw with data=local"):
-        fetch(mirror, tmp_path / "b", "wrong", sha256=right)
+        fetch(mirror, tmp_path / "b", "wrong", sha256=SUM)
     assert not list((tmp_path / "b").iterdir())
 
 
-def test_a_sum_seen_once_holds(mirror, tmp_path):
-    fetch(mirror, tmp_path, "good")
-    mirror.requests.clear()
-    fetch(mirror, tmp_path, "good")
+def test_a_file_without_a_length_is_not_taken_unseen(mirror, tmp_path):
+    url = mirror.url("endless/train.txt")
+    with pytest.raises(UserError, match=r"it tells no length, .* give data\.remote\.sha256"):
+        download_all([RemoteFile("train.txt", (url,))], tmp_path, PATIENCE)
+    assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
+
+
+def test_what_is_there_is_not_fetched(mirror, tmp_path):
+    (tmp_path / "day_0.gz").write_bytes(b"as the user put it there")
+    assert fetch(mirror, tmp_path, "good").read_bytes() == b"as the user put it there"
     assert mirror.requests == []
-    (tmp_path / "day_0.gz").unlink()
-    with pytest.raises(UserError, match="sha256"):
-        fetch(mirror, tmp_path, "wrong")
-    assert fetch(mirror, tmp_path, "wrong", "good").read_bytes() == CONTENT
+
+
+def test_two_jobs_do_not_fetch_one_file(mirror, tmp_path):
+    with Part(tmp_path / "day_0.gz"), pytest.raises(UserError, match=r"day_0\.gz: another job is getting it"):
+        fetch(mirror, tmp_path, "good")
+    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("manner", ["missing", "lying", "dropping-port"])
@@ -183,11 +146,20 @@ def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
     assert not (tmp_path / "day_0.gz").exists()
 
 
-def test_a_page_instead_of_the_file_is_not_noted_as_the_file(mirror, tmp_path):
-    assert fetch(mirror, tmp_path, "page", "good").read_bytes() == CONTENT
-    with pytest.raises(UserError, match="not gzip, though its name says so"):
-        fetch(mirror, tmp_path / "b", "page")
-    assert fetch(mirror, tmp_path / "b", "good").read_bytes() == CONTENT
+def test_every_mirror_s_fault_is_told(mirror, tmp_path):
+    with pytest.raises(UserError) as error:
+        fetch(mirror, tmp_path, "missing", "page")
+    missing, page = (mirror.url(f"{manner}/day_0.gz") for manner in ("missing", "page"))
+    faults = f"{missing}: HTTP Error 404: Not Found; {page}: not gzip, though its name says so"
+    assert f"day_0.gz: cannot be had ({faults}); try again later, or get the file yourself" in str(error.value)
+
+
+def test_a_page_costs_nothing_that_is_at_hand(mirror, tmp_path):
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "dropping", "page", patience=Patience(tries=1))
+    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+    assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
+    assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
 
 
 def test_a_mirror_that_is_no_url_is_left(mirror, tmp_path):
@@ -203,29 +175,31 @@ def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path)
     assert not (tmp_path / "day_0.gz").exists()
 
 
-def test_no_room(mirror, tmp_path, monkeypatch):
-    import shutil
-    from types import SimpleNamespace
+def test_no_room_for_all_files_together(mirror, tmp_path, monkeypatch):
+    """Nothing is fetched, though there is room for one of them."""
+    free = int(1.5 * len(CONTENT))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    files = [RemoteFile(name, (mirror.url(f"good/{name}"),)) for name in ("day_0.gz", "day_1.gz")]
+    with pytest.raises(UserError, match=r"2\.1 MB needed to fetch, 1\.6 MB free; .* data\.remote\.directory"):
+        download_all(files, tmp_path, PATIENCE)
+    assert mirror.requests == []
+    fetch(mirror, tmp_path, "good")
+    download_all(files, tmp_path, PATIENCE)
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    with pytest.raises(UserError, match="GB needed"):
-        fetch(mirror, tmp_path, "good")
 
-
-def make_archive(path, members):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (15.3e9, "15.3 GB"), (2e15, "2,000.0 TB")]
+)
+def test_sizes_in_words(size, words):
+    assert in_words(size) == words
 
 
 def test_unpacking_never_leaves_the_directory(tmp_path):
     inside = tmp_path / "inside"
     inside.mkdir()
     archive = make_archive(inside / "a.tar.gz", [("../../evil.txt", b"evil"), ("dac/../../train.txt", b"rows")])
-    assert unpack_member(archive, "train.txt", inside) == inside / "train.txt"
+    digest = unpack_member(archive, "train.txt", inside)
+    assert digest.sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
     assert (inside / "train.txt").read_bytes() == b"rows"
     assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["train.txt"]
 
@@ -240,46 +214,3 @@ def test_archives_that_are_not_what_they_should_be(tmp_path):
         unpack_member(tmp_path / "b.tar.gz", "train.txt", tmp_path)
     assert not (tmp_path / "train.txt").exists()
     assert not (tmp_path / "train.txt.part").exists()
-
-
-def test_days_from_the_web(mirror, tmp_path):
-    for day in (3, 1, 2):
-        mirror.content[f"day_{day}.gz"] = gzip.compress(oracle.make_rows(40 + day, day))
-    overrides = [
-        "data=criteo_1tb",
-        "data.days=[3,1,2]",
-        f"data.path={tmp_path}/out",
-        f"data.remote.mirrors=['{mirror.url('dropping')}/day_{{day}}.gz','{mirror.url('good')}/day_{{day}}.gz']",
-        "data.remote.pause=0.01",
-        "data.remote.tries=2",
-    ]
-    manifest = preprocess(config(*overrides))
-    assert [source["rows"] for source in manifest.sources] == [43, 41, 42]
-    verify_dataset(tmp_path / "out")
-    mirror.requests.clear()
-    preprocess(config(*overrides))
-    assert mirror.requests == []
-
-
-def test_kaggle_from_the_web(mirror, tmp_path):
-    archive = make_archive(tmp_path / "dac.tar.gz", [("readme.txt", b"x"), ("train.txt", oracle.make_rows(70, 0))])
-    mirror.content["dac.tar.gz"] = archive.read_bytes()
-    url = mirror.url("good/dac.tar.gz")
-    manifest = preprocess(config("data=criteo_kaggle", f"data.path={tmp_path}/out", f"data.remote.mirrors=['{url}']"))
-    assert manifest.rows == 70
-    assert manifest.sources[0]["name"] == "train.txt"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=criteo_1tb", "data.days=[0,0]"], "data.days"),
-        (["data=criteo_1tb", "data.days=null"], "data.days"),
-        (["data=criteo_kaggle", "data.days=[0]"], "data.days"),
-        (["data.raw=x", "data.days=[0]"], "data.days"),
-        (["data=criteo_1tb", "data.raw=x"], "data=local"),
-    ],
-)
-def test_days_that_make_no_sense(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        preprocess(config(*overrides, f"data.path={tmp_path}/out"))

@@ -50,7 +50,7 @@ def test_a_key_without_effect(tmp_path, overrides):
     ],
 )
 def test_nothing_is_fetched_for_choices_that_cannot_be(tmp_path, overrides, message, monkeypatch):
-    monkeypatch.setattr("data_prep.pipeline.fetch_days", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr("data_prep.inputs.find_remote", lambda *_: pytest.fail("fetched"))
     with pytest.raises(UserError, match=message):
         preprocess(config("data=criteo_1tb", f"data.path={tmp_path}/out", *overrides))
 

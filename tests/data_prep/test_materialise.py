@@ -114,7 +114,7 @@ def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
     chosen = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
     rows = 1_000_000  # of each table: 4 * (214 - 12) MB
-    with pytest.raises(UserError, match=r"0\.8 GB of it for multi-hot tables\), 0\.5 GB free.* another data\.path"):
+    with pytest.raises(UserError, match=r"808\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"):
         make(tmp_path, "out", *chosen, f"data.max_ind_range={rows}")
     assert not (tmp_path / "out").exists()
     make(tmp_path, "out", *chosen, "data.max_ind_range=50")
@@ -128,7 +128,9 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypa
     left = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
     left.touch()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
-    with pytest.raises(UserError, match=r"multi-hot tables need 0\.0 GB, .* choose another data\.multi_hot\.directory"):
+    with pytest.raises(
+        UserError, match=r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
+    ):
         MultiHotTables.open(tmp_path, [100, 100], bags, "data.multi_hot.directory")
     assert not left.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))

@@ -166,7 +166,7 @@ def test_too_little_disk(tmp_path, monkeypatch):
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match=r"GB needed, 0\.0 GB free"):
+    with pytest.raises(UserError, match=r"about \d.* .B needed for the dataset, 1\.0 kB free"):
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
     assert not (tmp_path / "out").exists()
 

@@ -1,0 +1,48 @@
+"""Room on the disk, asked for before anything is written."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.sizes import in_words
+
+
+@dataclass(frozen=True)
+class Need:
+    """So many bytes, or about so many, at a path, which need not be there yet; `what` for, such as "to fetch"."""
+
+    path: Path
+    bytes: int
+    what: str
+    about: bool = False
+
+    def __str__(self) -> str:
+        return f"{'about ' if self.about else ''}{in_words(self.bytes)}"
+
+
+def require_room(needs: Sequence[Need], remedy: str = "free some, or choose another place") -> None:
+    """Refuse what will not fit, all needs of one file system taken together.
+
+    Raises:
+        UserError: naming what is needed, what is free, and the remedy.
+    """
+    by_device: dict[int, list[Need]] = {}
+    for need in needs:
+        by_device.setdefault(_existing(need.path).stat().st_dev, []).append(need)
+    for together in by_device.values():
+        path, needed = together[0].path, sum(need.bytes for need in together)
+        free = shutil.disk_usage(_existing(path)).free
+        if needed > free:
+            if len(together) == 1:
+                asked = f"{together[0]} needed {together[0].what}"
+            else:
+                total = Need(path, needed, "", any(need.about for need in together))
+                asked = f"{total} needed ({', '.join(f'{need} {need.what}' for need in together)})"
+            raise UserError(f"{path}: {asked}, {in_words(free)} free; {remedy}")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what is there of the way to it."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

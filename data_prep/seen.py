@@ -1,0 +1,88 @@
+"""Sums of raw files: published ones, and those noted when a file was first read whole.
+
+sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from data_prep.files import FileDigest, write_atomically
+
+SUMS_NAME = "sums.json"
+PUBLISHED = "data.remote.sha256"
+
+
+@dataclass(frozen=True)
+class KnownSum:
+    """The SHA-256 that a file must have, who told it, and its size, where that is known too."""
+
+    sha256: str
+    told_by: str
+    bytes: int | None = None
+
+
+def known_sum(directory: Path, name: str, published: Mapping[str, str]) -> KnownSum | None:
+    """What a file in `directory` must be: as published, else as noted."""
+    if name in published:
+        return KnownSum(published[name].lower(), PUBLISHED)
+    noted = _noted(directory).get(name)
+    return None if noted is None else KnownSum(noted.sha256, str(directory / SUMS_NAME), noted.bytes)
+
+
+def refuse_other(path: Path, known: KnownSum | None, found: FileDigest) -> None:
+    """Raises UserError for a file that is not what is known of it."""
+    if known is not None and found.sha256 != known.sha256:
+        raise UserError(f"{path}: sha256 {found.sha256} where {known.told_by} has {known.sha256}; {_remedy(known)}")
+
+
+def refuse_other_size(path: Path, known: KnownSum | None) -> None:
+    """As `refuse_other`, of a file that lies there and has not been read yet."""
+    if known is not None and known.bytes is not None and path.stat().st_size != known.bytes:
+        size = f"{path.stat().st_size:,} bytes where {known.told_by} has {known.bytes:,}"
+        raise UserError(f"{path}: {size}; {_remedy(known)}")
+
+
+def _remedy(known: KnownSum) -> str:
+    return f"delete it to have it fetched again, or, if it is right, take its name out of {known.told_by}"
+
+
+def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
+    """Note the sums of files that have been read whole; what is known of them already has been compared."""
+    if not found:
+        return
+    with _locked_sums(directory):
+        noted = _noted(directory)
+        if noted != (merged := {**noted, **found}):
+            entries = {name: asdict(digest) for name, digest in merged.items()}
+            write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _noted(directory: Path) -> dict[str, FileDigest]:
+    path = directory / SUMS_NAME
+    try:
+        content = path.read_bytes()
+        return {
+            name: FileDigest(int(of["bytes"]), str(of["sha256"])) for name, of in json.loads(content or "{}").items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: not as it was written ({error}); mend or delete it") from error
+
+
+@contextmanager
+def _locked_sums(directory: Path) -> Iterator[None]:
+    """Keep other jobs from noting sums; they wait a moment."""
+    path = directory / SUMS_NAME
+    while True:
+        with open(path, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists() and os.fstat(lock.fileno()).st_ino == path.stat().st_ino:  # else it has been replaced
+                yield
+                return

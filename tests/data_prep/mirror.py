@@ -1,0 +1,134 @@
+"""A server on this machine that drops connections, lies, and serves wrong bytes."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+CONTENT = gzip.compress(np.random.default_rng(0).bytes(1 << 20), 1, mtime=0)
+OTHER = gzip.compress(np.random.default_rng(1).bytes(1 << 20), 1, mtime=0)
+
+NO_RANGES = ("stubborn", "lying", "endless", "cut", "chunked", "torn")
+NO_VALIDATOR = ("nameless", *NO_RANGES)
+ONCE = ("stubborn", "astray", "cut", "torn")  # the first reply breaks off
+ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless")  # every reply does
+NO_LENGTH = ("endless", "cut")
+CHUNKED = ("chunked", "torn")
+
+
+class Mirror(ThreadingHTTPServer):
+    """Serves `content` (by name, else CONTENT) at MANNER/NAME, misbehaving as the manner says."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = {}
+        self.over = threading.Event()
+        self.requests: list[tuple[str, str | None]] = []  # GETs: path, Range
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+    def handle_error(self, request, client_address):
+        """The client hangs up when it is done with us: expected."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        """Be quiet."""
+
+    def do_HEAD(self):
+        self.answer(is_head=True)
+
+    def do_GET(self):
+        self.server.requests.append((self.path.strip("/"), self.headers.get("Range")))
+        self.answer()
+
+    def answer(self, is_head=False):
+        manner, _, name = self.path.strip("/").partition("/")
+        content = self.server.content.get(name, CONTENT)
+        times = sum(path == self.path.strip("/") for path, _ in self.server.requests)
+        if manner == "moved":
+            self.refuse(302, Location=f"/good/{name}")
+        elif manner == "missing" or (manner == "busy" and times < 3):
+            self.refuse(404 if manner == "missing" else 503)
+        elif self.start(manner, content) >= len(content):
+            self.refuse(416, **{"Content-Range": f"bytes */{len(content)}"})
+        else:
+            self.send(manner, content, self.start(manner, content), times, is_head)
+
+    def send(self, manner, content, start, times, is_head):
+        if manner == "wrong":
+            content = content[:-1] + b"?"
+        elif manner == "page":
+            content = b"<html>Please log in</html>"
+        elif manner == "astray" and start:
+            start += 1
+        self.send_response(206 if start else 200)
+        for header, value in self.validators(manner, content).items():
+            self.send_header(header, value)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        body = content[start:]
+        self.send_body(manner, body, is_head, manner in ALWAYS or (manner in ONCE and times == 1))
+
+    def refuse(self, code, **headers):
+        self.send_response(code)
+        for header, value in {"Content-Length": "0", **headers}.items():
+            self.send_header(header, value)
+        self.end_headers()
+
+    def validators(self, manner, content):
+        tag = hashlib.md5(content).hexdigest()
+        if manner in NO_VALIDATOR:
+            return {}
+        if manner == "weak":
+            return {"ETag": f'W/"{tag}"'}
+        if manner == "dated":
+            return {"ETag": f'W/"{tag}"', "Last-Modified": f"{tag}: a time, and nothing but compared"}
+        return {"ETag": f'"{tag}"'}
+
+    def start(self, manner, content):
+        """The first byte to send."""
+        asked, only_if = self.headers.get("Range"), self.headers.get("If-Range")
+        changed = (
+            only_if is not None and only_if not in self.validators(manner, content).values() and manner != "careless"
+        )
+        return int(asked.removeprefix("bytes=").rstrip("-")) if asked and manner not in NO_RANGES and not changed else 0
+
+    def send_body(self, manner, body, is_head, is_broken):
+        sent = body[: (len(body) + 1) // 2] if is_broken else body
+        if manner in CHUNKED:
+            self.send_header("Transfer-Encoding", "chunked")
+            sent = b"%x\r\n%b\r\n" % (len(body), sent) + (b"" if is_broken else b"0\r\n\r\n")
+        elif manner not in NO_LENGTH:
+            self.send_header("Content-Length", str(len(body) + (1000 if manner in ("boasting", "lying") else 0)))
+        self.end_headers()
+        if is_head:
+            return
+        while manner == "dripping" and len(sent) > 9 and not self.server.over.wait(0.01):
+            self.wfile.write(sent[:9])
+            sent = sent[9:]
+        self.wfile.write(sent)
+        self.wfile.flush()
+        if manner == "stalling":
+            self.server.over.wait(60)
+        if is_broken or manner in ("boasting", "lying", *NO_LENGTH):
+            self.close_connection = True
+
+
+def make_archive(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
