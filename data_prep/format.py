@@ -5,7 +5,7 @@
     <root>/<split>/<shard>.{values,offsets}.npy         only where features are multi-hot: see data_prep/ragged.py
     <root>/vocab/
 
-The manifest is written last and atomically: a directory without one is not a dataset.
+The manifest (data_prep/manifest.py) is written last and atomically: a directory without one is not a dataset.
 """
 
 import os
@@ -26,6 +26,7 @@ from data_prep.manifest import Shard as Shard
 from data_prep.manifest import Split as Split
 from data_prep.manifest import load_manifest as load_manifest
 from data_prep.manifest import save_manifest as save_manifest
+from data_prep.npy import open_npy
 from data_prep.ragged import Bags, pack, unpack
 
 REMEDY = "preprocess again with data.overwrite=true"
@@ -97,7 +98,7 @@ def _open_array(
         size = path.stat().st_size
         if size != shard.files[kind].bytes:
             raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = open_npy(path)
     except KeyError as error:
         raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
     except (OSError, ValueError) as error:
@@ -105,6 +106,8 @@ def _open_array(
     if (array.shape, array.dtype) != wanted:
         shape, dtype = wanted
         raise UserError(f"{path}: {array.dtype} {array.shape}, but the manifest says {dtype} {shape}; {REMEDY}")
+    if not array.flags.c_contiguous:
+        raise UserError(f"{path}: column by column (Fortran's order), but shards are row by row; {REMEDY}")
     return array
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.files import FileDigest, write_atomically
+from data_prep.manifest_shape import manifest_fault
+from data_prep.shape import UNKNOWN
 
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
 MANIFEST_NAME = "manifest.json"
-MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
 
 
 @dataclass
@@ -91,7 +92,7 @@ def load_manifest(root: Path) -> Manifest:
     """Read a dataset's manifest.
 
     Raises:
-        UserError: there is none, it is not one of ours, or it is of a newer format.
+        UserError: there is none, it is not one of ours, of a newer format, or a key is not as it should be.
     """
     path = root / MANIFEST_NAME
     try:
@@ -100,7 +101,7 @@ def load_manifest(root: Path) -> Manifest:
         raise UserError(
             f"{root}: no dataset here (no {MANIFEST_NAME}); make one with `make preprocess`, or give data.raw"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as a manifest ({error}); preprocess again") from error
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
@@ -110,29 +111,11 @@ def load_manifest(root: Path) -> Manifest:
             f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} and {FORMAT_VERSION}; "
             "use the version that wrote it, or preprocess again"
         )
-    try:
-        document["splits"] = {name: _split(value) for name, value in document["splits"].items()}
-        manifest = Manifest(**document)
-        if fault := _fault(manifest):
-            raise UserError(f"{path}: {fault}; preprocess again")
-        return manifest
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a whole manifest ({error!r}); preprocess again") from error
-
-
-def _fault(manifest: Manifest) -> str | None:
-    """What in a manifest contradicts itself or cannot be."""
-    for feature, rows in manifest.num_embeddings.items():
-        if not isinstance(rows, int) or not 1 <= rows <= MAX_NUM_EMBEDDINGS or "." in feature:
-            return f"num_embeddings of {feature!r} is {rows!r}"
-    if list(manifest.num_embeddings) != manifest.schema["sparse"]:
-        return "num_embeddings and schema name different sparse features"
-    if manifest.ragged != [name for name in manifest.schema["sparse"] if name in manifest.ragged]:
-        return "schema's ragged features are not all sparse features, in their order"
-    for name, split in manifest.splits.items():
-        if sum(shard.rows for shard in split.shards) != split.rows:
-            return f"split {name!r} has {split.rows} rows, but its shards have others"
-    return None
+    if fault := manifest_fault(document):
+        remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
+        raise UserError(f"{path}: {fault}; {remedy}")
+    document["splits"] = {name: _split(value) for name, value in document["splits"].items()}
+    return Manifest(**document)
 
 
 def _split(value: dict[str, Any]) -> Split:

@@ -1,6 +1,7 @@
-"""NumPy files written row block by row block, the number of rows being known only at the end."""
+"""NumPy files: opened, or written row block by row block, the number of rows being known only at the end."""
 
 import io
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,17 @@ def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:
     if len(header) != HEADER_BYTES:
         raise AssertionError(f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}")
     return header
+
+
+def open_npy(path: Path) -> NDArray[Any]:
+    """Memory-map a .npy file, read-only.
+
+    Raises:
+        OSError: there is none, or it may not be read.
+        ValueError: it is not a whole .npy file of plain values; an .npz is not, nor are Python's objects.
+    """
+    try:
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    except (EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return array

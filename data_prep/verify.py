@@ -12,9 +12,21 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.arrange import SPLITS
 from data_prep.config import PrepConfig, dataset_path
-from data_prep.format import Manifest, Shard, digest_file, load_manifest, open_shard, shard_path, verify_shard
-from data_prep.lookup import vocabulary_path
+from data_prep.format import (
+    MANIFEST_NAME,
+    REMEDY,
+    FileDigest,
+    Manifest,
+    Shard,
+    digest_file,
+    load_manifest,
+    open_shard,
+    shard_path,
+    verify_shard,
+)
+from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.ragged import Bags
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
@@ -29,19 +41,38 @@ def verify_dataset(root: Path) -> Manifest:
         UserError: naming the first bad file, row and column.
     """
     manifest = load_manifest(root)
-    rows = positives = 0
+    vocabulary = manifest.encoding.get("vocabulary", {})
+    _refuse_strangers(root, manifest, vocabulary)
+    positives = 0
     for name, split in manifest.splits.items():
-        found = [_verify_shard(root, name, shard, manifest) for shard in split.shards]
-        split_rows, split_positives = sum(shard.rows for shard in split.shards), sum(found)
-        _check_rate(root, f"split {name}", split.rows, split.label_rate, split_rows, split_positives)
-        rows += split_rows
-        positives += split_positives
-    _check_rate(root, "the dataset", manifest.rows, manifest.label_rate, rows, positives)
-    for feature, entry in manifest.encoding.get("vocabulary", {}).items():
-        path = vocabulary_path(root, feature)
-        if not path.is_file() or digest_file(path).sha256 != entry["sha256"]:
-            raise UserError(f"{path}: missing or changed; preprocess again")
+        found = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
+        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, found, split.rows)
+        positives += found
+    _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
+    for feature, entry in vocabulary.items():
+        _verify_vocabulary(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     return manifest
+
+
+def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
+    """Name the first file, in a directory of the dataset's, that the manifest does not name."""
+    ours = {vocabulary_path(root, feature) for feature in vocabulary}
+    for name, split in manifest.splits.items():
+        ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
+    for name in dict.fromkeys((*SPLITS, *manifest.splits, VOCABULARY_DIRECTORY)):
+        found = sorted((root / name).iterdir()) if (root / name).is_dir() else []
+        for path in found:
+            if path not in ours:
+                raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")
+
+
+def _verify_vocabulary(path: Path, expected: FileDigest) -> None:
+    try:
+        found = digest_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: vocabulary not readable ({error}); {REMEDY}") from error
+    if found != expected:
+        raise UserError(f"{path}: not the vocabulary that the manifest names; the file changed: {REMEDY}")
 
 
 def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
@@ -94,14 +125,11 @@ def _refuse(
         )
 
 
-def _check_rate(root: Path, what: str, rows: int, rate: float | None, found_rows: int, found_positives: int) -> None:
-    found = found_positives / found_rows if found_rows else None
+def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: int) -> None:
+    found = positives / rows if rows else None
     same = found is None if rate is None else found is not None and abs(found - rate) <= RATE_TOLERANCE
-    if rows != found_rows or not same:
-        raise UserError(
-            f"{root}: the manifest gives {what} {rows} rows with label rate {rate}, "
-            f"its shards have {found_rows} with {found}; preprocess again"
-        )
+    if not same:
+        raise UserError(f"{root / MANIFEST_NAME}: key {key!r} is {rate}, but in the shards it is {found}; {REMEDY}")
 
 
 def main(config: PrepConfig) -> int:

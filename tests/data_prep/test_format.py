@@ -56,14 +56,18 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
     [
         (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 and 2; use the version"),
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
-        (lambda d: d.pop("splits"), "not a whole manifest"),
-        (lambda d: d.update(surprise=1), "not a whole manifest"),
-        (lambda d: d["splits"].update(train=None), "not a whole manifest"),
+        (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
+        (
+            lambda d: d.update(surprise=1),
+            "'surprise' is unknown; another version .* may have written it; use that",
+        ),
+        (lambda d: d["splits"].update(train=None), r"key 'splits\.train' is null, not an object"),
         (lambda d: d["splits"]["train"].update(rows=11), "split 'train' has 11 rows, but its shards have others"),
-        (lambda d: d["num_embeddings"].update(cat_1=0), "num_embeddings of 'cat_1' is 0"),
-        (lambda d: d["num_embeddings"].update(cat_1="7"), "num_embeddings of 'cat_1' is '7'"),
+        (lambda d: d["num_embeddings"].update(cat_1=0), r"key 'num_embeddings\.cat_1' is 0, not a whole number from 1"),
+        (lambda d: d["num_embeddings"].update(cat_1="7"), r"key 'num_embeddings\.cat_1' is \"7\", not"),
         (lambda d: d["num_embeddings"].pop("cat_1"), "different sparse features"),
-        (lambda d: d.update(schema=[]), "not a whole manifest"),
+        (lambda d: d.update(schema=[]), "key 'schema' is \\[\\], not an object"),
+        (lambda d: d["splits"]["train"]["shards"].append(d["splits"]["train"]["shards"][0] | {"rows": 0}), "one name"),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:

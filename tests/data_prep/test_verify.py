@@ -68,6 +68,23 @@ def test_one_changed_byte(dataset, name):
         verify_dataset(dataset)
 
 
+@pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
+def test_a_file_that_does_not_belong(dataset, name):
+    (dataset / name).write_bytes(b"")
+    with pytest.raises(UserError, match=f"{name}: does not belong to the dataset"):
+        verify_dataset(dataset)
+
+
+def test_a_directory_in_place_of_a_file(dataset):
+    for name, message in (("vocab/cat_9.npy", "vocabulary not readable"), ("val/00000.dense.npy", "not readable")):
+        (dataset / name).unlink()
+        with pytest.raises(UserError, match=f"{name}: .*not readable"):
+            verify_dataset(dataset)
+        (dataset / name).mkdir()
+        with pytest.raises(UserError, match=f"{name}: .*{message}"):
+            verify_dataset(dataset)
+
+
 @pytest.mark.parametrize(
     ("kind", "index", "value", "column"),
     [
@@ -86,13 +103,13 @@ def test_values_out_of_range(dataset, kind, index, value, column):
 def test_counts_and_rates(dataset):
     verify_dataset(dataset)
     change(dataset, lambda document: document["splits"]["val"].update(label_rate=0.123))
-    with pytest.raises(UserError, match="split val"):
+    with pytest.raises(UserError, match=r"manifest\.json: key 'splits\.val\.label_rate' is 0\.123"):
         verify_dataset(dataset)
 
 
 def test_a_row_count_that_does_not_add_up(dataset):
     change(dataset, lambda document: document.update(rows=101))
-    with pytest.raises(UserError, match="the dataset 101 rows"):
+    with pytest.raises(UserError, match="key 'rows' is 101, but the splits have 100"):
         verify_dataset(dataset)
 
 
