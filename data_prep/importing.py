@@ -13,6 +13,7 @@ from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.dense import transform_dense
 from data_prep.existing import claimed, refuse_foreign_files
+from data_prep.foreign_rows import FLOAT32, INTEGERS, Origin, check_rows, open_rows
 from data_prep.format import (
     MANIFEST_NAME,
     Manifest,
@@ -57,21 +58,19 @@ class _Builder:
         self._schema = CRITEO
 
     def add(
-        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], where: Path
+        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: Origin
     ) -> None:
         """Write one shard, after checking what a reader relies on.
 
         Args:
             ids: of every feature, [rows, size]; bags of the sizes above 1.
         """
-        if labels.min() < 0 or labels.max() > 1:
-            raise UserError(f"{where}: a label is neither 0 nor 1; not a file of this format")
-        for column in ids:
-            if column.min() < 0 or column.max() > np.iinfo(np.int32).max:
-                raise UserError(f"{where}: an id is negative or beyond int32; not a file of this format")
+        check_rows(labels, dense, ids, origin)
         ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
         if any(self._shards.values()) and ragged != self._schema.ragged:
-            raise UserError(f"{where}: bags of other sizes than the files before it; give files that belong together")
+            raise UserError(
+                f"{origin.sparse}: bags of other sizes than the files before it; give files that belong together"
+            )
         self._schema = replace(CRITEO, ragged=ragged)
         bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
         single = [column for column in ids if column.shape[1] == 1]
@@ -140,11 +139,10 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
 def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:
     """Take over one day; its rows."""
     stem = path.name.removesuffix("_labels.npy")
-    labels, dense = _open(path), _open(path.with_name(f"{stem}_dense.npy"))
+    labels = open_rows(path, 1, INTEGERS)
     rows = len(labels)
-    if [labels.shape, dense.shape] != [(rows, 1), (rows, len(CRITEO.dense))]:
-        raise UserError(f"{path}: its day's arrays are {labels.shape} and {dense.shape}, not {(rows, 1)} and "
-                        f"{(rows, len(CRITEO.dense))}; get them again")  # fmt: skip
+    dense_path = path.with_name(f"{stem}_dense.npy")
+    dense = open_rows(dense_path, len(CRITEO.dense), FLOAT32, (path, rows))
     sparse_path = path.with_name(f"{stem}_sparse_multi_hot.npz" if is_multi_hot else f"{stem}_sparse.npy")
     with _open_ids(sparse_path, is_multi_hot) as ids:
         if ids.rows != rows:
@@ -155,7 +153,8 @@ def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool
             for start in range(first, stop, step):
                 part = slice(start, min(start + step, stop))
                 columns = ids.read(part.stop - part.start)
-                builder.add(split, np.array(labels[part]), np.array(dense[part]), columns, sparse_path)
+                origin = Origin(path, dense_path, sparse_path, start)
+                builder.add(split, np.array(labels[part]), np.array(dense[part]), columns, origin)
     return rows
 
 
@@ -163,10 +162,8 @@ class _OneHotReader:
     """day_N_sparse.npy [rows, F], read as `MultiHotReader` reads bags."""
 
     def __init__(self, path: Path) -> None:
-        self._array, self._done = _open(path), 0
+        self._array, self._done = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
         self.rows, self.sizes = len(self._array), (1,) * len(CRITEO.sparse)
-        if self._array.shape != (self.rows, len(CRITEO.sparse)):
-            raise UserError(f"{path}: {self._array.shape}, not {(self.rows, len(CRITEO.sparse))}; get it again")
 
     def __enter__(self) -> "_OneHotReader":
         return self
@@ -183,13 +180,6 @@ class _OneHotReader:
 
 def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
     return MultiHotReader(path, len(CRITEO.sparse)) if is_multi_hot else _OneHotReader(path)
-
-
-def _open(path: Path) -> NDArray[Any]:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
@@ -215,14 +205,16 @@ def _import_records(builder: _Builder, split: str, path: Path, transform: DenseT
     size = path.stat().st_size
     if size % (4 * RECORD_COLUMNS):
         raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
-    for records in _records(path, size // (4 * RECORD_COLUMNS)):
+    for start, records in _records(path, size // (4 * RECORD_COLUMNS)):
         dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
         ids = [records[:, column : column + 1] for column in range(14, RECORD_COLUMNS)]
-        builder.add(split, records[:, :1], dense, ids, path)
+        builder.add(split, records[:, :1], dense, ids, Origin(path, path, path, start))
     builder.note_source(path, size // (4 * RECORD_COLUMNS))
 
 
-def _records(path: Path, rows: int) -> Iterator[NDArray[np.int32]]:
+def _records(path: Path, rows: int) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """Blocks of records, each with the number of its first one."""
     for start in range(0, rows, SHARD_ROWS):
         count = min(SHARD_ROWS, rows - start) * RECORD_COLUMNS
-        yield np.fromfile(path, np.int32, count, offset=4 * RECORD_COLUMNS * start).reshape(-1, RECORD_COLUMNS)
+        block = np.fromfile(path, np.int32, count, offset=4 * RECORD_COLUMNS * start)
+        yield start, block.reshape(-1, RECORD_COLUMNS)

@@ -11,6 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 from data_prep.files import temporary_path
 
 HEADER_BYTES = 128
+# what NumPy raises, besides ValueError, where a header is damaged
+HEADER_ERRORS = (EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 class NpyWriter:
@@ -61,6 +63,6 @@ def open_npy(path: Path) -> NDArray[Any]:
     """
     try:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-    except (EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError) as error:
+    except HEADER_ERRORS as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return array

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.files import temporary_path
+from data_prep.npy import HEADER_ERRORS
+
+# of a member that is damaged, encrypted (RuntimeError), or packed in a way that Python does not know (its subclass)
+ARCHIVE_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class MultiHotReader:
@@ -26,7 +31,7 @@ class MultiHotReader:
             self._archive = zipfile.ZipFile(path)
             self._members = [self._archive.open(f"{feature}.npy") for feature in range(num_features)]
             headers = [_read_header(member) for member in self._members]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (*ARCHIVE_ERRORS, *HEADER_ERRORS, ValueError, KeyError) as error:
             raise UserError(f"{path}: not readable as multi-hot bags ({error}); get it again") from error
         self._dtypes = [dtype for _, dtype in headers]
         self.rows = headers[0][0][0]
@@ -51,7 +56,7 @@ class MultiHotReader:
         for feature, (member, size, dtype) in enumerate(zip(self._members, self.sizes, self._dtypes, strict=True)):
             try:
                 data = member.read(rows * size * dtype.itemsize)
-            except (OSError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+            except ARCHIVE_ERRORS as error:
                 raise UserError(f"{self._path}: array {feature} is damaged ({error}); get it again") from error
             if len(data) != rows * size * dtype.itemsize:
                 raise UserError(f"{self._path}: array {feature} is cut short; get it again")

@@ -211,28 +211,6 @@ def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch)
         MultiHotTables.open(tmp_path / "c", rows, MultiHot((1, 2)))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda d: (d / "day_0_dense.npy").unlink(), "day_0_dense.npy"),
-        (lambda d: (d / "day_1_sparse.npy").write_bytes(b"nonsense"), "day_1_sparse.npy"),
-        (lambda d: np.save(d / "day_0_dense.npy", np.zeros((3, 13), np.float32)), "day_0_labels.npy"),
-        (lambda d: np.save(d / "day_0_labels.npy", np.full((150, 1), 2, np.int32)), "label"),
-        (lambda d: np.save(d / "day_0_sparse.npy", np.full((150, 26), -1)), "id is negative"),
-        (lambda d: [p.unlink() for p in d.glob("*_labels.npy")], "no day_N_labels.npy"),
-    ],
-    ids=["missing", "damaged", "too short", "label", "id", "nothing"],
-)
-def test_foreign_files_that_are_not_what_they_should_be(tmp_path, damage, message):
-    root = make(tmp_path)
-    (tmp_path / "days").mkdir()
-    export_npy(root, load_manifest(root), tmp_path / "days")
-    damage(tmp_path / "days")
-    with pytest.raises(UserError, match=message):
-        import_npy(tmp_path / "days", tmp_path / "back")
-    assert not (tmp_path / "back" / "manifest.json").exists()
-
-
 def test_bin_files_cut_short(tmp_path):
     for split in SPLITS:
         (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))

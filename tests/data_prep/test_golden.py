@@ -1,0 +1,163 @@
+"""Every array of the golden files of TorchRec and facebookresearch/dlrm, against the same array made by us."""
+
+import numpy as np
+
+from app.config import DataConfig
+from app.data import Split
+from data_prep.arrange import legacy_permutation
+from data_prep.encode import Encoder
+from data_prep.format import load_manifest
+from data_prep.parse import parse_bytes
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, load_split
+
+KINDS = ("labels", "dense", "sparse")
+SPLITS = ("train", "val", "test")
+DAYS = {0: slice(0, 800), 1: slice(800, 1600), 2: slice(1600, 1999)}
+TRAIN_ROWS = 1600
+
+
+def assert_all_equal(ours, golden, rounded=()):
+    """Compare each array of a golden file; `rounded`: those computed in another library's floating point."""
+    assert set(ours) == set(golden.files)
+    for name in golden.files:
+        wanted, found = golden[name], np.asarray(ours[name])
+        assert found.shape == wanted.shape, name
+        if name in rounded:
+            np.testing.assert_allclose(found, wanted, rtol=2.5e-7, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+def load_all(root):
+    """Labels [rows, 1], dense and sparse of all splits, one after the other."""
+    parts = zip(*(load_split(root, split) for split in SPLITS), strict=True)
+    labels, dense, sparse = map(np.concatenate, parts)
+    return {"labels": labels[:, None], "dense": dense, "sparse": sparse}
+
+
+def unshuffled(rows, train_rows):
+    """Rows as they were before the permutation of the first `train_rows`."""
+    result = rows.copy()
+    result[legacy_permutation(train_rows, seed=0)] = rows[:train_rows]
+    return result
+
+
+def by_day(name, rows):
+    """Rows of the three days under their names."""
+    return {name.format(day=day): rows[part] for day, part in DAYS.items()}
+
+
+def torchrec_steps(raw, root):
+    """What TorchRec's three steps write of the days, and the permutation, all at frequency threshold 3."""
+    overrides = ["data.encoding=torchrec", "data.frequency_threshold=3", "data.chunk_bytes=20000"]
+    manifest = preprocess(config(raw, f"data.path={root}", *overrides))
+    verify_dataset(root)
+    assert len(load_split(root, "val")[0]) == 200
+    ours = {
+        "shuffle_perm_n2": legacy_permutation(TRAIN_ROWS, seed=0),
+        "raw_int_min_per_day": [min(known["low"]) for known in manifest.encoding["dense_range"]],
+    }
+    padded = legacy_permutation(len(load_all(root)["labels"]), seed=0)[:TRAIN_ROWS]
+    for kind, rows in load_all(root).items():
+        ours |= by_day(f"shuffle_n2_day{{day}}_{kind}", rows)
+        in_order = unshuffled(rows, TRAIN_ROWS)
+        if kind != "sparse":
+            ours |= by_day(f"day{{day}}_{kind}", in_order)
+        # told of the last day's rows as well, TorchRec mixes as many rows of zeros into the train split
+        with_zeros = np.concatenate([in_order[:TRAIN_ROWS], np.zeros_like(in_order[TRAIN_ROWS:])])
+        mixed = np.concatenate([with_zeros[padded], in_order[TRAIN_ROWS:]])
+        ours |= by_day(f"shuffle_n3_day{{day}}_{kind}", mixed)
+    return ours
+
+
+def contiguous_ids(raw, root, threshold):
+    """TorchRec's ids before its shuffle."""
+    overrides = ["data.encoding=torchrec_fixed", f"data.frequency_threshold={threshold}"]
+    manifest = preprocess(config(raw, f"data.path={root}", *overrides))
+    ids = unshuffled(load_all(root)["sparse"], TRAIN_ROWS)
+    assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
+    unknown = manifest.extra["out_of_vocabulary"]
+    for column, feature in enumerate(manifest.schema["sparse"]):
+        assert sum(unknown[split][feature] for split in SPLITS) == (ids[:, column] == 1).sum()
+    return by_day(f"contig_t{threshold}_day{{day}}", ids)
+
+
+def as_one_file(real_rows, root):
+    """The rows as one file, whose smallest integer shifts all of them."""
+    preprocess(config(f"data.raw={real_rows}", f"data.path={root}", "data.encoding=torchrec_fixed"))
+    rows = load_all(root)
+    train_rows = len(load_split(root, "train")[0])
+    values = parse_bytes(real_rows.read_bytes(), "rows").sparse
+    ours = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
+    return {**ours, "all_sparse": values, **by_day("day{day}_sparse", values)}
+
+
+def hashed_batches(raw, root):
+    """The first and the last batch of 128 of the first two days, values modulo 1000."""
+    overrides = ["data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=torchrec"]
+    preprocess(config(raw, f"data.path={root}", *overrides))
+    first, *_, last = batches_of(root, "train", 128)
+    return {
+        "pipe_hash1000_b0_dense": first.dense_features,
+        "pipe_hash1000_b0_labels": first.labels,
+        "pipe_hash1000_b0_values": first.sparse_features.values(),
+        "pipe_hash1000_last_values": last.sparse_features.values().reshape(26, 128)[:, : last.num_valid].reshape(-1),
+    }
+
+
+def batches_of(root, split, size):
+    """A split's batches, in order, as our reader gives them."""
+    return Split(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
+
+
+def test_torchrec(tmp_path, real_rows, shared):
+    lines = real_rows.read_bytes().splitlines(keepends=True)
+    for day, part in DAYS.items():
+        (tmp_path / f"day_{day}").write_bytes(b"".join(lines[part]))
+    raw = f"data.raw={tmp_path}/day_?"
+    ours = torchrec_steps(raw, tmp_path / "steps")
+    for threshold in (0, 2, 3):
+        ours |= contiguous_ids(raw, tmp_path / f"ids_{threshold}", threshold)
+    ours |= as_one_file(real_rows, tmp_path / "one") | hashed_batches(raw, tmp_path / "hashed")
+    assert_all_equal(ours, np.load(shared / "golden" / "torchrec_criteo_tiny.npz"))
+
+
+def test_dlrm_kaggle(tmp_path, real_rows, shared):
+    golden = np.load(shared / "golden" / "fb_kaggle_tiny.npz")
+    root, raw = tmp_path / "out", tmp_path / "raw"
+    overrides = [f"data.raw={real_rows}", "data.encoding=dlrm_kaggle"]
+    manifest = preprocess(config(*overrides, f"data.path={root}"))
+    verify_dataset(root)
+    preprocess(config(*overrides, f"data.path={raw}", "data.dense_transform=raw"))
+    encoder = Encoder.load(root)
+    read = parse_bytes(real_rows.read_bytes(), "rows", missing=np.int32(0))
+    encoded = encoder.encode(encoder.parse(real_rows.read_bytes(), "rows"))
+    ours = {
+        "X_int": np.maximum(read.dense, 0),  # negatives are 0 there
+        "X_cat_raw_int32": read.sparse.view(np.int32),
+        "y": read.labels,
+        "X_cat": encoded.sparse,
+        "X_cat_int64": encoded.sparse,
+        "X_int_log1p_f32": encoded.dense,
+        "counts": list(manifest.num_embeddings.values()),
+    }
+    for column, feature in enumerate(manifest.schema["sparse"]):
+        ours[f"dict_{column}"] = np.load(root / "vocab" / f"{feature}.npy").view(np.int32)
+    for split in SPLITS:
+        labels, dense, sparse = load_split(root, split)
+        integers = np.maximum(load_split(raw, split)[1], 0)
+        ours |= {f"{split}_y": labels, f"{split}_X_cat": sparse, f"{split}_X_int": integers}
+        np.testing.assert_array_equal(dense, np.log(golden[f"{split}_X_int"].astype(np.float32) + 1))
+    batch = next(iter(batches_of(root, "train", 128)))
+    offsets = batch.sparse_features.offsets().numpy()
+    ours |= {
+        "train_b0_X": batch.dense_features,  # there by torch.log
+        "train_b0_T": batch.labels[:, None],
+        "train_b0_idx": batch.sparse_features.values().reshape(26, 128),
+        "train_b0_offsets": offsets[:-1].reshape(26, 128) - offsets[:-1:128, None],
+    }
+    held_out = len(ours["val_y"]) + len(ours["test_y"])  # the last of its seven files
+    ours["total_per_file"] = [*map(len, np.array_split(ours["train_y"], 6)), held_out]
+    assert_all_equal(ours, golden, rounded={"train_b0_X"})
