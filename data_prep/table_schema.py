@@ -32,20 +32,21 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
         raise UserError(f"{path}: Parquet and text files together in data.raw; give files of one kind")
     if kinds == {True}:
         return _parquet_table(path, document, sources)
-    table = _table(path, document, None)
-    if not table.header:
+    delimiter, header = _text_keys(path, document)
+    first = _read_header(sources[0], delimiter) if header else None
+    table = _table(path, document, first)
+    if first is None:
         positions = {int(name.removeprefix("column_")) for name in table.schema.columns}
         return replace(table, names=tuple(f"column_{i}" for i in range(max(positions) + 1)))
-    first: tuple[str, ...] | None = None
     for source in sources:
-        names_here = _read_header(source, table.delimiter)
-        first = first or names_here
+        names_here = _read_header(source, delimiter)
         for name in table.schema.columns:
             if name not in names_here:
                 raise UserError(f"{source.path}: row 1: no column {name}, which {path} names; correct one of them")
+            if names_here.count(name) > 1:
+                raise UserError(f"{source.path}: row 1: two columns {name}; rename one of them")
         if names_here != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
-    assert first is not None
     return replace(table, names=first)
 
 
@@ -95,11 +96,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _table(path: Path, document: dict[str, Any], parquet: tuple[str, ...] | None) -> Table:
-    """The table that a document describes; `parquet`: the columns of a Parquet file, which may be given by position."""
+def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
+    """Delimiter and header of text files."""
     header, delimiter = document.get("header", True), document.get("delimiter", ",")
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
+    return delimiter, header
+
+
+def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) -> Table:
+    """The table that a document describes; `names`: of the file's columns, None for text without a header."""
+    delimiter, header = _text_keys(path, document)
     label, rule = _label(path, document["label"])
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
@@ -107,13 +114,13 @@ def _table(path: Path, document: dict[str, Any], parquet: tuple[str, ...] | None
     sparse, separators = [], []
     for entry in lists[1]:
         column, separator = _sparse_column(path, entry)
-        sparse.append(_name(path, column, header, parquet))
+        sparse.append(_name(path, column, names))
         separators += [] if separator is None else [(sparse[-1], separator)]
     for name in sparse:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    dense = tuple(_name(path, column, header, parquet) for column in lists[0])
-    label = _name(path, label, header, parquet)
+    dense = tuple(_name(path, column, names) for column in lists[0])
+    label = _name(path, label, names)
     wanted = (label, *dense, *sparse)
     if len(set(wanted)) != len(wanted):
         twice = next(name for name in wanted if wanted.count(name) > 1)
@@ -142,18 +149,17 @@ def _sparse_column(path: Path, entry: Any) -> tuple[Any, str | None]:
     return entry["column"], separator
 
 
-def _name(path: Path, column: Any, header: bool, parquet: tuple[str, ...] | None) -> str:
+def _name(path: Path, column: Any, names: tuple[str, ...] | None) -> str:
+    """A column's name, from its name or its position."""
     is_position = isinstance(column, int) and not isinstance(column, bool) and column >= 0
-    if parquet is not None and is_position:
-        if column >= len(parquet):
-            raise UserError(f"{path}: column {column}: the file has {len(parquet)} columns, counted from 0")
-        return parquet[column]
-    if header and isinstance(column, str):
+    if is_position:
+        if names is not None and column >= len(names):
+            raise UserError(f"{path}: column {column}: the file has {len(names)} columns, counted from 0")
+        return f"column_{column}" if names is None else names[column]
+    if names is not None and isinstance(column, str):
         return column
-    if not header and is_position:
-        return f"column_{column}"
-    kind = "names" if header else "positions from 0"
-    raise UserError(f"{path}: {column!r} is not a column; with header: {str(header).lower()} columns are {kind}")
+    kind = "positions from 0" if names is None else "names, or positions from 0"
+    raise UserError(f"{path}: {column!r} is not a column; of these files columns are {kind}")
 
 
 def _read_header(source: Source, delimiter: str) -> tuple[str, ...]:

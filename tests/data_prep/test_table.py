@@ -107,15 +107,16 @@ def test_workers_and_compression_do_not_change_a_byte(table):
     assert sums(directory / "two") == sums(directory / "gz") == sums(directory / "out")
 
 
-def test_positions_tabs_and_plain_labels(tmp_path):
+@pytest.mark.parametrize("header", [False, True])
+def test_positions_tabs_and_plain_labels(tmp_path, header):
     records = make_records(100)
     for record in records:
         record["rating"] = str(int(float(record["rating"]) > 3))
-    (tmp_path / "rows.tsv").write_bytes(as_text(records, "\t", header=False, end="\r\n"))
-    schema = 'delimiter: "\\t"\nheader: false\nlabel: 3\ndense: [4, 6]\nsparse: [0, 2, 5]\n'
+    (tmp_path / "rows.tsv").write_bytes(as_text(records, "\t", header, end="\r\n"))
+    schema = f'delimiter: "\\t"\nheader: {str(header).lower()}\nlabel: 3\ndense: [4, 6]\nsparse: [0, 2, 5]\n'
     (tmp_path / "schema.yaml").write_text(schema)
     manifest = preprocess(config(*overrides(tmp_path, raw="rows.tsv")))
-    assert manifest.schema["sparse"] == ["column_0", "column_2", "column_5"]
+    assert manifest.schema["sparse"] == (["user", "item", "genre"] if header else ["column_0", "column_2", "column_5"])
     assert_dataset(tmp_path / "out", expected(records, 86, rule=lambda rating: rating == 1))
 
 
@@ -205,7 +206,10 @@ def test_text_that_is_not_utf8(table):
         ("label: rating\nsparse: []", "sparse at least one"),
         ("label: rating\nsparse: [user, user]", "column user is named twice"),
         ("label: stars\nsparse: [user]", "no column stars"),
-        ("label: 3\nsparse: [user]", "3 is not a column"),
+        ("label: 7\nsparse: [user]", "column 7: the file has 7 columns"),
+        ("label: -1\nsparse: [user]", "-1 is not a column"),
+        ("header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are positions"),
+        ("label: rating\nsparse: [user, 0]", "column user is named twice"),
         ('label: {column: rating, rule: "over 4"}\nsparse: [user]', "key label"),
         ("header: maybe\nlabel: rating\nsparse: [user]", "keys header and delimiter"),
         ("label: rating\nsparse: [user]", "is not a label"),
@@ -230,6 +234,13 @@ def test_what_is_of_criteo_s_rows_only(table, more):
         arguments += ["data.remote.mirrors=[]"]
     with pytest.raises(UserError):
         preprocess(config(*more, *arguments, "data.synthetic.rows=10"))
+
+
+def test_two_columns_of_one_name(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"label,user,user\n1,a,b\n")
+    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]")
+    with pytest.raises(UserError, match=r"rows\.csv: row 1: two columns user; rename one"):
+        preprocess(config(*overrides(tmp_path)))
 
 
 def test_custom_asks_for_a_schema(tmp_path):
