@@ -1,9 +1,13 @@
+import re
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
 import pytest
 
 from common.errors import UserError
-from data_prep.config import chunk_size, parse_size
+from data_prep.config import PrepConfig, chunk_size, parse_size
 from data_prep.validation import validate
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import REPOSITORY, config
 
 
 @pytest.mark.parametrize(
@@ -61,3 +65,22 @@ def test_a_threshold_without_effect_is_refused():
 def test_lists_of_raw_files():
     assert config("data.raw=[a.tsv,b.tsv]").raw == ["a.tsv", "b.tsv"]
     assert config("data.raw=days/day_*").raw == "days/day_*"
+
+
+def defaults(prefix, values):
+    """key -> default of a dataclass and those in it, as they are given on the command line."""
+    found = {}
+    for field in fields(values):
+        key, value = f"{prefix}{field.name}", getattr(values, field.name)
+        value = value.value if isinstance(value, Enum) else value
+        found |= defaults(f"{key}.", value) if is_dataclass(value) else {key: value}
+    return found
+
+
+def test_the_documentation_has_every_key_with_its_default():
+    text = (REPOSITORY / "docs" / "data.md").read_text()
+    table = re.findall(r"^\| `([a-z_0-9.]+\.[a-z_0-9]+)` \| `(.*?)` \| \S", text, re.MULTILINE)
+    known = defaults("", PrepConfig())
+    told = {"None": "null", "True": "true", "False": "false", "": " ", str(1 / 7): "1/7"}
+    assert dict(table) == {key: told.get(str(value), str(value)) for key, value in known.items()}
+    assert len(table) == len(known)
