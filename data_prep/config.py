@@ -61,7 +61,7 @@ class RemoteConfig:
         days: how many days there are, counted from 0; None: nobody knows.
         rows: of all of it, to tell the room that it will need; None: told from the files' size.
         mirrors: where it is, the first that gives it whole; {day} as above.
-        sha256: published sums by name of file, of the member too.
+        sha256: published sums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
         member: file to take out of it, if it is a tar archive.
         directory: where the files are kept; None: <data.path>/raw.
         tries: per mirror. pause: seconds before the second, doubled before each further one. timeout: seconds
@@ -72,7 +72,7 @@ class RemoteConfig:
     days: int | None = None
     rows: int | None = None
     mirrors: list[str] = field(default_factory=list)
-    sha256: dict[str, str] = field(default_factory=dict)
+    sha256: Any = None
     member: str | None = None
     directory: str | None = None
     tries: int = 5

@@ -18,10 +18,12 @@ from data_prep.files import digest_file
 from data_prep.part import Part, origin_of, part_path
 from data_prep.progress import Progress, Tally
 from data_prep.room import Need, require_room
+from data_prep.seen import PUBLISHED
 from data_prep.sources import DAMAGE, open_gzip
 from data_prep.transfer import BLOCK_BYTES, Transfer, WrongFile, tell_size
 
 PARALLEL_FILES = 4
+SIZE_TIMEOUT = 10.0  # seconds: it is asked once, and only to tell beforehand
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -32,13 +34,14 @@ class RemoteFile:
     """A file by its name and where it may be had.
 
     Attributes:
-        sha256: the sum it must have, if it is known.
+        sha256: the sum it must have, if it is known; told_by: whom it is known from.
         otherwise: what a user can do where no mirror gives it.
     """
 
     name: str
     urls: tuple[str, ...]
     sha256: str | None = None
+    told_by: str = PUBLISHED
     otherwise: str = "get the file yourself and name it in data.raw with data=local"
 
 
@@ -77,16 +80,14 @@ def download_all(
     stop = threading.Event()
     sizes = _in_parallel(lambda file: _tell_size(file, directory, patience), missing, stop)
     known = [size for size in sizes if size is not None]
-    at_hand = sum(_size(part_path(directory / file.name)) for file in missing)
-    to_fetch = max(0, sum(known) - at_hand)
-    others = sum(_size(path) for path in paths)
-    require_room(
-        [Need(directory, to_fetch, "to fetch"), *needs(sum(known) + others)],
-        "free some, or choose another data.path or data.remote.directory",
-    )
+    parts = [_size(part_path(directory / file.name)) for file in missing]
+    to_fetch = sum(size - part for size, part in zip(sizes, parts, strict=True) if size is not None and size > part)
+    all_bytes = sum(known) + sum(_size(path) for path in paths)
+    remedy = "free some, or choose another data.path or data.remote.directory"
+    require_room([Need(directory, to_fetch, "to fetch"), *needs(all_bytes)], remedy)
     total = sum(known) if len(known) == len(missing) else None
-    with Progress("download", total, Tally(at_hand)) as progress:
-        said = in_words(total) if total is not None else "of which not all sizes are told"
+    with Progress("download", total, Tally(sum(parts))) as progress:
+        said = in_words(to_fetch) if total is not None else "of a size that no mirror tells beforehand"
         progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {said}")
         _in_parallel(lambda file: _download(file, directory, patience, progress, stop), missing, stop)
     return paths
@@ -135,7 +136,11 @@ def _size(path: Path) -> int:
 def _tell_size(file: RemoteFile, directory: Path, patience: Patience) -> int | None:
     """Bytes of a file that is to be fetched."""
     origin = origin_of(directory / file.name)
-    return origin.total if origin is not None and origin.total else tell_size(file.urls, patience.timeout)
+    return (
+        origin.total
+        if origin is not None and origin.total
+        else tell_size(file.urls, min(patience.timeout, SIZE_TIMEOUT))
+    )
 
 
 def _download(file: RemoteFile, directory: Path, patience: Patience, progress: Progress, stop: threading.Event) -> None:
@@ -174,7 +179,8 @@ def _try_mirror(
             if error.code < 500 and error.code != 429:  # it is not there, or not for us
                 return fault
         except (OSError, http.client.HTTPException, EOFError) as error:
-            fault = str(error) or type(error).__name__
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            fault = str(reason) or type(reason).__name__
         tries = 1 if part.size > most else tries + 1
         most = max(most, part.size)
         if tries >= patience.tries:
@@ -192,10 +198,11 @@ def _accept(file: RemoteFile, part: Part, transfer: Transfer, told_whole: bool) 
         WrongFile: it is not, and another try would not.
     """
     if file.sha256 is not None:
+        transfer.say("comparing its sum")
         found = digest_file(part.place).sha256
         if found != file.sha256:
             transfer.give_up()
-            fault = f"sha256 {found[:12]}… where {file.sha256[:12]}… is right"
+            fault = f"sha256 {found} where {file.told_by} has {file.sha256}"
             if not transfer.in_one_go:  # what was at hand may be to blame
                 raise EOFError(fault)
             raise WrongFile(fault)

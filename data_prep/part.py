@@ -116,6 +116,9 @@ class Part:
     def begin(self, origin: Origin) -> None:
         """Start anew, with bytes from there."""
         self.clear()
+        self._keep(origin)
+
+    def _keep(self, origin: Origin) -> None:
         write_atomically(self._note, json.dumps(asdict(origin)).encode())
 
     def append(self, block: bytes) -> None:
@@ -131,10 +134,11 @@ class Part:
         """Forget what has come."""
         self._file.truncate(0)
 
-    def finish(self, keeps_origin: bool = False) -> None:
-        """Give the file its name, on the disk."""
+    def finish(self, origin: Origin | None = None) -> None:
+        """Give the file its name, on the disk; `origin` is kept beside it."""
         os.fsync(self._file.fileno())
         self.place.replace(self.path)
-        if not keeps_origin:
-            self._note.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+        if origin is not None:
+            self._keep(origin)
         sync(self.path.parent)

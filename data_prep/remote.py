@@ -12,12 +12,10 @@ from data_prep.files import FileDigest
 from data_prep.format import MANIFEST_NAME, load_manifest
 from data_prep.part import noted_origin
 from data_prep.room import Need
-from data_prep.seen import PUBLISHED, KnownSum, known_sum, note_sums, refuse_other_size
+from data_prep.seen import PUBLISHED, KnownSum, known_sum, note_sums, published_sums, refuse_other_size
 from data_prep.sources import Source, is_tar, resolve_sources
 from data_prep.units import TEXT_ROW_BYTES
 from data_prep.unpack import archive_origin, unpack_member
-
-SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
@@ -44,16 +42,15 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
             own = f"get the file yourself and put it at {directory / name}, or name it in data.raw with data=local"
         else:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
-        files.append(RemoteFile(name, urls, None if known is None else known.sha256, own))
+        sha256, told_by = (None, PUBLISHED) if known is None else (known.sha256, known.told_by)
+        files.append(RemoteFile(name, urls, sha256, told_by, own))
     return files
 
 
 def _refuse_idle_sums(remote: RemoteConfig) -> None:
-    """Raises UserError for a sum that is none, or is of no file that there is."""
+    """Raises UserError for a sum of no file that there is."""
     pattern = re.escape(remote.name).replace(re.escape("{day}"), r"\d+")
-    for name, sha256 in remote.sha256.items():
-        if not SHA256.fullmatch(sha256):
-            raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
+    for name in published_sums(remote.sha256):
         if not re.fullmatch(pattern, name) and name != remote.member:
             raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
 
@@ -122,8 +119,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
 def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
     """Have the member of an archive in `directory`; the archive's sum is noted where it is one of those there."""
     assert data.remote.member is not None
-    known = known_sum(archive.parent, archive.name, data.remote.sha256)
-    digest = unpack_member(archive, data.remote.member, directory, known)
+    digest = unpack_member(archive, data.remote.member, directory, _known(data, directory, archive))
     if archive.parent == directory:
         note_sums(directory, {archive.name: digest})
 
@@ -163,13 +159,14 @@ def _later_needs(
 
 def known_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
     """What the files must be, as far as anything is published or noted of them."""
-    directory = raw_directory(data, root).absolute()
-    known = [known_sum(directory, source.name, data.remote.sha256) for source in sources]
-    are_kept = [Path(source.path).absolute().parent == directory for source in sources]
-    return tuple(
-        one if one is not None and (is_kept or one.told_by == PUBLISHED) else None
-        for one, is_kept in zip(known, are_kept, strict=True)
-    )
+    return tuple(_known(data, raw_directory(data, root), Path(source.path)) for source in sources)
+
+
+def _known(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
+    """What is published of a file of that name, or noted of it, if it lies where fetched files are kept."""
+    known = known_sum(directory, path.name, data.remote.sha256)
+    is_kept = path.absolute().parent == directory.absolute()
+    return known if is_kept or (known is not None and known.told_by == PUBLISHED) else None
 
 
 def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:

@@ -6,14 +6,17 @@ sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}.
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 from data_prep.files import FileDigest, write_atomically
 
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 SUMS_NAME = "sums.json"
 PUBLISHED = "data.remote.sha256"
 
@@ -27,10 +30,33 @@ class KnownSum:
     bytes: int | None = None
 
 
-def known_sum(directory: Path, name: str, published: Mapping[str, str]) -> KnownSum | None:
-    """What a file in `directory` must be: as published, else as noted."""
-    if name in published:
-        return KnownSum(published[name].lower(), PUBLISHED)
+def published_sums(given: Any) -> dict[str, str]:
+    """Sums by name of file, given as a mapping, or in a file of lines as sha256sum writes them.
+
+    Raises:
+        UserError: they are neither, or no SHA-256.
+    """
+    if isinstance(given, str):
+        try:
+            lines = [
+                line.split(maxsplit=1) for line in Path(given).expanduser().read_text().splitlines() if line.strip()
+            ]
+            given = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{PUBLISHED}={given}: not a file as sha256sum writes it ({error})") from error
+    if not isinstance(given or {}, Mapping):
+        raise UserError(f"{PUBLISHED}={given}: give {{NAME: SUM}}, or a file as sha256sum writes it")
+    for name, sha256 in (given or {}).items():
+        if not SHA256.fullmatch(str(sha256)):
+            raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
+    return {str(name): str(sha256).lower() for name, sha256 in (given or {}).items()}
+
+
+def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
+    """What a file in `directory` must be: as published (see `published_sums`), else as noted."""
+    sums = published_sums(published)
+    if name in sums:
+        return KnownSum(sums[name], PUBLISHED)
     noted = _noted(directory).get(name)
     return None if noted is None else KnownSum(noted.sha256, str(directory / SUMS_NAME), noted.bytes)
 

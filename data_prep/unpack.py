@@ -7,6 +7,7 @@ from typing import Any
 from common.errors import UserError
 from data_prep.files import FileDigest
 from data_prep.part import Origin, Part
+from data_prep.progress import Progress, Tally
 from data_prep.room import Need, require_room
 from data_prep.seen import KnownSum, refuse_other
 from data_prep.sources import DAMAGE, is_gzip, open_gzip
@@ -37,7 +38,8 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
     """
     directory.mkdir(parents=True, exist_ok=True)
     with Part(directory / name) as part:
-        part.begin(archive_origin(archive))
+        part.clear()
+        origin = archive_origin(archive)
         try:
             is_there, digest = _copy_member(archive, name, part)
             refuse_other(archive, known, digest)
@@ -53,14 +55,16 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
             raise UserError(
                 f"{archive}: has no file {name}; get it again, or name your own in data.raw with data=local"
             )
-        part.finish(keeps_origin=True)
+        part.finish(origin)
     return digest
 
 
 def _copy_member(archive: Path, name: str, part: Part) -> tuple[bool, FileDigest]:
     """Copy the first plain file of that name; whether there was one, and the archive's sum."""
     is_there = False
-    with SummedFile(archive) as summed:
+    tally = Tally(0)
+    progress = Progress("unpack", archive.stat().st_size, tally)
+    with SummedFile(archive) as summed, progress:
         content: Any = open_gzip(summed) if is_gzip(archive) else summed
         with tarfile.open(fileobj=content, mode="r|") as members:
             for member in members:
@@ -72,7 +76,8 @@ def _copy_member(archive: Path, name: str, part: Part) -> tuple[bool, FileDigest
                 require_room([Need(part.place, member.size, f"to unpack {archive.name}")])
                 while block := source.read(BLOCK_BYTES):
                     part.append(block)
+                    tally.bytes = summed.position
                 is_there = True
         while content.read(BLOCK_BYTES):
-            pass
+            tally.bytes = summed.position
         return is_there, summed.digest()

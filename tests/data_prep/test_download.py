@@ -98,7 +98,7 @@ def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "open_url", hurried)
     patience = Patience(tries=1, pause=0.01)
     assert fetch(mirror, tmp_path, "stalling", "good", sha256=SUM, patience=patience).read_bytes() == CONTENT
-    assert mirror.requests[1] == ("good/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+    assert [path for path, _ in mirror.requests] == ["stalling/day_0.gz", "good/day_0.gz"]
 
 
 @pytest.mark.parametrize("sha256", [None, SUM])

@@ -66,7 +66,10 @@ def test_a_sum_seen_once_holds(mirror, finished):
     path.unlink()
     assert mirror.requests == []
     mirror.content["day_1.gz"] = gzip.compress(oracle.make_rows(41, 1), mtime=3)
-    with pytest.raises(UserError, match=r"day_1\.gz: cannot be had .* sha256 .* put it at .*raw/day_1\.gz"):
+    with pytest.raises(
+        UserError,
+        match=r"day_1\.gz: cannot be had .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
+    ):
         preprocess(again)
     (finished / "raw" / "sums.json").unlink()
     preprocess(again)
@@ -77,13 +80,27 @@ def test_days_put_there_by_the_user_are_taken(mirror, tmp_path):
     raw.mkdir(parents=True)
     for day in (3, 1, 2):
         (raw / f"day_{day}.gz").write_bytes(gzip.compress(oracle.make_rows(40 + day, day)))
-    sum_of_another = f"+data.remote.sha256={{day_1.gz:{'a' * 64}}}"
+    sum_of_another = f"data.remote.sha256={{day_1.gz:{'a' * 64}}}"
     with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has a{64}"):
         preprocess(days(mirror, tmp_path / "out", sum_of_another))
+    (tmp_path / "SHA256SUMS").write_text(f"{'b' * 64} *day_1.gz\n{'c' * 64}  day_9.gz\n")
+    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has b{64}"):
+        preprocess(days(mirror, tmp_path / "out", f"data.remote.sha256={tmp_path}/SHA256SUMS"))
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert preprocess(days(mirror, tmp_path / "out")).rows == 126
     assert sorted(json.loads((raw / "sums.json").read_text())) == ["day_1.gz", "day_2.gz", "day_3.gz"]
     assert mirror.requests == []
+
+
+def test_a_file_cut_short_is_not_noted(mirror, tmp_path):
+    """A mirror may tell less than the file's length."""
+    content = gzip.compress(oracle.make_rows(40, 0))
+    mirror.content["day_0.gz"] = content[:-100]
+    with pytest.raises(UserError, match="truncated gzip"):
+        preprocess(days(mirror, tmp_path / "out", "data.days=[0]"))
+    (tmp_path / "out" / "raw" / "day_0.gz").unlink()
+    mirror.content["day_0.gz"] = content
+    assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
 
 
 def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(mirror, tmp_path, monkeypatch):
@@ -154,8 +171,9 @@ def test_kaggle_as_the_user_has_it(tmp_path, archive):
         (["data=criteo_kaggle", "data.days=[0]"], "data.days"),
         (["data.raw=x", "data.days=[0]"], "data.days"),
         (["data=criteo_1tb", "data.raw=x"], "data=local"),
-        (["data=criteo_1tb", "+data.remote.sha256={day_0.gz:abc}"], "abc is not a SHA-256"),
-        (["data=criteo_1tb", f"+data.remote.sha256={{day_0:{'a' * 64}}}"], "day_0: no such file is fetched"),
+        (["data=criteo_1tb", "data.remote.sha256={day_0.gz:abc}"], "abc is not a SHA-256"),
+        (["data=criteo_1tb", "data.remote.sha256=sums"], "sums: not a file as sha256sum writes it"),
+        (["data=criteo_1tb", f"data.remote.sha256={{day_0:{'a' * 64}}}"], "day_0: no such file is fetched"),
     ],
 )
 def test_days_that_make_no_sense(tmp_path, overrides, message):
