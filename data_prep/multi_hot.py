@@ -115,7 +115,7 @@ class MultiHotTables:
         num_embeddings: Sequence[int],
         bags: MultiHot,
         key: str = "data.path",
-        count: Callable[[int], object] = lambda num_bytes: None,
+        count: Callable[[int], object] | None = None,
     ) -> "MultiHotTables":
         """The tables kept in a directory of `parent`, drawn first if they are not there.
 
@@ -123,7 +123,7 @@ class MultiHotTables:
 
         Args:
             key: what decides where `parent` is, to be named where there is no room.
-            count: called with the bytes drawn, now and then.
+            count: called with the bytes drawn, now and then; None: a line on stderr tells of many of them.
 
         Raises:
             UserError: not one size per feature, or the directory cannot be written to or has no room.
@@ -192,14 +192,15 @@ def _make_room(directory: Path, needed: int, key: str) -> None:
             f"{directory}: the multi-hot tables need {in_words(needed)}, {in_words(free)} are free; free some, "
             f"or choose another {key}"
         )
-    if needed > TOLD_BYTES:
-        print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
 
 
 def _draw_tables(
-    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object]
+    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object] | None
 ) -> None:
     """Draw the bags of all ids, table after table, block after block."""
+    needed = bags.table_bytes(num_embeddings)
+    if count is None and needed > TOLD_BYTES:
+        print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
     rng = np.random.RandomState(bags.seed)  # the reference's generator
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
         if size == 1:
@@ -210,7 +211,8 @@ def _draw_tables(
             stop = min(start + step, rows)
             further = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
             writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
-            count(ID_BYTES * (stop - start) * size)
+            if count is not None:
+                count(ID_BYTES * (stop - start) * size)
         writer.close()
         sync(writer.path)
 

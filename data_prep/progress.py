@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
+NO_BYTES = "{desc}: {elapsed}{postfix}"
 
 
 class Counted(Protocol):
@@ -66,7 +67,16 @@ class Progress:
         self._start = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty():
-            self._bar = tqdm(total=total_bytes, desc=stage, unit="B", unit_scale=True, leave=False, initial=self._first)
+            shape = NO_BYTES if total_bytes == 0 else None  # arranging rows reads no files
+            self._bar = tqdm(
+                total=total_bytes,
+                desc=stage,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+                initial=self._first,
+                bar_format=shape,
+            )
         self._thread = threading.Thread(target=self._refresh, daemon=True)
 
     def __enter__(self) -> "Progress":
