@@ -13,7 +13,7 @@ from common.errors import UserError
 from data_prep.choices import DenseTransform
 from data_prep.dense import DenseRange, transform_dense
 from data_prep.fields import parse_fields, text_separators
-from data_prep.format import Manifest, digest_file, load_manifest
+from data_prep.format import FileDigest, Manifest, load_manifest, verify_file
 from data_prep.jit import jit
 from data_prep.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
@@ -109,9 +109,8 @@ class Encoder:
             return cls(manifest, [], bags)
         features = tuple(manifest.schema["sparse"])
         for feature in features:
-            path = vocabulary_path(root, feature)
-            if not path.is_file() or digest_file(path).sha256 != encoding["vocabulary"][feature]["sha256"]:
-                raise UserError(f"{path}: missing or changed; preprocess again")
+            entry = encoding["vocabulary"][feature]
+            verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
         return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
 
     def parse(self, data: bytes, name: str, labelled: bool = True) -> Block:

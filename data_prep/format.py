@@ -102,7 +102,7 @@ def _open_array(
     except KeyError as error:
         raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
     if (array.shape, array.dtype) != wanted:
         shape, dtype = wanted
         raise UserError(f"{path}: {array.dtype} {array.shape}, but the manifest says {dtype} {shape}; {REMEDY}")
@@ -118,16 +118,24 @@ def verify_shard(root: Path, split: str, shard: Shard) -> None:
         UserError: a file is missing or differs; the message names the first one.
     """
     for kind, expected in shard.files.items():
-        path = shard_path(root, split, shard.name, kind)
-        try:
-            found = digest_file(path)
-        except OSError as error:
-            raise UserError(f"{path}: shard file not readable ({error}); {REMEDY}") from error
-        if found != expected:
-            raise UserError(
-                f"{path}: sha256 {found.sha256[:12]}… of {found.bytes} bytes, but the manifest says "
-                f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: {REMEDY}"
-            )
+        verify_file(shard_path(root, split, shard.name, kind), expected)
+
+
+def verify_file(path: Path, expected: FileDigest) -> None:
+    """Compare a dataset's file with the manifest's sum.
+
+    Raises:
+        UserError: it is missing or differs.
+    """
+    try:
+        found = digest_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
+    if found != expected:
+        raise UserError(
+            f"{path}: sha256 {found.sha256[:12]}… of {found.bytes} bytes, but the manifest says "
+            f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: {REMEDY}"
+        )
 
 
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:

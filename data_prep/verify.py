@@ -20,10 +20,10 @@ from data_prep.format import (
     FileDigest,
     Manifest,
     Shard,
-    digest_file,
     load_manifest,
     open_shard,
     shard_path,
+    verify_file,
     verify_shard,
 )
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
@@ -50,7 +50,7 @@ def verify_dataset(root: Path) -> Manifest:
         positives += found
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
     for feature, entry in vocabulary.items():
-        _verify_vocabulary(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
+        verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     return manifest
 
 
@@ -60,19 +60,15 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
     for name, split in manifest.splits.items():
         ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
     for name in dict.fromkeys((*SPLITS, *manifest.splits, VOCABULARY_DIRECTORY)):
-        found = sorted((root / name).iterdir()) if (root / name).is_dir() else []
+        try:
+            found = sorted((root / name).iterdir())
+        except FileNotFoundError:
+            continue  # a split without rows
+        except OSError as error:
+            raise UserError(f"{root / name}: directory not readable ({error}); {REMEDY}") from error
         for path in found:
             if path not in ours:
                 raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")
-
-
-def _verify_vocabulary(path: Path, expected: FileDigest) -> None:
-    try:
-        found = digest_file(path)
-    except OSError as error:
-        raise UserError(f"{path}: vocabulary not readable ({error}); {REMEDY}") from error
-    if found != expected:
-        raise UserError(f"{path}: not the vocabulary that the manifest names; the file changed: {REMEDY}")
 
 
 def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:

@@ -109,9 +109,9 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
     with pytest.raises(UserError, match=rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"):
         open_shard(tmp_path, "train", shard, manifest)
     path.unlink()
-    with pytest.raises(UserError, match=rf"{kind}\.npy: shard file not readable"):
+    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
         open_shard(tmp_path, "train", shard, manifest)
-    with pytest.raises(UserError, match=rf"{kind}\.npy: shard file not readable"):
+    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
         verify_shard(tmp_path, "train", shard)
 
 
@@ -120,6 +120,39 @@ def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
     (shard,) = manifest.splits["train"].shards
     with pytest.raises(UserError, match=r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"):
         open_shard(tmp_path, "train", shard, replace(manifest, schema={**manifest.schema, "dense": list("abcdef")}))
+
+
+DENSE = np.zeros((10, NUM_DENSE), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "cut", "said"),
+    [
+        (DENSE, 8, "file not readable"),
+        (DENSE, 1 << 20, "file not readable"),
+        (DENSE.astype(object), 0, "file not readable"),
+        ({"dense": DENSE}, 0, "file not readable"),
+        (np.asfortranarray(DENSE), 0, "column by column"),
+        (DENSE.astype(">f4"), 0, r">f4 \(10, 5\), but the manifest says float32"),
+        (DENSE.ravel(), 0, r"float32 \(50,\), but the manifest says float32 \(10, 5\)"),
+    ],
+    ids=["cut short", "empty", "objects", "archive", "by column", "big-endian", "flat"],
+)
+def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, said: str, tmp_path: Path) -> None:
+    """Even if its size is the one that the manifest gives."""
+    manifest = write_dataset(tmp_path, {"train": 10})
+    (shard,) = manifest.splits["train"].shards
+    path = shard_path(tmp_path, "train", shard.name, "dense")
+    with open(path, "wb") as file:
+        if isinstance(array, dict):
+            np.savez(file, **array)
+        else:
+            np.save(file, array)
+    path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
+    shard.files["dense"] = digest_file(path)
+    with pytest.raises(UserError, match=rf"dense\.npy: {said}") as caught:
+        open_shard(tmp_path, "train", shard, manifest)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
