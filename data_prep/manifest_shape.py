@@ -35,7 +35,6 @@ def _one_of(choices: type[Enum]) -> Value:
 
 TEXT = Value("text", lambda value: isinstance(value, str))
 FLAG = Value("true or false", lambda value: isinstance(value, bool))
-INTEGER = Value("a whole number", _is_int)
 COUNT = Value("a whole number from 0 on", lambda value: _is_int(value) and 0 <= value < 1 << 63)
 NUMBER = Value("a number", lambda value: _is_int(value) or isinstance(value, float))
 SHARE = Value("a number from 0 to 1", _is_share)
@@ -43,7 +42,6 @@ TABLE_ROWS = Value("a whole number from 1 to 2^31", lambda value: _is_int(value)
 SHA256 = Value("a SHA-256 in hex", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
 FILE_NAME = Value("the name of a file", _is_file_name)
 FEATURE = Value("a feature's name, without . / and \\", lambda value: _is_file_name(value) and "." not in value)
-
 CHARACTER = Value("one character", lambda value: isinstance(value, str) and len(value) == 1)
 LABEL_RULE = Value('a rule such as ">= 4"', lambda value: isinstance(value, str) and bool(RULE.fullmatch(value)))
 PAIR = Value("two texts", lambda value: isinstance(value, list) and [type(text) for text in value] == [str, str])

@@ -1,7 +1,7 @@
 """What a JSON document must look like; where one does not, the first such place is named."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -86,7 +86,7 @@ def _fault_of_record(value: dict[str, Any], shape: Record, key: str) -> str | No
     return _first(find_fault(value[name], known[name], _below(key, name)) for name in value if name in known)
 
 
-def _first(faults: Any) -> str | None:
+def _first(faults: Iterable[str | None]) -> str | None:
     return next((fault for fault in faults if fault is not None), None)
 
 
