@@ -21,10 +21,11 @@ class Origin:
     """Of which file something is a part: its URL, and how the server tells its versions apart.
 
     Attributes:
+        url: None where parts were put together that only a sum of the whole can vouch for.
         total: bytes of the whole file; None where the server does not tell.
     """
 
-    url: str
+    url: str | None
     etag: str | None = None
     last_modified: str | None = None
     total: int | None = None
@@ -32,11 +33,19 @@ class Origin:
     @property
     def validator(self) -> str | None:
         """What stands for these very bytes in If-Range: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
-        strong = self.etag is not None and not self.etag.startswith("W/")
-        return self.etag if strong else self.last_modified
+        return self.etag if self._has_strong_etag else self.last_modified
+
+    @property
+    def _has_strong_etag(self) -> bool:
+        return self.etag is not None and not self.etag.startswith("W/")
 
     def differs(self, other: "Origin") -> bool:
-        """Whether these are certainly parts of different files; between mirrors only the size says something."""
+        """Whether another reply's bytes are not to follow; between mirrors only the size says something.
+
+        A server must tell the ETag in every reply to If-Range (RFC 9110, section 15.3.7), the time it need not.
+        """
+        if self.url == other.url and self._has_strong_etag and other.etag is None:
+            return True
         pairs: list[tuple[Any, Any]] = [(self.total, other.total)]
         if self.url == other.url:
             pairs += [(self.etag, other.etag), (self.last_modified, other.last_modified)]
@@ -117,6 +126,10 @@ class Part:
         """Start anew, with bytes from there."""
         self.clear()
         self._keep(origin)
+
+    def mix(self, total: int | None) -> None:
+        """Bytes will be put behind those at hand of which nobody says that they belong together."""
+        self._keep(Origin(None, total=total))
 
     def _keep(self, origin: Origin) -> None:
         write_atomically(self._note, json.dumps(asdict(origin)).encode())

@@ -91,13 +91,13 @@ class Transfer:
             raise Stopped
         part, self.in_one_go = self._part, False
         origin = part.origin
-        if origin is not None and origin.total == part.size:
+        if origin is not None and origin.total == part.size and (origin.url is not None or self._sum_known):
             return True  # a job was killed when all had come
-        have = part.size if self._may_resume(url, origin) else 0
+        have = part.size if self._sum_known or _vouches(origin, url) else 0
         headers = dict(HEADERS)
         if have:
             headers["Range"] = f"bytes={have}-"
-            if origin is not None and origin.url == url and origin.validator is not None:
+            if origin is not None and origin.validator is not None and _vouches(origin, url):
                 headers["If-Range"] = origin.validator
         self.say(f"fetching {url}" + (f" from byte {have:,}" if have else ""))
         try:
@@ -109,10 +109,6 @@ class Transfer:
             return self._at_end(error.headers, origin)
         with response:
             return self._receive(url, response, have)
-
-    def _may_resume(self, url: str, origin: Origin | None) -> bool:
-        """Whether bytes of another reply may follow those at hand: they are sure to fit, or the sum will tell."""
-        return self._sum_known or (origin is not None and origin.url == url and origin.validator is not None)
 
     def _at_end(self, headers: Any, origin: Origin | None) -> bool:
         """The mirror has no more than is at hand: that is all, or it is of another file."""
@@ -137,8 +133,10 @@ class Transfer:
         elif origin is not None and origin.differs(told):
             self.give_up()
             raise EOFError("the file is another one than what was at hand belongs to; starting anew")
-        elif total is None and origin is not None:
-            total = origin.total
+        else:
+            total = origin.total if total is None and origin is not None else total
+            if not _vouches(origin, url):
+                part.mix(total)
         if total is not None:
             require_room([Need(part.place, total - part.size, "to fetch")])
         while block := response.read1(BLOCK_BYTES):  # what is there, so that a stall loses nothing
@@ -167,6 +165,11 @@ class Transfer:
         """Forget what is at hand."""
         self._count(-self._part.size)
         self._part.clear()
+
+
+def _vouches(origin: Origin | None, url: str) -> bool:
+    """Whether the server at `url` says which bytes belong to those at hand."""
+    return origin is not None and origin.url == url and origin.validator is not None
 
 
 def _content_range(headers: Any) -> tuple[int | None, int | None]:

@@ -15,7 +15,7 @@ OTHER = gzip.compress(np.random.default_rng(1).bytes(1 << 20), 1, mtime=0)
 NO_RANGES = ("stubborn", "lying", "endless", "cut", "chunked", "torn")
 NO_VALIDATOR = ("nameless", *NO_RANGES)
 ONCE = ("stubborn", "astray", "cut", "torn")  # the first reply breaks off
-ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless")  # every reply does
+ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless", "mute")  # every reply does
 NO_LENGTH = ("endless", "cut")
 CHUNKED = ("chunked", "torn")
 
@@ -30,6 +30,7 @@ class Mirror(ThreadingHTTPServer):
         self.content = {}
         self.over = threading.Event()
         self.requests: list[tuple[str, str | None]] = []  # GETs: path, Range
+        self.conditions: list[str | None] = []  # their If-Range
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def url(self, path):
@@ -50,6 +51,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.requests.append((self.path.strip("/"), self.headers.get("Range")))
+        self.server.conditions.append(self.headers.get("If-Range"))
         self.answer()
 
     def answer(self, is_head=False):
@@ -74,7 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             start += 1
         self.send_response(206 if start else 200)
         for header, value in self.validators(manner, content).items():
-            self.send_header(header, value)
+            if manner != "mute" or not start:
+                self.send_header(header, value)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         body = content[start:]
@@ -100,7 +103,9 @@ class Handler(BaseHTTPRequestHandler):
         """The first byte to send."""
         asked, only_if = self.headers.get("Range"), self.headers.get("If-Range")
         changed = (
-            only_if is not None and only_if not in self.validators(manner, content).values() and manner != "careless"
+            only_if is not None
+            and only_if not in self.validators(manner, content).values()
+            and manner not in ("careless", "mute")
         )
         return int(asked.removeprefix("bytes=").rstrip("-")) if asked and manner not in NO_RANGES and not changed else 0
 

@@ -55,6 +55,10 @@ def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(mirror, tmp_
     assert starts[0] == len(CONTENT) // 2
     assert starts == sorted(starts)
     assert len(set(starts)) > PATIENCE.tries
+    [condition] = set(mirror.conditions[1 : 1 + len(starts)])
+    assert condition is not None
+    assert ("a time" if manner == "dated" else '"') in condition
+    assert not condition.startswith("W/")
 
 
 @pytest.mark.parametrize("manner", ["weak", "nameless"])
@@ -66,14 +70,14 @@ def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror, tmp_p
     assert mirror.requests[1] == (f"{manner}/day_0.gz", f"bytes={len(CONTENT) // 2}-")
 
 
-@pytest.mark.parametrize("manner", ["dropping", "dated", "careless"])
+@pytest.mark.parametrize("manner", ["dropping", "dated", "careless", "mute"])
 def test_a_file_that_has_changed_is_fetched_anew(mirror, tmp_path, manner):
-    """`careless` sends the rest all the same, of a file of the same size."""
+    """`careless` sends the rest all the same, of a file of the same size; `mute` does not even say of which."""
     with pytest.raises(UserError):
         fetch(mirror, tmp_path, manner, patience=Patience(tries=1))
     assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
     mirror.content["day_0.gz"] = OTHER
-    assert fetch(mirror, tmp_path, manner).read_bytes() == OTHER
+    assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
 
 
 def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
@@ -86,6 +90,23 @@ def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
     urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
     [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path / "c", PATIENCE)
     assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(mirror, tmp_path, is_whole):
+    """Nor is it taken when all has come, as by a job that was killed before it compared the sum."""
+    mirror.content["day_0.gz"] = OTHER
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "dropping", sha256=SUM, patience=Patience(tries=1))
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "careless", sha256=SUM, patience=Patience(tries=1))
+    place = tmp_path / "day_0.gz.part"
+    assert len(OTHER) // 2 < place.stat().st_size < len(OTHER)
+    if is_whole:
+        place.write_bytes(place.read_bytes() + CONTENT[place.stat().st_size :])
+    mirror.content["day_0.gz"] = CONTENT
+    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
+    assert mirror.requests[-1] == ("good/day_0.gz", None)
 
 
 def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
