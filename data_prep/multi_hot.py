@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.sizes import in_words
 from data_prep.files import sync, write_atomically
-from data_prep.npy import NpyWriter
+from data_prep.npy import HEADER_BYTES, NpyWriter
 from data_prep.ragged import Bags
 
 MLPERF_V2 = "mlperf_v2"
@@ -133,12 +133,16 @@ class MultiHotTables:
         content = (json.dumps(record) + "\n").encode()
         directory = parent / hashlib.sha256(content).hexdigest()[:12]  # other bags do not disturb those in use
         path = directory / RECORD_NAME
-        if not _is_there(path, content):
+        files = [
+            None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
+            for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True))
+        ]
+        if not _are_there(path, content, files):
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 with open(directory / LOCK_NAME, "w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    if not _is_there(path, content):
+                    if not _are_there(path, content, files):
                         path.unlink(missing_ok=True)
                         _make_room(directory, bags.table_bytes(num_embeddings), key)
                         _draw_tables(directory, num_embeddings, bags, count)
@@ -148,8 +152,7 @@ class MultiHotTables:
                     f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); "
                     f"make room, or choose another {key}"
                 ) from error
-        files = [None if size == 1 else table_path(directory, f) for f, size in enumerate(bags.sizes)]
-        return cls([None if file is None else np.load(file, mmap_mode="r") for file in files])
+        return cls([None if file is None else np.load(file[0], mmap_mode="r") for file in files])
 
     def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
         """The ids [rows, F] of all features as a shard has them: those of size 1, and the others' bags."""
@@ -178,8 +181,11 @@ def table_files(work: Path) -> list[str]:
     return [str(path.relative_to(work)) for path in files]
 
 
-def _is_there(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
+def _are_there(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
+    """Whether there is a record of that content, and every table's file with its bytes."""
+    if not record.is_file() or record.read_bytes() != content:
+        return False
+    return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
 
 
 def _make_room(directory: Path, needed: int, key: str) -> None:

@@ -135,6 +135,8 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypa
     assert not left.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
     np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+    table_path(directory, 0).write_bytes(b"cut short")
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
 
 
 RESIDENT = """
