@@ -42,7 +42,10 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
         names_here = _read_header(source, delimiter)
         for name in table.schema.columns:
             if name not in names_here:
-                raise UserError(f"{source.path}: row 1: no column {name}, which {path} names; correct one of them")
+                hint = f", perhaps the delimiter, {delimiter!r} now" if len(names_here) == 1 else ""
+                raise UserError(
+                    f"{source.path}: row 1: no column {name}, which {path} names; correct one of them{hint}"
+                )
             if names_here.count(name) > 1:
                 raise UserError(f"{source.path}: row 1: two columns {name}; rename one of them")
         if names_here != first:

@@ -206,6 +206,7 @@ def test_text_that_is_not_utf8(table):
         ("label: rating\nsparse: []", "sparse at least one"),
         ("label: rating\nsparse: [user, user]", "column user is named twice"),
         ("label: stars\nsparse: [user]", "no column stars"),
+        ('delimiter: "\\t"\nlabel: rating\nsparse: [user]', r"no column rating, .*perhaps the delimiter, '\\t' now"),
         ("label: 7\nsparse: [user]", "column 7: the file has 7 columns"),
         ("label: -1\nsparse: [user]", "-1 is not a column"),
         ("header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are positions"),
