@@ -2,22 +2,27 @@
 
 import gzip
 import json
+import os
 import shutil
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from common.cli import EXIT_STOPPED
 from common.errors import UserError
 from data_prep.inputs import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import REPOSITORY, config
 from tests.data_prep.mirror import make_archive
+from tests.forks import start_module
 
 
-def days(mirror, root, *overrides, manner="good"):
-    return config(
+def day_keys(mirror, root, *overrides, manner="good"):
+    return (
         "data=criteo_1tb",
         "data.days=[3,1,2]",
         f"data.path={root}",
@@ -28,6 +33,10 @@ def days(mirror, root, *overrides, manner="good"):
         "data.remote.tries=2",
         *overrides,
     )
+
+
+def days(mirror, root, *overrides, manner="good"):
+    return config(*day_keys(mirror, root, *overrides, manner=manner))
 
 
 @pytest.fixture
@@ -90,6 +99,26 @@ def test_days_put_there_by_the_user_are_taken(mirror, tmp_path):
     assert preprocess(days(mirror, tmp_path / "out")).rows == 126
     assert sorted(json.loads((raw / "sums.json").read_text())) == ["day_1.gz", "day_2.gz", "day_3.gz"]
     assert mirror.requests == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_job_goes_on_where_it_stopped(mirror, tmp_path, how):
+    mirror.content["day_0.gz"] = gzip.compress(oracle.make_rows(400, 0))
+    keys = ["data.days=[0]", "data.workers=1"]
+    process = start_module(
+        "data_prep", *day_keys(mirror, tmp_path / "out", *keys, manner="dripping"), cwd=REPOSITORY, out=tmp_path
+    )
+    part = tmp_path / "out" / "raw" / "day_0.gz.part"
+    while process.is_alive() and not (part.exists() and part.stat().st_size):
+        time.sleep(0.01)
+    os.kill(process.pid, how)
+    process.join()
+    assert process.exitcode == (-how if how == signal.SIGKILL else EXIT_STOPPED)
+    assert 0 < part.stat().st_size < len(mirror.content["day_0.gz"])
+    have = part.stat().st_size
+    mirror.over.set()
+    assert preprocess(days(mirror, tmp_path / "out", *keys, manner="dripping")).rows == 400
+    assert mirror.requests == [("dripping/day_0.gz", None), ("dripping/day_0.gz", f"bytes={have}-")]
 
 
 def test_a_file_cut_short_is_not_noted(mirror, tmp_path):
