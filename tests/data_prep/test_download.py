@@ -1,6 +1,7 @@
 """Against a server on this machine that drops connections, lies, and serves wrong bytes."""
 
 import hashlib
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -41,8 +42,9 @@ def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
         (["torn"], 2),
     ],
 )
-def test_the_file_comes_whole(mirror, tmp_path, manners, requests):
+def test_the_file_comes_whole(mirror, tmp_path, capsys, manners, requests):
     path = fetch(mirror, tmp_path, *manners)
+    assert re.search(r"download: 1\.0 (of 1\.0 )?MB, [\d,.]+ MB/s, ", capsys.readouterr().err)
     assert path.read_bytes() == CONTENT
     assert len(mirror.requests) == requests
     assert [p.name for p in tmp_path.iterdir()] == ["day_0.gz"]
