@@ -99,7 +99,8 @@ class _Scattered:
         """Record that the unit is scattered, once it is."""
         self.record.files |= {suffix: written.result() for suffix, written in self.being_written.items()}
         save_record(self.task.unit.job, "moved", self.record)
-        counters().add(self.record.rows * self.task.layout.row_bytes, self.record.rows)
+        rows = self.task.unit.record.rows  # those left out, too
+        counters().add(rows * self.task.layout.row_bytes, rows)
         return self.record
 
 
