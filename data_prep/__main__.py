@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
-from data_prep.config import PrepConfig
+from data_prep.config import PrepConfig, may_use_processes
 from data_prep.pool import start_fork_server
 from data_prep.validation import GENERATED
 
@@ -22,7 +22,7 @@ def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if config.data.workers != 1 and config.data.scheduler is None and config.data.source not in GENERATED:
+        if may_use_processes(config.data) and config.data.source not in GENERATED:
             start_fork_server()  # what takes most of its start is what is loaded here next
         from data_prep.pipeline import preprocess
 

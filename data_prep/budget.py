@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from common.sizes import in_words
 from data_prep.config import DataConfig, parse_size, usable_cpus
 from data_prep.held import HOLD_BYTES
@@ -22,11 +24,14 @@ from data_prep.work import Job
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
+SERVER_BYTES = 110 * MEBIBYTE  # of the process that workers are forked from, what they do not share with it
 BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
 UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
 UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
+PARTS_PER_BUDGET = 16  # a feature's runs, and merging them, take two each
+WINDOWS_PER_BUDGET = 32  # where rows go is found out with two of them in memory
 SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or units as records
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
@@ -35,13 +40,24 @@ DISK_MARGIN = 1.05
 MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
 
 
+def part_bytes(data: DataConfig) -> int:
+    """Memory for the runs of a feature, and as much again to merge and rank them."""
+    return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // PARTS_PER_BUDGET)
+
+
+def window_rows(data: DataConfig) -> int:
+    """Rows whose places are held in memory at once while all are shuffled."""
+    return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
+
+
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
     wanted = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
         wanted = 1  # a cluster's workers each have the budget to themselves
-    need = _bytes_to_parse(job, is_streamed=any(source.compressed for source in job.sources))
-    return _within_budget(data, wanted, need)
+    is_streamed = any(source.compressed for source in job.sources)
+    need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * part_bytes(data) if job.rules.order else 0)
+    return _within_budget(data, wanted, need, aside=_bytes_to_arrange(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -50,7 +66,8 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
     its workers has begun, so nothing it is given takes as long as a file.
     """
-    if data.scheduler is not None or _allowed(data, _bytes_to_parse(job, is_streamed=True)) < workers:
+    need, aside = _bytes_to_parse(job, is_streamed=True), _bytes_to_arrange(data, job)
+    if data.scheduler is not None or _allowed(data, need, aside) < workers:
         return False
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
@@ -62,8 +79,13 @@ def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
     """Memory of a worker that parses; of a stream one unit is written while the next is parsed."""
     need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _unit_bytes(job)
     if job.rules.order is not None:
-        need += max(PART_BYTES, int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE)))
+        need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
     return need
+
+
+def _bytes_to_arrange(data: DataConfig, job: Job) -> int:
+    """Memory of the parent to find out where rows go, while workers fit vocabularies."""
+    return 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
 
 
 def _unit_bytes(job: Job) -> int:
@@ -94,7 +116,8 @@ def plan_encoding(
         return _within_budget(data, workers, base + tables), ()
     workers = _within_budget(data, workers, base + MIN_PASS_BYTES)
     # a single worker is this process itself
-    allowance = (budget - PARENT_BYTES) // workers - (base if workers > 1 else in_work)
+    shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
+    allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
     passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES))
     print(
         f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
@@ -104,15 +127,15 @@ def plan_encoding(
     return workers, tuple(passes)
 
 
-def _allowed(data: DataConfig, need: int) -> int:
-    """Processes that the budget has room for, at least one."""
+def _allowed(data: DataConfig, need: int, aside: int = 0) -> int:
+    """Processes that the budget has room for besides what the parent needs, at least one."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    return max(1, (budget - PARENT_BYTES) // need)
+    return max(1, (budget - PARENT_BYTES - SERVER_BYTES - aside) // need)
 
 
-def _within_budget(data: DataConfig, wanted: int, need: int) -> int:
+def _within_budget(data: DataConfig, wanted: int, need: int, aside: int = 0) -> int:
     """As many processes as wanted, or as the budget allows, which is said."""
-    allowed = _allowed(data, need)
+    allowed = _allowed(data, need, aside)
     if allowed < wanted:
         print(
             f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "

@@ -18,8 +18,9 @@ UNIT_FACTORS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 MAX_CHUNK_BYTES = 128 * MEBIBYTE  # Criteo 1TB becomes about 8,000 shards
 CHUNKS_PER_BUDGET = 16
-ARRANGED_FRACTION = 2
+ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
+MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it have no room
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 
 
@@ -120,7 +121,8 @@ class DataConfig:
         workers: processes; None: one per usable CPU, as far as memory_budget allows.
         memory_budget: bytes of memory of all processes together, e.g. 2GiB; with a scheduler, of each worker.
         chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: a sixteenth of
-            memory_budget, at most 128MiB; where rows leave their order a half of that.
+            memory_budget, at most 128MiB; where rows leave their order a half of that, with multi-valued columns a
+            quarter.
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
         days: numbers of the days to fetch, in this order, of those that there are.
         remote: see RemoteConfig.
@@ -204,6 +206,12 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def may_use_processes(data: DataConfig) -> bool:
+    """Whether other processes of this machine may be wanted."""
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    return data.workers != 1 and data.scheduler is None and budget >= MIN_BUDGET_OF_SEVERAL
+
+
 def required(key: str, value: Any) -> Any:
     """The value of a key that a command needs.
 
@@ -226,13 +234,14 @@ def dataset_path(data: DataConfig) -> Path:
     return Path(data.path)
 
 
-def chunk_size(data: DataConfig, is_arranged: bool = False) -> int:
+def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = False) -> int:
     """Uncompressed bytes per work unit; a function of the configuration alone, never of the machine.
 
-    Units whose rows will leave their order are held in memory whole, so they are smaller.
+    Units whose rows will leave their order are held in memory whole, so they are smaller; and where columns hold any
+    number of values, two bytes of text can be a value each.
     """
     if data.chunk_bytes is not None:
         return parse_size(data.chunk_bytes, "data.chunk_bytes")
     budget = parse_size(data.memory_budget, "data.memory_budget")
     chunk = min(MAX_CHUNK_BYTES, budget // CHUNKS_PER_BUDGET)
-    return max(1, chunk // ARRANGED_FRACTION) if is_arranged else chunk
+    return max(1, chunk // (RAGGED_FRACTION if is_ragged else ARRANGED_FRACTION if is_arranged else 1))

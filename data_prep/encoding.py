@@ -59,6 +59,11 @@ def _task_tables(task: EncodeTask) -> list[LookupTable]:
     return _tables(task.job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
 
 
+def release_tables() -> None:
+    """Let this process hold no lookup tables any more."""
+    _tables.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _tables(
     work: Path,

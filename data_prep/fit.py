@@ -2,10 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import accumulate, chain, islice
+from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,14 @@ from numpy.typing import NDArray
 from data_prep.arrange import unit_positions
 from data_prep.columns import read_column
 from data_prep.format import digest_file, write_atomically
+from data_prep.held import release_pieces
 from data_prep.lookup import vocabulary_path
-from data_prep.merging import PART_BYTES, merge_in_parts
+from data_prep.merging import merge_in_parts
 from data_prep.pool import Pool, counters
 from data_prep.ranking import most_frequent, rank_values
 from data_prep.runs import RUN_ENTRY_BYTES, load_runs, write_runs
-from data_prep.vocabulary import Run
+from data_prep.scratch import release_scratch
+from data_prep.spilled import held_parts
 from data_prep.work import Job, UnitRecord, load_record, save_record
 
 PARSED_RUNS, FITTED_RUNS = "runs", "fitted-runs"
@@ -51,11 +52,15 @@ class CountTask:
 
 @dataclass(frozen=True)
 class FitTask:
-    """One feature; (record, suffix of its runs file, number of its first row) of every unit with rows that count."""
+    """One feature; (record, suffix of its runs file, number of its first row) of every unit with rows that count.
+
+    part_bytes: of memory for its runs, and as much again to merge and rank them.
+    """
 
     job: Job
     feature: int
     runs: tuple[tuple[UnitRecord, str, int], ...]
+    part_bytes: int
 
 
 def plan_counting(job: Job, records: list[UnitRecord], limit: int) -> list[CountTask]:
@@ -101,9 +106,11 @@ def _rows_that_count(task: CountTask) -> NDArray[np.int64]:
     return np.flatnonzero((positions >= 0) & (positions < task.limit))
 
 
-def fit_vocabularies(job: Job, runs: tuple[tuple[UnitRecord, str, int], ...], pool: Pool) -> dict[str, VocabularyEntry]:
+def fit_vocabularies(
+    job: Job, runs: tuple[tuple[UnitRecord, str, int], ...], part_bytes: int, pool: Pool
+) -> dict[str, VocabularyEntry]:
     """Write `job.work`/vocab/<feature>.npy of all features from the units' runs."""
-    tasks = [FitTask(job, feature, runs) for feature in range(len(job.schema.sparse))]
+    tasks = [FitTask(job, feature, runs, part_bytes) for feature in range(len(job.schema.sparse))]
     return dict(zip(job.schema.sparse, pool.map(run_fit_task, tasks), strict=True))
 
 
@@ -117,15 +124,17 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
         entry = VocabularyEntry(**json.loads(done.read_bytes()))
         if path.is_file() and digest_file(path).sha256 == entry.sha256:
             return entry
+    _make_room(job.work)
     scratch = job.work / "fit" / feature
     run_bytes = RUN_ENTRY_BYTES * sum(record.run_lengths[task.feature] for record, _, _ in task.runs)
-    runs = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, PART_BYTES)
+    runs, let_go = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, task.part_bytes)
     begins = [begin for _, _, begin in task.runs]
-    parts = _held_parts(merge_in_parts(runs, begins=begins, threshold=rules.frequency_threshold), scratch / "all")
+    merged = merge_in_parts(runs, task.part_bytes, begins, rules.frequency_threshold, let_go)
+    parts = held_parts(merged, scratch / "all")
     # where ids wrap, all values have one; else the cap leaves room for those before the first
     cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
     if cap is not None and sum(len(part.values) for part in parts) > cap:
-        parts = _held_parts(most_frequent(parts, cap), scratch / "kept")
+        parts = held_parts(most_frequent(parts, cap), scratch / "kept")
     assert rules.order is not None
     values = rank_values(parts, path, rules.order)
     shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
@@ -136,20 +145,8 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     return entry
 
 
-def _held_parts(merged: Iterator[Run], directory: Path) -> list[Run]:
-    """A single part as it is, of several each on disk."""
-    parts = list(islice(merged, 2))
-    if len(parts) == 1:
-        return parts
-    directory.mkdir(parents=True, exist_ok=True)
-    return [_spill(part, directory / str(i)) for i, part in enumerate(chain(parts, merged))]
-
-
-def _spill(part: Run, stem: Path) -> Run:
-    """A part on disk instead of in memory."""
-    arrays = []
-    for name, array in part._asdict().items():
-        path = stem.with_name(f"{stem.name}.{name}.npy")
-        np.save(path, array)
-        arrays.append(np.load(path, mmap_mode="r"))
-    return Run(*arrays)
+@lru_cache(maxsize=1)
+def _make_room(work: Path) -> None:
+    """Once a job, give back what this process took to parse."""
+    release_pieces()
+    release_scratch()

@@ -1,6 +1,6 @@
 """The runs of a column as one, value range by value range, so that memory does not grow with the data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,11 @@ SAMPLES_PER_RUN = 64
 
 
 def merge_in_parts(
-    runs: Sequence[Run], part_bytes: int = PART_BYTES, begins: Sequence[int] | None = None, threshold: int = 1
+    runs: Sequence[Run],
+    part_bytes: int = PART_BYTES,
+    begins: Sequence[int] | None = None,
+    threshold: int = 1,
+    let_go: Callable[[], None] = lambda: None,
 ) -> Iterator[Run]:
     """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges.
 
@@ -24,17 +28,22 @@ def merge_in_parts(
         part_bytes: memory for merging and ranking a part.
         begins: numbers of the rows from which those in each run's `first` count; by default 0.
         threshold: values that occur less often in all are left out.
+        let_go: called whenever mapped runs need not be in memory any more.
     """
     most = part_bytes // PART_BYTES_PER_ENTRY
     step_entries = max(1, min(most, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
     num_steps = -(-sum(len(run.values) for run in runs) // step_entries)
     cuts = _value_cuts(runs, num_steps)
-    bounds = np.array([[0, *np.searchsorted(run.values, cuts), len(run.values)] for run in runs], np.int64)
+    bounds = np.empty((len(runs), len(cuts) + 2), np.int64)
+    for i, run in enumerate(runs):
+        bounds[i] = [0, *np.searchsorted(run.values, cuts), len(run.values)]
+        let_go()
     sizes = np.diff(bounds).sum(axis=0).tolist()
     room = _Room(max(sizes))
     part, number = _empty_run(max(most, *sizes)), 0
     for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
         if number + size > len(part.values):
+            let_go()
             yield _slice(part, 0, number)
             part, number = _empty_run(len(part.values)), 0
         rest = _slice(part, number, len(part.values))

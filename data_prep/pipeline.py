@@ -16,7 +16,7 @@ from data_prep.arrange import SPLITS
 from data_prep.bayes import dataset_scores
 from data_prep.budget import check_disk
 from data_prep.choices import DataSource
-from data_prep.config import DataConfig, chunk_size, dataset_path, usable_cpus
+from data_prep.config import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
 from data_prep.departures import tell_departures
 from data_prep.existing import (
     CLEARING_NAME,
@@ -99,7 +99,7 @@ def encoding_parameters(
     """What decides the shards' bytes besides the rows, as the manifest's `encoding` holds it."""
     return {
         **rules.to_manifest(),
-        "chunk_bytes": chunk_size(data, rules.is_arranged),
+        "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else table.to_manifest(),
         **({} if bags is None else {"multi_hot": bags.to_plain()}),
     }
@@ -108,7 +108,7 @@ def encoding_parameters(
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
     check_disk(root, job)
-    if data.workers != 1:
+    if may_use_processes(data):
         start_fork_server()  # it loads the kernels while this process does
     keep_freed_memory()
     with compile_notice("the parser"):

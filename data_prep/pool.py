@@ -107,8 +107,8 @@ def counters() -> Counters | LocalCounters:
 class Pool:
     """Runs tasks in `workers` processes, or in this one if that is 1.
 
-    `seconds` is for its user to note how long each stage took; `peak_bytes` is the sum over the processes of each
-    one's largest resident memory so far.
+    `seconds` is for its user to note how long each stage took; `peak_bytes` is the sum over the processes, the one
+    that workers are forked from among them, of each one's largest resident memory so far.
     """
 
     def __init__(self, workers: int) -> None:
@@ -132,6 +132,9 @@ class Pool:
     def peak_bytes(self) -> int:
         """Upper bound of the memory of all processes at any one time."""
         self._peaks[os.getpid()] = peak_memory()
+        server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if server is not None:
+            self._peaks[server] = peak_memory(server)
         return sum(self._peaks.values())
 
     def map(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
@@ -167,15 +170,17 @@ class Pool:
         return result
 
 
-def peak_memory() -> int:
-    """The largest resident memory, in bytes, that this process had."""
+def peak_memory(pid: int | None = None) -> int:
+    """The largest resident memory, in bytes, that a process had, by default this one; 0 if another cannot be asked."""
     try:
-        with open("/proc/self/status") as file:  # ru_maxrss would include the parent before exec
+        with open(f"/proc/{pid or 'self'}/status") as file:  # ru_maxrss would include the parent before exec
             for line in file:
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
+    if pid is not None:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -1,5 +1,6 @@
 """The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
 
+import mmap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from data_prep.choices import VocabularyOrder
 from data_prep.jit import jit
 from data_prep.merging import SAMPLES_PER_RUN
+from data_prep.npy import npy_header
+from data_prep.scratch import let_go
+from data_prep.spilled import AnyRun
 from data_prep.vocabulary import Run
 
 ROWS_PER_KEY = 1 << 32  # a key has room for so many rows, and a value beside them
@@ -23,7 +27,7 @@ class CountClasses(NamedTuple):
     sizes: NDArray[np.int64]
 
 
-def most_frequent(parts: Sequence[Run], limit: int) -> Iterator[Run]:
+def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
     """Of every part the values that are among the `limit` most frequent of all; of equal counts the smaller values."""
     counts, sizes = count_classes(parts)
     no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
@@ -31,20 +35,21 @@ def most_frequent(parts: Sequence[Run], limit: int) -> Iterator[Run]:
     least = counts[whole] if whole < len(counts) else counts[-1] + 1
     left = limit - int(no_rarer[whole]) if whole < len(counts) else limit
     for part in parts:
-        kept = part.counts >= least
+        occurs = part.counts
+        kept = occurs >= least
         if whole and left:
-            equal = np.flatnonzero(part.counts == counts[whole - 1])[:left]
+            equal = np.flatnonzero(occurs == counts[whole - 1])[:left]
             kept[equal] = True
             left -= len(equal)
         if kept.any():
-            yield Run(part.values[kept], part.counts[kept], part.first[kept])
+            yield Run(part.values[kept], occurs[kept], part.first[kept])
 
 
-def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder) -> int:
+def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
     """Write the vocabulary of a column: values in the order of their ids.
 
     Args:
-        parts: the merged run, in consecutive value ranges (memory-mapped where large).
+        parts: the merged run, in consecutive value ranges.
         path: the .npy file to write, [n] uint32.
 
     Returns:
@@ -52,21 +57,18 @@ def rank_values(parts: Sequence[Run], path: Path, order: VocabularyOrder) -> int
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(len(part.values) for part in parts)
-    if size == 0:
-        np.save(path, np.zeros(0, np.uint32))
-        return 0
-    vocabulary = np.lib.format.open_memmap(path, "w+", np.uint32, (size,))
-    if order is VocabularyOrder.frequency:
-        _rank_by_frequency(parts, vocabulary)
-        return size
-    position = 0
-    for values in _batches(parts, order):
-        vocabulary[position : position + len(values)] = values
-        position += len(values)
+    with open(path, "wb+") as file:
+        file.write(npy_header(np.dtype(np.uint32), size, None))
+        if size and order is VocabularyOrder.frequency:
+            file.truncate(file.tell() + size * np.dtype(np.uint32).itemsize)
+            _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
+        elif size:
+            for values in _batches(parts, order):
+                values.tofile(file)
     return size
 
 
-def _batches(parts: Sequence[Run], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
+def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
     """The values by rising value or by first appearance."""
     if order is VocabularyOrder.value:
         for part in parts:
@@ -76,22 +78,23 @@ def _batches(parts: Sequence[Run], order: VocabularyOrder) -> Iterator[NDArray[n
             yield _first_seen_between(parts, low, high)
 
 
-def _row_ranges(parts: Sequence[Run]) -> list[tuple[int, int]]:
+def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
     """Ranges of first rows, none beyond a key's, that hold about as many values as one part."""
-    samples = [part.first[:: max(1, len(part.first) // SAMPLES_PER_RUN)] for part in parts]
-    sample = np.sort(np.concatenate(samples))
+    firsts = (part.first for part in parts)
+    sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
     even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
     end = max(int(part.first.max()) for part in parts) + 1
     cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
     return list(pairwise(cuts))
 
 
-def _first_seen_between(parts: Sequence[Run], low: int, high: int) -> NDArray[np.uint32]:
+def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
     """Values first seen in the rows low..high, in that order."""
     keys = []
     for part in parts:
-        kept = (part.first >= low) & (part.first < high)
-        mine = (part.first[kept] - low).view(np.uint64)
+        first = part.first
+        kept = (first >= low) & (first < high)
+        mine = (first[kept] - low).view(np.uint64)
         mine <<= np.uint64(32)
         mine |= part.values[kept]
         keys.append(mine)
@@ -100,15 +103,17 @@ def _first_seen_between(parts: Sequence[Run], low: int, high: int) -> NDArray[np
     return joined.astype(np.uint32)
 
 
-def _rank_by_frequency(parts: Sequence[Run], vocabulary: NDArray[np.uint32]) -> None:
-    """Values by falling count, ties by rising value: a counting sort over the counts."""
+def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
+    """Values by falling count, ties by rising value, from an offset of a file on: a counting sort over the counts."""
     counts, sizes = count_classes(parts)
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
+    vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
     for part in parts:
         place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+        let_go(mapped)
 
 
-def count_classes(parts: Sequence[Run]) -> CountClasses:
+def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
     """The number of values per count over all parts, of which there is at least one."""
     pairs = [np.unique(part.counts, return_counts=True) for part in parts]
     counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
 from data_prep.parts import Part, read_at_once, room_bytes
+from data_prep.scratch import let_go
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord, sum_of
 
@@ -56,17 +58,31 @@ def write_runs(
     return lengths, runs.close(sum_of(job, suffix)), codings
 
 
-def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int) -> list[Run]:
+class LoadedRuns(NamedTuple):
+    """The runs of one feature; after `let_go` those that are mapped take no memory until they are used again."""
+
+    runs: list[Run]
+    let_go: Callable[[], None]
+
+
+def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int) -> LoadedRuns:
     """The runs of one feature of units, each with the suffix of its file; counts and rows are uint32, rows the unit's.
 
     They are read, to memory of this thread that the next call writes to, if `most_bytes` are enough; else mapped.
     """
     parts = [_run_part(job, record, feature, suffix) for record, suffix in units]
+    mapped: list[mmap.mmap] = []
     if sum(map(room_bytes, parts)) <= most_bytes:
         contents = read_at_once(parts, "runs")
     else:
-        contents = [_map_part(part) for part in parts]
-    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in contents]
+        contents = [_map_part(part, mapped) for part in parts]
+    runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in contents]
+
+    def let_all_go() -> None:
+        for one in mapped:
+            let_go(one)
+
+    return LoadedRuns(runs, let_all_go)
 
 
 def _run_part(job: Job, record: UnitRecord, feature: int, suffix: str) -> Part:
@@ -75,10 +91,11 @@ def _run_part(job: Job, record: UnitRecord, feature: int, suffix: str) -> Part:
     return Part(path, RUN_ENTRY_BYTES * sum(lengths[:feature]), RUN_ENTRY_BYTES * lengths[feature])
 
 
-def _map_part(part: Part) -> NDArray[np.uint8]:
+def _map_part(part: Part, mapped: list[mmap.mmap]) -> NDArray[np.uint8]:
     if not part.num_bytes:
         return np.zeros(0, np.uint8)
     before = part.offset % mmap.ALLOCATIONGRANULARITY
     with open(part.path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), before + part.num_bytes, access=mmap.ACCESS_READ, offset=part.offset - before)
-    return np.frombuffer(mapped, np.uint8, part.num_bytes, before)
+        size, begin = before + part.num_bytes, part.offset - before
+        mapped.append(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=begin))
+    return np.frombuffer(mapped[-1], np.uint8, part.num_bytes, before)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from common.memory import give_back_freed_memory
 from data_prep.files import FileDigest, temporary_path
 
 PAGE_BYTES = 4096
@@ -25,6 +26,12 @@ PIECE_BYTES = 4 << 20  # summed while the one before is written
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 _rooms = threading.local()
+
+
+def let_go(mapped: mmap.mmap) -> None:
+    """Have the pages of a mapped file count as this process's no more; what was written to them stays written."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def take_memory(num_bytes: int) -> mmap.mmap:
@@ -46,8 +53,9 @@ def scratch(name: str, num_bytes: int) -> NDArray[np.uint8]:
 
 
 def release_scratch() -> None:
-    """Give the memory of this thread back to the system."""
+    """Give the memory of this thread, and what was freed, back to the system."""
     vars(_rooms).clear()
+    give_back_freed_memory()
 
 
 def scratch_array(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -11,12 +11,12 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.arrange import arrange
-from data_prep.budget import num_workers, plan_encoding, reads_whole
+from data_prep.budget import num_workers, part_bytes, plan_encoding, reads_whole, window_rows
 from data_prep.choices import DenseTransform
 from data_prep.cluster import open_pool
 from data_prep.config import DataConfig
 from data_prep.dense import DenseRange, join_ranges
-from data_prep.encoding import EncodeTask, run_encode_task
+from data_prep.encoding import EncodeTask, release_tables, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies, plan_counting
 from data_prep.format import FileDigest
 from data_prep.gather import gather_tasks, run_gather_task
@@ -79,9 +79,9 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         result = _parse(job, pool, reads_whole(data, job, workers))
         fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train  # wherever rows go
         with ThreadPoolExecutor(1) as aside:
-            arranging = aside.submit(arrange, job, result.records) if job.rules.is_arranged else None
+            arranging = aside.submit(arrange, job, result.records, window_rows(data)) if job.rules.is_arranged else None
             if fits_all:
-                _fit(job, result, pool, sum(record.rows for record in result.records))
+                _fit(data, job, result, pool, sum(record.rows for record in result.records))
             if arranging is None:
                 result.rows = split_rows(job, result.records)
             else:
@@ -89,7 +89,13 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
                     result.rows = arranging.result()
         refuse_no_train_rows(job, result.rows)
         if job.rules.order is not None and not fits_all:
-            _fit(job, result, pool, result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
+            _fit(
+                data,
+                job,
+                result,
+                pool,
+                result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()),
+            )
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
     release_pieces()  # of this process, if it was the only worker
@@ -104,6 +110,7 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
         if job.rules.is_arranged:
             _shuffle(job, root, result, units, pool)
         else:
+            release_tables()
             _cut(job, root, result, pool)
         if job.bags is not None:
             _expand(job, job.bags, root, result, pool)
@@ -135,14 +142,14 @@ def _parse(job: Job, pool: Pool, whole: bool) -> Result:
     return Result(records, digests, job.schema.sparse, pool.workers)
 
 
-def _fit(job: Job, result: Result, pool: Pool, limit: int) -> None:
+def _fit(data: DataConfig, job: Job, result: Result, pool: Pool, limit: int) -> None:
     """Vocabularies of the rows at positions below the limit, and which features they leave."""
     counting = plan_counting(job, result.records, limit)
     with _stage("count", sum(task.record.value_bytes for task in counting if not task.is_done), pool):
         runs = count_units(counting, pool)
     run_bytes = sum(record.files[suffix].bytes for record, suffix, _ in runs)
     with _stage("vocabulary", run_bytes, pool):
-        result.vocabularies = fit_vocabularies(job, runs, pool)
+        result.vocabularies = fit_vocabularies(job, runs, part_bytes(data), pool)
     most = job.rules.max_categories
     if most is not None:
         kept = [name for name, entry in result.vocabularies.items() if entry.values <= most]

@@ -4,10 +4,10 @@ import numpy as np
 
 from app.config import DataConfig
 from app.data import Split
-from data_prep.arrange import legacy_permutation
 from data_prep.encode import Encoder
 from data_prep.format import load_manifest
 from data_prep.parse import parse_bytes
+from data_prep.permutation import inverse_permutation
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, load_split
@@ -37,10 +37,16 @@ def load_all(root):
     return {"labels": labels[:, None], "dense": dense, "sparse": sparse}
 
 
+def permutation(rows, root):
+    """NumPy's legacy permutation with seed 0, in windows."""
+    places = inverse_permutation(rows, 0, root.with_name("places"), window_rows=500)
+    return np.argsort(np.concatenate(list(places)))
+
+
 def unshuffled(rows, train_rows):
     """Rows as they were before the permutation of the first `train_rows`."""
     result = rows.copy()
-    result[legacy_permutation(train_rows, seed=0)] = rows[:train_rows]
+    result[np.random.RandomState(0).permutation(train_rows)] = rows[:train_rows]
     return result
 
 
@@ -56,10 +62,10 @@ def torchrec_steps(raw, root):
     verify_dataset(root)
     assert len(load_split(root, "val")[0]) == 200
     ours = {
-        "shuffle_perm_n2": legacy_permutation(TRAIN_ROWS, seed=0),
+        "shuffle_perm_n2": permutation(TRAIN_ROWS, root),
         "raw_int_min_per_day": [min(known["low"]) for known in manifest.encoding["dense_range"]],
     }
-    padded = legacy_permutation(len(load_all(root)["labels"]), seed=0)[:TRAIN_ROWS]
+    padded = permutation(len(load_all(root)["labels"]), root)[:TRAIN_ROWS]
     for kind, rows in load_all(root).items():
         ours |= by_day(f"shuffle_n2_day{{day}}_{kind}", rows)
         in_order = unshuffled(rows, TRAIN_ROWS)

@@ -8,7 +8,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
 from common.errors import UserError
-from data_prep.arrange import legacy_permutation
 from data_prep.choices import Encoding
 from data_prep.encode import Encoder
 from data_prep.format import load_manifest
@@ -17,16 +16,6 @@ from data_prep.rules import RULES
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums
-
-
-def test_the_permutation_on_disk_is_the_one_in_memory(tmp_path):
-    on_disk = legacy_permutation(5000, 3, tmp_path / "order")
-    np.testing.assert_array_equal(on_disk, legacy_permutation(5000, 3))
-    rows = np.arange(10_000).reshape(5000, 2)
-    np.random.seed(3)  # noqa: NPY002
-    np.random.shuffle(rows)  # noqa: NPY002
-    np.testing.assert_array_equal(rows[:, 0] // 2, on_disk)
-
 
 EDGES_OF_INT32 = (2**31 - 1, -(2**31), -(2**31) + 1)
 EDGES_OF_HEX = ("00000000", "7fffffff", "80000000", "ffffffff")
@@ -122,7 +111,7 @@ def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(tmp_path, cri
         largest = np.concatenate(contiguous).max(axis=0)
         assert (np.array(list(manifest.num_embeddings.values())) > largest).all()
     assert_same_bytes(tmp_path / "torchrec", expected)
-    exact = np.concatenate(contiguous[:2])[legacy_permutation(240, seed=0)]
+    exact = np.concatenate(contiguous[:2])[np.random.RandomState(0).permutation(240)]
     rounded = np.concatenate([day[2] for day in expected[:2]])
     assert ((rounded != exact) == (exact.astype(np.float32) != exact)).all()
     assert 0 < (rounded != exact).sum() < (exact > 2**24).sum()

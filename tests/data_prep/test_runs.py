@@ -31,7 +31,8 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, most_bytes):
         columns.append(values[chosen])
         rows.append(chosen)
     for feature in range(len(FEATURES)):
-        runs = load_runs(job, [(record, "runs") for record in records], feature, most_bytes)
+        runs, let_go = load_runs(job, [(record, "runs") for record in records], feature, most_bytes)
+        let_go()
         for run, values, chosen in zip(runs, columns, rows, strict=True):
             expected, first, counts = np.unique(values[:, feature], return_index=True, return_counts=True)
             np.testing.assert_array_equal(run.values, expected)

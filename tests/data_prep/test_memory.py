@@ -1,0 +1,68 @@
+"""The memory budget, held by jobs that would need more of it than is usual."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data_prep import budget
+from data_prep.format import load_manifest
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config, sums
+
+BUDGET = 512 << 20
+ROWS = 6_000_000
+PRINTED = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def short_rows(path, rows):
+    """Rows of one category and nothing else, hardly any of them twice: the most rows and values for their length."""
+    rng = np.random.default_rng(1)
+    line = np.frombuffer(b"0" + b"\t" * 14 + b"xxxxxxxx" + b"\t" * 25 + b"\n", np.uint8)
+    with open(path, "wb") as file:
+        for start in range(0, rows, 1 << 18):
+            text = np.tile(line, (min(1 << 18, rows - start), 1))
+            text[:, 15:23] = PRINTED[rng.integers(0, 16, (len(text), 8))]
+            text.tofile(file)
+
+
+def largest_memory(pid):
+    """VmHWM of a process; 0 when it has gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM")), 0)
+    except OSError:
+        return 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path):
+    short_rows(tmp_path / "rows.tsv", ROWS)
+    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", f"data.memory_budget={BUDGET}"]
+    command = [sys.executable, "-m", "data_prep", *arguments]
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as process:
+        seen = 0
+        while process.poll() is None:
+            seen = max(seen, largest_memory(process.pid))
+            time.sleep(0.01)
+    assert process.returncode == 0
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest.rows == ROWS
+    assert manifest.num_embeddings["cat_0"] > 0.8 * ROWS
+    reported = manifest.extra["peak_memory_bytes"]
+    assert max(seen, reported) <= BUDGET
+    assert seen <= reported + (1 << 20)  # which was read shortly before the end
+
+
+@pytest.mark.parametrize("encoding", ["dlrm_kaggle", "amd_blog", "torchrec"])
+def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, encoding):
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
+    chosen = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.workers=1", "data.chunk_bytes=9000"]
+    preprocess(config(*chosen, f"data.path={tmp_path}/whole"))
+    monkeypatch.setattr(budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
+    preprocess(config(*chosen, f"data.path={tmp_path}/windows"))
+    assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
