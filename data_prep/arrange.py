@@ -4,7 +4,10 @@ The answer is an array on disk, int32 or, of as many rows, int64: position[i] of
 split's rows coming first, then val's, then test's; -1 for a row that is left out.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from data_prep.choices import SplitMethod
 from data_prep.permutation import inverse_permutation
+from data_prep.pool import Stopped
 from data_prep.rules import Rules
 from data_prep.work import Job, UnitRecord
 
@@ -46,12 +50,33 @@ def split_sizes(rules: Rules, total: int, last_day: int) -> dict[str, int]:
     return {"train": total - held_out, "val": val, "test": test}
 
 
-def arrange(job: Job, records: list[UnitRecord], window_rows: int) -> dict[str, int]:
+@contextmanager
+def arranging(job: Job, records: list[UnitRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
+    """As `arrange`, beside what is done meanwhile, and ending where that fails; None where rows keep their order."""
+    if not job.rules.is_arranged:
+        yield None
+        return
+    failed = threading.Event()
+
+    def check() -> None:
+        if failed.is_set():
+            raise Stopped
+
+    with ThreadPoolExecutor(1) as aside:
+        try:
+            yield aside.submit(arrange, job, records, window_rows, check)
+        except BaseException:
+            failed.set()
+            raise
+
+
+def arrange(job: Job, records: list[UnitRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
     """Write the positions of all rows to one of POSITION_DTYPES in <work>.
 
     Args:
         records: all units, in the order of the rows.
         window_rows: of a shuffle held in memory at once.
+        check: called now and then; what it raises ends the work.
 
     Returns:
         rows of every split.
@@ -64,15 +89,17 @@ def arrange(job: Job, records: list[UnitRecord], window_rows: int) -> dict[str, 
     else:
         kept, kept_last_day = _count_kept(job, records)
         sizes = split_sizes(rules, kept, kept_last_day)
-        numbers = _number(_kept_rows(job, records))
+        numbers = _number(job, records)
         if rules.split is SplitMethod.scikit_learn:
             # which takes the test rows, that come last here, from the front
-            numbers = _permute(job, numbers, (kept, rules.split_seed), sizes["train"], window_rows)
+            places = inverse_permutation(kept, rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, kept, sizes["train"])
         elif rules.train_seed is not None:
-            numbers = _permute(job, numbers, (sizes["train"], rules.train_seed), 0, window_rows)
+            places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sizes["train"], shift=0)
         if rules.test_first:
             numbers = (_swap_halves(part, sizes) for part in numbers)
-    _write_positions(job, sum(record.rows for record in records), numbers)
+    _write_positions(job, sum(record.rows for record in records), numbers, check)
     return sizes
 
 
@@ -102,28 +129,30 @@ def _kept_rows(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.bool_
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
-        if rules.negative_drop_rate:
-            labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
-            yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
-        else:
-            yield np.ones(record.rows, bool)
+        labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
 
 
 def _count_kept(job: Job, records: list[UnitRecord]) -> tuple[int, int]:
     """How many rows are not dropped, and how many of the last source."""
-    kept = kept_last_day = 0
-    for record, part in zip(records, _kept_rows(job, records), strict=True):
-        count = int(part.sum())
-        kept += count
-        kept_last_day += count if record.source == len(job.sources) - 1 else 0
-    return kept, kept_last_day
+    counts = [record.rows for record in records]
+    if job.rules.negative_drop_rate:
+        counts = [int(part.sum()) for part in _kept_rows(job, records)]
+    last = len(job.sources) - 1
+    pairs = zip(records, counts, strict=True)
+    return sum(counts), sum(count for record, count in pairs if record.source == last)
 
 
-def _number(kept: Iterator[NDArray[np.bool_]]) -> Iterator[Positions]:
+def _number(job: Job, records: list[UnitRecord]) -> Iterator[Positions]:
     """The rows that are not dropped numbered in their order, the others LEFT_OUT."""
     following = np.zeros(1, np.int64)
-    for part in kept:
-        yield _follow(np.where(part, 0, LEFT_OUT), following)
+    if job.rules.negative_drop_rate:
+        for kept in _kept_rows(job, records):
+            yield _follow(np.where(kept, 0, LEFT_OUT), following)
+    else:
+        for record in records:
+            yield np.arange(following[0], following[0] + record.rows)
+            following += record.rows
 
 
 def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
@@ -142,8 +171,10 @@ def _random_choices(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
     bounds = (1 - rules.held_out, 1 - rules.held_out / 2)
-    for kept in _kept_rows(job, records):
-        yield np.where(kept, np.searchsorted(bounds, rng.random(len(kept)), side="right"), LEFT_OUT)
+    dropping = _kept_rows(job, records) if rules.negative_drop_rate else None
+    for record in records:
+        choice = np.searchsorted(bounds, rng.random(record.rows), side="right")
+        yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
 
 
 def _random_sizes(job: Job, records: list[UnitRecord]) -> dict[str, int]:
@@ -155,19 +186,19 @@ def _random_sizes(job: Job, records: list[UnitRecord]) -> dict[str, int]:
 
 
 def _permute(
-    job: Job, numbers: Iterator[Positions], order: tuple[int, int], shift: int, window_rows: int
+    numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
-    """Replace the numbers below order[0] by where the permutation of that many with seed order[1] has them.
-
-    They are moved on by `shift` places, the last ones coming first.
-    """
-    rows, seed = order
-    places = _Stream(inverse_permutation(rows, seed, job.work / PERMUTATION, window_rows))
+    """Replace the numbers below `rows`, which rise, by their places, moved on by `shift` modulo `rows`."""
+    stream = _Stream(places)
     for part in numbers:
-        mine = (part >= 0) & (part < rows)  # which rise
-        moved = places.take(int(mine.sum()))
-        part[mine] = (moved + shift) % rows if shift else moved
-        yield part
+        mine = (part >= 0) & (part < rows)
+        moved = stream.take(int(np.count_nonzero(mine)))
+        moved = (moved + shift) % rows if shift else moved
+        if len(moved) < len(part):
+            part[mine] = moved
+            yield part
+        else:
+            yield moved
 
 
 class _Stream:
@@ -198,10 +229,11 @@ def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
     return part
 
 
-def _write_positions(job: Job, rows: int, parts: Iterator[Positions]) -> None:
+def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
     for name in POSITION_DTYPES:
         (job.work / name).unlink(missing_ok=True)
     name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)
     with open(job.work / name, "wb") as file:
         for part in parts:
+            check()
             part.astype(dtype).tofile(file)

@@ -1,6 +1,5 @@
 """Our shards as the files of other programs; each file appears whole."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.sizes import in_words
 from data_prep.choices import DenseTransform, Encoding
 from data_prep.config import ExchangeConfig
 from data_prep.files import temporary_path
 from data_prep.format import Manifest, Shard, ShardArrays, open_shard
-from data_prep.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables
+from data_prep.mapped import take_mapped
+from data_prep.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, MultiHotTables
 from data_prep.npy import NpyWriter
 from data_prep.npz import MultiHotWriter
 from data_prep.ragged import Bags
+from data_prep.records import FIELD_BYTES
+from data_prep.room import Need, require_room
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
@@ -86,6 +87,7 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
     """
     if "sparse" in kinds:
         _refuse_bags(root, manifest)
+        _require_room(manifest, target, len(manifest.schema["sparse"]))
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
     days = day_pieces(manifest)
@@ -114,13 +116,24 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
     if not manifest.ragged:
         bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
         assert bags is not None
+        bags.check(len(manifest.num_embeddings))
+        _require_room(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
         with tempfile.TemporaryDirectory(dir=target) as scratch:
             tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags, "exchange.to")
             return _export_bags(root, manifest, target, tables)
     for key in ("multi_hot_sizes", "distribution", "seed"):
         if getattr(exchange, key) is not None:
             raise UserError(f"exchange.{key}: has no effect, as {root} has multi-hot columns of its own; leave it out")
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    values = sum(shard.files["values"].bytes for shard in shards)
+    _require_room(manifest, target, len(manifest.schema["sparse"]) - len(manifest.ragged), values)
     return _export_bags(root, manifest, target, None)
+
+
+def _require_room(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
+    """Raises UserError where there is no room for files with so many ids a row and so many bytes of others."""
+    needed = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + others
+    require_room([Need(target, needed, "for the files")])
 
 
 def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotTables | None) -> list[Path]:
@@ -133,13 +146,22 @@ def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotT
                 if name in manifest.ragged:
                     writer.append(rows, *_own_bags(root, manifest, pieces, name))
                 else:
-                    size = 1 if tables is None else tables.sizes[feature]
+                    table = None if tables is None else tables.tables[feature]
                     blocks = _single_ids(root, manifest, pieces, single.index(name))
-                    if tables is not None:
-                        blocks = (tables.expand(feature, ids[:, 0]) for ids in blocks)
-                    writer.append(rows, size, blocks)
+                    if table is None:
+                        writer.append(rows, 1, blocks)
+                    else:
+                        writer.append(rows, table.shape[1], _expanded(table, blocks))
         files.append(writer.path)
     return files
+
+
+def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> Iterator[NDArray[np.int32]]:
+    """The bags of a feature's ids by its mapped table, [rows, size] in blocks."""
+    step = max(1, BLOCK_VALUES // table.shape[1])
+    for ids in blocks:
+        for start in range(0, len(ids), step):
+            yield take_mapped(table, ids[start : start + step, 0])
 
 
 def _single_ids(root: Path, manifest: Manifest, pieces: list[Piece], column: int) -> Iterator[NDArray[np.int32]]:
@@ -193,10 +215,7 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
             f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
             "are; preprocess, or import, with data.dense_transform=integers"
         )
-    free = shutil.disk_usage(target).free
-    needed = manifest.rows * 4 * (1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"]))
-    if needed > free:
-        raise UserError(f"{target}: {in_words(needed)} needed, {in_words(free)} free; choose another place")
+    _require_room(manifest, target, len(manifest.schema["sparse"]))
     files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
     for split, path in zip(manifest.splits, files, strict=True):
         temporary = temporary_path(path)

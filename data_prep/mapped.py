@@ -29,7 +29,13 @@ def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any
 
 
 def let_go(rows: NDArray[Any]) -> None:
-    """Have nothing of a mapped file resident; what is looked at next comes from the page cache, or the disk, again."""
+    """Have nothing of a mapped .npy file resident; what is looked at next comes from the page cache, or the disk."""
     mapping = rows.base
     assert isinstance(mapping, mmap.mmap)
-    mapping.madvise(mmap.MADV_DONTNEED)
+    unload(mapping)
+
+
+def unload(mapping: mmap.mmap) -> None:
+    """Have nothing of a mapped file resident; what was written to it stays written."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)

@@ -8,7 +8,7 @@ drawn. With one window nothing is sent, and this is the usual shuffle.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,9 @@ WIDE = 1 << 32  # from here on NumPy draws places as numbers of 64 bits
 Places: TypeAlias = NDArray[Any]  # of unsigned integers
 
 
-def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int) -> Iterator[Places]:
+def inverse_permutation(
+    rows: int, seed: int, directory: Path, window_rows: int, check: Callable[[], None] = lambda: None
+) -> Iterator[Places]:
     """Where each row is in np.random.RandomState(seed).permutation(rows): of v the k with permutation[k] = v.
 
     It is also where np.random.shuffle puts the rows of a two-dimensional array: both swap by the same random integers.
@@ -30,6 +32,7 @@ def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int)
     Args:
         directory: for files on the way, of up to 20 bytes a row (40 of more than 2^32 rows); empty at the end.
         window_rows: held in memory, twice.
+        check: called now and then; what it raises ends the work.
 
     Returns:
         consecutive parts of window_rows each, the last one of fewer; uint32, or uint64 of more than 2^32 rows.
@@ -37,7 +40,7 @@ def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int)
     dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    shuffle = _Shuffle(seed, directory, dtype, window_rows)
+    shuffle = _Shuffle(seed, directory, dtype, window_rows, check)
     windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
     if len(windows) == 1:
         yield shuffle.all(rows)
@@ -51,7 +54,10 @@ def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int)
 class _Shuffle:
     """A shuffle between its windows: the swaps sent from one to another, and what the places hold for good."""
 
-    def __init__(self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int) -> None:
+    def __init__(
+        self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int, check: Callable[[], None]
+    ) -> None:
+        self._check = check
         self._swaps = _Sent(directory / "swaps", 3, dtype, window_rows)
         self._places = _Sent(directory / "places", 2, dtype, window_rows)
         self._draws = _Draws(seed)
@@ -72,6 +78,7 @@ class _Shuffle:
         """Do what comes to the places low..behind, and send on what goes from them."""
         window = np.arange(low, behind, dtype=self._sent.dtype)
         for place, number, value in self._swaps.take(low):
+            self._check()
             exchange(window, low, place, value)
             self._places.send(value, number)
         for start, stop, sent in self._swap(window, low):
@@ -87,6 +94,7 @@ class _Shuffle:
         """Where each of the rows low..behind is, once all windows have been gone through."""
         place = np.empty(behind - low, self._sent.dtype)
         for value, number in self._places.take(low):
+            self._check()
             place[value - place.dtype.type(low)] = number
         return place
 
@@ -94,6 +102,7 @@ class _Shuffle:
         """Swap a window's places from the last on; after some, which ones are done and the swaps to be sent."""
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
+            self._check()
             draws, before = self._draws.coming(last), last
             stop = max(bottom, WIDE) if last >= WIDE else bottom
             last, used, sent = swap_rows(window, low, last, stop, draws, self._sent)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from data_prep.choices import VocabularyOrder
 from data_prep.jit import jit
+from data_prep.mapped import unload
 from data_prep.merging import SAMPLES_PER_RUN
 from data_prep.npy import npy_header
-from data_prep.scratch import let_go
 from data_prep.spilled import AnyRun
 from data_prep.vocabulary import Run
 
@@ -110,7 +110,7 @@ def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) 
     vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
     for part in parts:
         place_by_rank(part.values, part.counts, counts, larger, vocabulary)
-        let_go(mapped)
+        unload(mapped)
 
 
 def count_classes(parts: Sequence[AnyRun]) -> CountClasses:

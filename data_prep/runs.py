@@ -11,8 +11,8 @@ from data_prep.choices import VocabularyOrder
 from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
+from data_prep.mapped import unload
 from data_prep.parts import Part, read_at_once, room_bytes
-from data_prep.scratch import let_go
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
 from data_prep.work import Job, UnitRecord, sum_of
 
@@ -80,7 +80,7 @@ def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, m
 
     def let_all_go() -> None:
         for one in mapped:
-            let_go(one)
+            unload(one)
 
     return LoadedRuns(runs, let_all_go)
 

@@ -28,12 +28,6 @@ DIRECT = getattr(os, "O_DIRECT", 0)
 _rooms = threading.local()
 
 
-def let_go(mapped: mmap.mmap) -> None:
-    """Have the pages of a mapped file count as this process's no more; what was written to them stays written."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def take_memory(num_bytes: int) -> mmap.mmap:
     """Fresh memory that begins with a page, in large pages where the system has them: a few faults, not thousands."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from data_prep.arrange import arrange
+from data_prep.arrange import arranging
 from data_prep.budget import num_workers, part_bytes, plan_encoding, reads_whole, window_rows
 from data_prep.choices import DenseTransform
 from data_prep.cluster import open_pool
@@ -78,24 +77,18 @@ def run_stages(data: DataConfig, job: Job, root: Path) -> Result:
     with open_pool(data.scheduler, workers) as pool:
         result = _parse(job, pool, reads_whole(data, job, workers))
         fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train  # wherever rows go
-        with ThreadPoolExecutor(1) as aside:
-            arranging = aside.submit(arrange, job, result.records, window_rows(data)) if job.rules.is_arranged else None
+        with arranging(job, result.records, window_rows(data)) as arranged:
             if fits_all:
                 _fit(data, job, result, pool, sum(record.rows for record in result.records))
-            if arranging is None:
+            if arranged is None:
                 result.rows = split_rows(job, result.records)
             else:
                 with _stage("arrange", 0, pool):
-                    result.rows = arranging.result()
+                    result.rows = arranged.result()
         refuse_no_train_rows(job, result.rows)
         if job.rules.order is not None and not fits_all:
-            _fit(
-                data,
-                job,
-                result,
-                pool,
-                result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()),
-            )
+            known = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
+            _fit(data, job, result, pool, known)
         result.peak_bytes = pool.peak_bytes
         result.seconds |= pool.seconds
     release_pieces()  # of this process, if it was the only worker

@@ -55,3 +55,11 @@ def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(tmp
     assert all(part.dtype == np.uint64 for part in parts)
     np.testing.assert_array_equal(np.concatenate(parts), inverse_of(by_numpy_s_generator(1000, 7, wide=300)))
     np.testing.assert_array_equal(by_numpy_s_generator(1000, 7, wide=2**32), np.random.RandomState(7).permutation(1000))
+
+
+@pytest.mark.parametrize("calls", [1, 3, 40, 70])
+def test_it_ends_when_it_is_told_to(tmp_path, monkeypatch, calls):
+    monkeypatch.setattr(permutation, "DRAWS", 50)
+    left = [None] * calls
+    with pytest.raises(IndexError):
+        list(inverse_permutation(1000, 3, tmp_path / "files", 300, left.pop))
