@@ -1,6 +1,7 @@
 """The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
 
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -60,12 +61,21 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     with open(path, "wb+") as file:
         file.write(npy_header(np.dtype(np.uint32), size, None))
         if size and order is VocabularyOrder.frequency:
-            file.truncate(file.tell() + size * np.dtype(np.uint32).itemsize)
+            file.flush()
+            _reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
             _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
         elif size:
             for values in _batches(parts, order):
                 values.tofile(file)
     return size
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its size, on the disk where the system can: writing to a mapped hole on a full one would be fatal."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
 
 
 def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
