@@ -1,5 +1,6 @@
 """Tasks over the machines of a Dask cluster, which share a file system: the same units, the same bytes."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ class ClusterPool(Pool):
             self._client: Any = Client(address, timeout=CONNECT_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
             raise UserError(f"data.scheduler={address}: no Dask scheduler answers there ({error})") from error
+        self._address = address
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             self._client.close()
@@ -53,7 +55,8 @@ class ClusterPool(Pool):
 
     def map(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
         """As `Pool.map`; a task whose worker is lost is given to another."""
-        from distributed import KilledWorker
+        from distributed import CancelledError, KilledWorker
+        from distributed.comm.core import CommClosedError
 
         waiting: list[Any] = []
         try:
@@ -69,8 +72,13 @@ class ClusterPool(Pool):
                 "a task killed several workers, perhaps for want of memory; run the same command again to go on, "
                 "with a smaller data.chunk_bytes or more memory per worker"
             ) from error
+        except (CancelledError, CommClosedError) as error:
+            raise UserError(
+                f"data.scheduler={self._address}: the connection to it was lost; run the same command again to go on"
+            ) from error
         finally:
-            self._client.cancel(waiting)
+            with contextlib.suppress(CommClosedError, OSError):
+                self._client.cancel(waiting)
 
     def _collect(self, future: Any) -> Any:
         result, num_bytes, num_rows, process, peak = future.result()

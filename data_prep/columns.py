@@ -1,8 +1,8 @@
 """A unit's categorical values on disk: as small numbers where a column's values repeat, which most do.
 
-The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of BLOCK_ROWS rows,
-the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32 [rows]. Each
-block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block.
+The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of the job's
+`block_rows`, the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32
+[rows]. Each block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block.
 """
 
 import os
@@ -24,7 +24,6 @@ from data_prep.scratch import scratch_array
 from data_prep.vocabulary import FEW_CODES, Coding
 from data_prep.work import VALUE_BYTES, Job, UnitRecord, sum_of
 
-BLOCK_ROWS = 1 << 15
 ALIGNMENT = 8
 
 
@@ -71,6 +70,7 @@ class ColumnLayout:
 
     rows: int
     dictionaries: Sequence[int]
+    block_rows: int
 
     def dtype(self, feature: int) -> np.dtype[Any]:
         """Of a feature's numbers."""
@@ -92,14 +92,14 @@ class ColumnLayout:
 
     def block_of(self, row: int) -> tuple[int, int, int]:
         """The block that a row is in: its first row, the row behind its last, its place in the file."""
-        number = row // BLOCK_ROWS
-        begin = number * BLOCK_ROWS
-        return begin, min(begin + BLOCK_ROWS, self.rows), self.begin + number * self.block_bytes(BLOCK_ROWS)
+        number = row // self.block_rows
+        begin = number * self.block_rows
+        return begin, min(begin + self.block_rows, self.rows), self.begin + number * self.block_bytes(self.block_rows)
 
 
-def row_blocks(start: int, stop: int) -> list[tuple[int, int]]:
+def row_blocks(start: int, stop: int, block_rows: int) -> list[tuple[int, int]]:
     """Rows start..stop of a unit, cut where its blocks are: first row of each, row behind its last."""
-    inner = range((start // BLOCK_ROWS + 1) * BLOCK_ROWS, stop, BLOCK_ROWS)
+    inner = range((start // block_rows + 1) * block_rows, stop, block_rows)
     return list(pairwise([start, *inner, stop])) if start < stop else []
 
 
@@ -126,9 +126,9 @@ def write_columns(
     try:
         file.append(np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)]))
         _pad(file, VALUE_BYTES * sum(dictionaries))
-        for start in range(0, len(columns[0]) if columns else 0, BLOCK_ROWS):
+        for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
             for column in columns:
-                part = column[start : start + BLOCK_ROWS]
+                part = column[start : start + job.block_rows]
                 file.append(part)
                 _pad(file, part.nbytes)
     except BaseException:
@@ -151,9 +151,9 @@ def column_blocks(
     A block is only valid until the next one is asked for.
     """
     stop = record.rows if stop is None else stop
-    layout = ColumnLayout(record.rows, record.dictionaries)
+    layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
     path = job.unit_path(record.source, record.chunk, "columns")
-    chosen = row_blocks(start, stop)
+    chosen = row_blocks(start, stop, job.block_rows)
     blocks = [layout.block_of(first) for first, _ in chosen]
     parts = [Part(path, place, layout.block_bytes(end - begin)) for begin, end, place in blocks]
     for (first, behind), (begin, end, _), content in zip(chosen, blocks, read_parts(parts, "columns"), strict=True):
@@ -177,10 +177,10 @@ def read_dictionaries(job: Job, record: UnitRecord) -> list[NDArray[np.uint32] |
 
 def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32]:
     """The values [rows] of a feature."""
-    layout = ColumnLayout(record.rows, record.dictionaries)
+    layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.unit_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
-        for first, _ in row_blocks(0, record.rows):
+        for first, _ in row_blocks(0, record.rows, job.block_rows):
             begin, end, place = layout.block_of(first)
             before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
             os.preadv(file.fileno(), [column[begin:end].data], place + before)

@@ -145,7 +145,7 @@ def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Ite
     job, record, rules = task.job, task.record, task.job.rules
     path = job.unit_path(record.source, record.chunk, "integers.npy")
     stop = record.rows if stop is None else stop
-    blocks = row_blocks(start, stop)
+    blocks = row_blocks(start, stop, job.block_rows)
     read = read_rows(path, blocks, len(job.schema.dense), _as_read(job), "integers")
     for (begin, _), block in zip(blocks, read, strict=True):
         yield begin, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
@@ -160,7 +160,7 @@ def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tu
     if suffix in task.record.files:
         path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
         widths = {"labels": 1, "dense": len(task.job.schema.dense), "sparse": len(task.single)}
-        blocks = row_blocks(start, stop)
+        blocks = row_blocks(start, stop, task.job.block_rows)
         read = read_rows(path, blocks, widths[kind], task.job.dtypes[kind], kind)
         for (begin, _), rows in zip(blocks, read, strict=True):
             yield begin, rows

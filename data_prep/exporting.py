@@ -1,5 +1,6 @@
 """Our shards as the files of other programs; each file appears whole."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.choices import DenseTransform, Encoding
+from data_prep.choices import Encoding
 from data_prep.config import ExchangeConfig
-from data_prep.files import temporary_path
 from data_prep.format import Manifest, Shard, ShardArrays, open_shard
 from data_prep.mapped import take_mapped
 from data_prep.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, MultiHotTables
@@ -24,7 +24,6 @@ from data_prep.room import Need, require_room
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
-EXACT_FLOAT32 = 2**24
 HELD_OUT = ("val", "test")
 
 
@@ -86,8 +85,9 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
         UserError: the dataset holds bags, which these files cannot.
     """
     if "sparse" in kinds:
-        _refuse_bags(root, manifest)
-        _require_room(manifest, target, len(manifest.schema["sparse"]))
+        refuse_bags(root, manifest)
+        require_export_room(manifest, target, len(manifest.schema["sparse"]))
+    _refuse_other_days(target, len(day_rows(manifest)))
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
     days = day_pieces(manifest)
@@ -105,6 +105,14 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
     return files
 
 
+def _refuse_other_days(target: Path, days: int) -> None:
+    """Raises UserError where files of further days lie, which would be taken for this dataset's."""
+    for path in sorted(target.glob("day_*")):
+        match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse|sparse_multi_hot)\.np[yz]", path.name)
+        if match and int(match[1]) >= days:
+            raise UserError(f"{path}: of another dataset, as this one has {days} days; remove it, or export elsewhere")
+
+
 def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
     """Write MLPerf v2's day_N_sparse_multi_hot.npz, and dense and labels.
 
@@ -117,7 +125,7 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
         bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
         assert bags is not None
         bags.check(len(manifest.num_embeddings))
-        _require_room(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
+        require_export_room(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
         with tempfile.TemporaryDirectory(dir=target) as scratch:
             tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags, "exchange.to")
             return _export_bags(root, manifest, target, tables)
@@ -126,11 +134,11 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
             raise UserError(f"exchange.{key}: has no effect, as {root} has multi-hot columns of its own; leave it out")
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     values = sum(shard.files["values"].bytes for shard in shards)
-    _require_room(manifest, target, len(manifest.schema["sparse"]) - len(manifest.ragged), values)
+    require_export_room(manifest, target, len(manifest.schema["sparse"]) - len(manifest.ragged), values)
     return _export_bags(root, manifest, target, None)
 
 
-def _require_room(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
+def require_export_room(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
     """Raises UserError where there is no room for files with so many ids a row and so many bytes of others."""
     needed = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + others
     require_room([Need(target, needed, "for the files")])
@@ -194,48 +202,10 @@ def _own_bags(
     return size, blocks()
 
 
-def _refuse_bags(root: Path, manifest: Manifest) -> None:
+def refuse_bags(root: Path, manifest: Manifest) -> None:
+    """Raises UserError for a dataset with multi-hot columns."""
     if manifest.ragged:
         raise UserError(
             f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold; "
             "use exchange.format=multi_hot"
         )
-
-
-def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
-    """Write terabyte_processed_{train,val,test}.bin.
-
-    Raises:
-        UserError: the dataset does not hold the integers as they were, or not exactly, or it holds bags.
-    """
-    _refuse_bags(root, manifest)
-    transform = manifest.encoding["dense_transform"]
-    if transform not in (DenseTransform.raw.value, DenseTransform.integers.value):
-        raise UserError(
-            f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
-            "are; preprocess, or import, with data.dense_transform=integers"
-        )
-    _require_room(manifest, target, len(manifest.schema["sparse"]))
-    files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
-    for split, path in zip(manifest.splits, files, strict=True):
-        temporary = temporary_path(path)
-        try:
-            _write_records(root, manifest, split, temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return files
-
-
-def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
-    with open(path, "wb") as file:
-        for piece in split_pieces(manifest, split):
-            arrays = piece.open(root, manifest)
-            dense = arrays.dense
-            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= EXACT_FLOAT32:  # as 2^24 + 1 has become
-                raise UserError(
-                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
-                    "with data.dense_transform=integers to export it as bin"
-                )
-            record = np.concatenate((arrays.labels, dense.astype(np.int32), arrays.sparse), axis=1)
-            file.write(record.astype(np.int32).data)

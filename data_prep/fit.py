@@ -127,9 +127,9 @@ def run_fit_task(task: FitTask) -> VocabularyEntry:
     _make_room(job.work)
     scratch = job.work / "fit" / feature
     run_bytes = RUN_ENTRY_BYTES * sum(record.run_lengths[task.feature] for record, _, _ in task.runs)
-    runs, let_go = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, task.part_bytes)
+    runs = load_runs(job, [(record, suffix) for record, suffix, _ in task.runs], task.feature, task.part_bytes)
     begins = [begin for _, _, begin in task.runs]
-    merged = merge_in_parts(runs, task.part_bytes, begins, rules.frequency_threshold, let_go)
+    merged = merge_in_parts(runs, task.part_bytes, begins, rules.frequency_threshold)
     parts = held_parts(merged, scratch / "all")
     # where ids wrap, all values have one; else the cap leaves room for those before the first
     cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)

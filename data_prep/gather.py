@@ -20,7 +20,7 @@ from data_prep.ragged import BAG_KINDS, Bags, join, pack, unpack
 from data_prep.records import KINDS, RecordLayout
 from data_prep.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
 from data_prep.window_rows import KeptRows, Moved, MovedRows, between
-from data_prep.work import Job, UnitRecord
+from data_prep.work import ARRANGED_ROW_BYTES, ARRANGED_VALUE_BYTES, VALUE_BYTES, Job, UnitRecord
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
 LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made
@@ -50,16 +50,28 @@ class GatheredShard:
     unknown: list[int]
 
 
+def rows_per_shard(job: Job, records: list[UnitRecord]) -> int:
+    """Rows of a shard, fewer where they hold many values; `records` are all units, encoded."""
+    values = sum(record.files["values.npy"].bytes for record in records if job.schema.ragged) // VALUE_BYTES
+    a_row = values / max(1, sum(record.rows for record in records))
+    return max(1, int(job.chunk_bytes / (ARRANGED_ROW_BYTES + ARRANGED_VALUE_BYTES * a_row)))
+
+
 def gather_tasks(
-    job: Job, records: list[UnitRecord], kept: list[KeptUnit], rows: dict[str, int], layout: RecordLayout
+    job: Job,
+    records: list[UnitRecord],
+    kept: list[KeptUnit],
+    rows: dict[str, int],
+    layout: RecordLayout,
+    shard_rows: int,
 ) -> list[GatherTask]:
     """The shards of all splits, from the units that were scattered and those that were not."""
     units = tuple((record.source, record.chunk) for record in records)
     tasks = []
     first = 0
     for split in SPLITS:
-        for i, begin in enumerate(range(first, first + rows[split], job.shard_rows)):
-            end = min(begin + job.shard_rows, first + rows[split])
+        for i, begin in enumerate(range(first, first + rows[split], shard_rows)):
+            end = min(begin + shard_rows, first + rows[split])
             mine = tuple(unit for unit in kept if operator.lt(*unit.rows_between(begin, end)))
             tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, units, mine, layout))
         first += rows[split]
@@ -155,8 +167,10 @@ def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
         if part.start < part.stop:
             paths = [task.job.unit_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
             values, offsets = (np.load(path, mmap_mode="r") for path in paths)
-            parts.append(tuple(bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features)))
-            positions.append(np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")[part])
+            mine = (bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features))
+            parts.append(tuple(bags.copy() for bags in mine))  # a mapped file is an open one, and units may be many
+            mapped = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
+            positions.append(np.array(mapped[part]))
     order = np.argsort(np.concatenate(positions))
     return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
 

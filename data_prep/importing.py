@@ -29,8 +29,8 @@ from data_prep.ragged import Bags
 from data_prep.schema import CRITEO
 from data_prep.sources import natural_key
 
-SHARD_ROWS = 1 << 20
-SHARD_IDS = 1 << 26  # of bags: a shard in memory is 256 MiB, and again while it is written
+SHARD_ROWS = 1 << 18
+SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
 IMPORTED = Path("imported")  # in the work's directory
 SPLITS = ("train", "val", "test")
 RECORD_COLUMNS = 40
@@ -80,7 +80,7 @@ class _Builder:
         dense_dtype = (self._transform or DenseTransform.raw).dtype
         self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype))
         self._positives[split] += int(labels.sum(dtype=np.int64))
-        self._largest = np.maximum(self._largest, [column.max() for column in ids])
+        self._largest = np.maximum(self._largest, [int(column.max()) for column in ids])
 
     def note_source(self, path: Path, rows: int) -> None:
         """Name a file that was read."""

@@ -1,5 +1,6 @@
 """What a job reads, and how: its files, found, made or fetched, and their columns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from data_prep.multi_hot import MultiHot
 from data_prep.remote import find_remote
 from data_prep.rules import Rules, resolve_rules
 from data_prep.schema import CRITEO, Schema
-from data_prep.sources import Source, resolve_sources
+from data_prep.sources import Source, own_path, resolve_sources
 from data_prep.table import Table
 from data_prep.table_schema import load_table
 from data_prep.validation import refuse_criteo_s_own
@@ -31,8 +32,8 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
     if data.source in num_days:
         chosen_bags(data, resolve_rules(data, num_days[data.source]), CRITEO)
-    given = [data.raw] if isinstance(data.raw, (str, Path)) else data.raw or []
-    if any(Path(str(entry)).expanduser().resolve() == root.resolve() for entry in given):
+    given = data.raw if isinstance(data.raw, Sequence) and not isinstance(data.raw, str) else [data.raw]
+    if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
         raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
 
 

@@ -17,7 +17,8 @@ from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.choices import ExchangeFormat
 from data_prep.config import PrepConfig, dataset_path
-from data_prep.exporting import export_bin, export_multi_hot, export_npy
+from data_prep.exporting import export_multi_hot, export_npy
+from data_prep.exporting_bin import export_bin
 from data_prep.format import load_manifest
 from data_prep.importing import import_bin, import_npy
 

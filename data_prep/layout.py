@@ -223,6 +223,11 @@ def finish(work: Path, root: Path) -> Manifest:
     if (work / "final" / MANIFEST_NAME).exists():
         os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
     sync(root)
+    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != PLAN_NAME:
+            entry.unlink()
     shutil.rmtree(work)
     return load_manifest(root)
 

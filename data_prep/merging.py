@@ -1,6 +1,7 @@
 """The runs of a column as one, value range by value range, so that memory does not grow with the data."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,51 +16,55 @@ STEP_ENTRIES_PER_RUN = 1 << 12  # of fewer each, most time would go into calls
 SAMPLES_PER_RUN = 64
 
 
+class Mergeable(Protocol):
+    """A run, in memory or on disk."""
+
+    @property
+    def entries(self) -> int:
+        """How many distinct values it has."""
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """All of them."""
+
+    def part(self, start: int, stop: int) -> Run:
+        """Some of its entries."""
+
+
 def merge_in_parts(
-    runs: Sequence[Run],
+    runs: Sequence[Mergeable],
     part_bytes: int = PART_BYTES,
     begins: Sequence[int] | None = None,
     threshold: int = 1,
-    let_go: Callable[[], None] = lambda: None,
 ) -> Iterator[Run]:
-    """Merge runs (memory-mapped, however large) into one, handed out in consecutive value ranges.
+    """Merge runs, however many and large, into one, handed out in consecutive value ranges.
 
     Args:
         part_bytes: memory for merging and ranking a part.
         begins: numbers of the rows from which those in each run's `first` count; by default 0.
         threshold: values that occur less often in all are left out.
-        let_go: called whenever mapped runs need not be in memory any more.
     """
     most = part_bytes // PART_BYTES_PER_ENTRY
     step_entries = max(1, min(most, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
-    num_steps = -(-sum(len(run.values) for run in runs) // step_entries)
+    num_steps = -(-sum(run.entries for run in runs) // step_entries)
     cuts = _value_cuts(runs, num_steps)
-    bounds = np.empty((len(runs), len(cuts) + 2), np.int64)
-    for i, run in enumerate(runs):
-        bounds[i] = [0, *np.searchsorted(run.values, cuts), len(run.values)]
-        let_go()
+    bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
     sizes = np.diff(bounds).sum(axis=0).tolist()
     room = _Room(max(sizes))
     part, number = _empty_run(max(most, *sizes)), 0
     for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
         if number + size > len(part.values):
-            let_go()
-            yield _slice(part, 0, number)
+            yield part.part(0, number)
             part, number = _empty_run(len(part.values)), 0
-        rest = _slice(part, number, len(part.values))
+        rest = part.part(number, len(part.values))
         number += room.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
     if number:
-        yield _slice(part, 0, number)
+        yield part.part(0, number)
 
 
 def _empty_run(entries: int) -> Run:
     """Room for that many entries: only as much memory is taken as is written to."""
     return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
-
-
-def _slice(run: Run, start: int, stop: int) -> Run:
-    """Some entries of a run, as views."""
-    return Run(run.values[start:stop], run.counts[start:stop], run.first[start:stop])
 
 
 class _Room:
@@ -71,7 +76,13 @@ class _Room:
         self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
 
     def merge(
-        self, runs: Sequence[Run], starts: list[int], ends: list[int], begins: Sequence[int], threshold: int, to: Run
+        self,
+        runs: Sequence[Mergeable],
+        starts: list[int],
+        ends: list[int],
+        begins: Sequence[int],
+        threshold: int,
+        to: Run,
     ) -> int:
         """Merge the entries starts[i]..ends[i] of every run into the first ones of `to`; how many they are there.
 
@@ -80,11 +91,14 @@ class _Room:
         halves = self._keys.view("<u4").reshape(-1, 2)
         end = 0
         for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
+            if start == stop:
+                continue
             mine = slice(end, end + stop - start)
             end = mine.stop
-            halves[mine, 1] = run.values[start:stop]
-            self._counts[mine] = run.counts[start:stop]
-            np.add(run.first[start:stop], begin, out=self._first[mine], dtype=np.int64)
+            values, counts, first = run.part(start, stop)
+            halves[mine, 1] = values
+            self._counts[mine] = counts
+            np.add(first, begin, out=self._first[mine], dtype=np.int64)
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
         keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
@@ -117,16 +131,15 @@ def sum_equal(keys, counts, first, threshold, to_values, to_counts, to_first):  
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-def _value_cuts(runs: Sequence[Run], num_parts: int) -> NDArray[np.uint32]:
+def _value_cuts(runs: Sequence[Mergeable], num_parts: int) -> NDArray[np.uint32]:
     """Values that cut the union of the runs into about equal parts."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
     samples, weights = [], []
     for run in runs:
-        step = max(1, len(run.values) // SAMPLES_PER_RUN)
-        sample = np.array(run.values[::step])
+        sample = np.array(run.values[:: max(1, run.entries // SAMPLES_PER_RUN)])
         samples.append(sample)
-        weights.append(np.full(len(sample), len(run.values) / max(1, len(sample))))
+        weights.append(np.full(len(sample), run.entries / max(1, len(sample))))
     values, weight = np.concatenate(samples), np.concatenate(weights)
     order = np.argsort(values, kind="stable")
     cumulative = np.cumsum(weight[order])

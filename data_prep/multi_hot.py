@@ -66,7 +66,8 @@ class MultiHot:
                     raise UserError(f"{key}.{name}: has no effect without {key}.sizes; give both or neither")
             return None
         sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
-        if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+        if not is_list or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise UserError(f"{key}.sizes={sizes}: give ids per bag of every feature, each at least 1, or {MLPERF_V2}")
         if seed is not None and not 0 <= seed < 2**32:
             raise UserError(f"{key}.seed={seed}: must be at least 0 and below 2^32")

@@ -12,27 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.parquet_units import RowRange, batch_rows, open_parquet
 from data_prep.parse import Block
 from data_prep.ragged import Bags, offsets_of
 from data_prep.sources import Source
 from data_prep.table import Table
 
 MAGIC = b"PAR1"
-BLOCK_ROWS = 1 << 16
-BUFFER_BYTES = 1 << 20
-LEAST_ROW_BYTES = 41  # of a row's text, which data_prep/budget.py counts with
-
-
-class RowRange(NamedTuple):
-    """Rows first..first + rows of the row groups groups[0]..groups[1] taken together.
-
-    `row` is the number of the first of these groups' rows in the file, from 0.
-    """
-
-    groups: tuple[int, int]
-    first: int
-    rows: int
-    row: int
 
 
 def is_parquet(source: Source) -> bool:
@@ -47,37 +33,13 @@ def column_kinds(source: Source) -> dict[str, str]:
     Raises:
         UserError: not readable as Parquet.
     """
-    schema = _open(source).schema_arrow
+    schema = open_parquet(source).schema_arrow
     return {field.name: _kind(field.type) for field in schema}
 
 
 def num_rows(source: Source) -> int:
     """Rows of the file."""
-    return int(_open(source).metadata.num_rows)
-
-
-def plan_units(source: Source, table: Table, chunk_bytes: int) -> list[RowRange]:
-    """The file's work units, in the order of its rows; `chunk_bytes` is what a unit may have, uncompressed.
-
-    In the file and, as rows may take hardly any room there, in memory, where each counts as LEAST_ROW_BYTES at least.
-    """
-    row_bytes = max(LEAST_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse))
-    metadata = _open(source).metadata
-    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    sizes = [max(metadata.row_group(i).total_byte_size, row_bytes * count) for i, count in enumerate(rows)]
-    units: list[RowRange] = []
-    begin = group = 0
-    while group < len(sizes):
-        stop, size = group + 1, sizes[group]
-        while stop < len(sizes) and size + sizes[stop] <= chunk_bytes:
-            size += sizes[stop]
-            stop += 1
-        total = sum(rows[group:stop])
-        step = max(1, -(-total // max(1, -(-size // chunk_bytes))))
-        units += [RowRange((group, stop), first, min(step, total - first), begin) for first in range(0, total, step)]
-        begin += total
-        group = stop
-    return units
+    return int(open_parquet(source).metadata.num_rows)
 
 
 def read_unit(source: Source, table: Table, unit: RowRange) -> Iterator[Block]:
@@ -86,10 +48,13 @@ def read_unit(source: Source, table: Table, unit: RowRange) -> Iterator[Block]:
     Raises:
         UserError: a value that does not fit (file, row group, row, column, remedy), or a damaged file.
     """
-    file = _open(source)
+    file = open_parquet(source, len(table.schema.columns))
     place = 0
     batches = file.iter_batches(
-        BLOCK_ROWS, row_groups=range(*unit.groups), columns=list(table.schema.columns), use_threads=False
+        batch_rows(file.metadata, table, unit.groups),
+        row_groups=range(*unit.groups),
+        columns=list(table.schema.columns),
+        use_threads=False,
     )
     try:
         for batch in batches:
@@ -217,16 +182,3 @@ def _kind(data_type: Any) -> str:
     if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
         return str(data_type)
     return "list" if _kind(data_type.value_type) in ("text", "integer") else str(data_type)
-
-
-def _open(source: Source) -> Any:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError(f"{source.path}: Parquet needs pyarrow; install it, or convert the file to CSV") from error
-    try:
-        return pq.ParquetFile(source.path, buffer_size=BUFFER_BYTES, pre_buffer=False)
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{source.path}: not readable as Parquet ({reason}); get it again") from error

@@ -150,8 +150,9 @@ class Part:
     def finish(self, origin: Origin | None = None) -> None:
         """Give the file its name, on the disk; `origin` is kept beside it."""
         os.fsync(self._file.fileno())
-        self.place.replace(self.path)
-        self._note.unlink(missing_ok=True)
-        if origin is not None:
+        if origin is not None:  # first, so that no kill leaves a file that nobody knows the origin of
             self._keep(origin)
+        self.place.replace(self.path)
+        if origin is None:
+            self._note.unlink(missing_ok=True)
         sync(self.path.parent)

@@ -38,6 +38,10 @@ class Bags(NamedTuple):
         """The bags of the rows [start, stop), as views."""
         return Bags(self.values, self.offsets[start : stop + 1])
 
+    def copy(self) -> "Bags":
+        """The same in memory of their own."""
+        return Bags(np.array(self.ids), self.offsets - self.offsets[0])
+
     def take(self, rows: NDArray[np.integer]) -> "Bags":
         """The bags of the rows numbered `rows`, in that order."""
         lengths = self.lengths

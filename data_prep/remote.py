@@ -13,7 +13,7 @@ from data_prep.format import MANIFEST_NAME, load_manifest
 from data_prep.part import noted_origin
 from data_prep.room import Need
 from data_prep.seen import PUBLISHED, KnownSum, known_sum, note_sums, published_sums, refuse_other_size
-from data_prep.sources import Source, is_tar, resolve_sources
+from data_prep.sources import Source, is_tar, own_path, resolve_sources
 from data_prep.units import TEXT_ROW_BYTES
 from data_prep.unpack import archive_origin, unpack_member
 
@@ -100,7 +100,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     member = data.remote.member
     if member is None:
         raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or choose data=local")
-    raw = Path(data.raw).expanduser() if isinstance(data.raw, str) else None
+    raw = own_path(data.raw) if isinstance(data.raw, str) else None
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
     path = directory / member

@@ -1,8 +1,7 @@
 """The runs of a unit's features on disk, counted from its values."""
 
-import mmap
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +10,9 @@ from data_prep.choices import VocabularyOrder
 from data_prep.columns import unit_bags
 from data_prep.files import FileDigest
 from data_prep.held import HeldFile
-from data_prep.mapped import unload
 from data_prep.parts import Part, read_at_once, room_bytes
 from data_prep.vocabulary import Coding, Run, count_in_order, count_values
-from data_prep.work import Job, UnitRecord, sum_of
+from data_prep.work import VALUE_BYTES, Job, UnitRecord, sum_of
 
 RUN_ENTRY_BYTES = 12  # value, count, first row: uint32, as no unit has more rows
 
@@ -58,44 +56,43 @@ def write_runs(
     return lengths, runs.close(sum_of(job, suffix)), codings
 
 
-class LoadedRuns(NamedTuple):
-    """The runs of one feature; after `let_go` those that are mapped take no memory until they are used again."""
+class StoredRun:
+    """A run on disk, of which parts are read: memory and open files do not grow with the runs there are."""
 
-    runs: list[Run]
-    let_go: Callable[[], None]
+    def __init__(self, part: Part) -> None:
+        self._place = part
+        self.entries = part.num_bytes // RUN_ENTRY_BYTES
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """Its values, read now."""
+        return np.fromfile(self._place.path, np.uint32, self.entries, offset=self._place.offset)
+
+    def part(self, start: int, stop: int) -> Run:
+        """Some of its entries, read now."""
+        columns: list[NDArray[Any]] = []
+        with open(self._place.path, "rb", buffering=0) as file:
+            for column in range(len(Run._fields)):
+                file.seek(self._place.offset + VALUE_BYTES * (column * self.entries + start))
+                columns.append(np.fromfile(file, np.uint32, stop - start))
+        return Run(*columns)
 
 
-def load_runs(job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int) -> LoadedRuns:
+def load_runs(
+    job: Job, units: Sequence[tuple[UnitRecord, str]], feature: int, most_bytes: int
+) -> Sequence[Run | StoredRun]:
     """The runs of one feature of units, each with the suffix of its file; counts and rows are uint32, rows the unit's.
 
-    They are read, to memory of this thread that the next call writes to, if `most_bytes` are enough; else mapped.
+    They are read, to memory of this thread that the next call writes to, if `most_bytes` are enough; else part by part.
     """
     parts = [_run_part(job, record, feature, suffix) for record, suffix in units]
-    mapped: list[mmap.mmap] = []
-    if sum(map(room_bytes, parts)) <= most_bytes:
-        contents = read_at_once(parts, "runs")
-    else:
-        contents = [_map_part(part, mapped) for part in parts]
-    runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in contents]
-
-    def let_all_go() -> None:
-        for one in mapped:
-            unload(one)
-
-    return LoadedRuns(runs, let_all_go)
+    if sum(map(room_bytes, parts)) > most_bytes:
+        return [StoredRun(part) for part in parts]
+    contents = read_at_once(parts, "runs")
+    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in contents]
 
 
 def _run_part(job: Job, record: UnitRecord, feature: int, suffix: str) -> Part:
     lengths = record.run_lengths
     path = job.unit_path(record.source, record.chunk, suffix)
     return Part(path, RUN_ENTRY_BYTES * sum(lengths[:feature]), RUN_ENTRY_BYTES * lengths[feature])
-
-
-def _map_part(part: Part, mapped: list[mmap.mmap]) -> NDArray[np.uint8]:
-    if not part.num_bytes:
-        return np.zeros(0, np.uint8)
-    before = part.offset % mmap.ALLOCATIONGRANULARITY
-    with open(part.path, "rb") as file:
-        size, begin = before + part.num_bytes, part.offset - before
-        mapped.append(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=begin))
-    return np.frombuffer(mapped[-1], np.uint8, part.num_bytes, before)

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.files import FileDigest, write_atomically
+from data_prep.sources import own_path
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 SUMS_NAME = "sums.json"
@@ -38,9 +39,7 @@ def published_sums(given: Any) -> dict[str, str]:
     """
     if isinstance(given, str):
         try:
-            lines = [
-                line.split(maxsplit=1) for line in Path(given).expanduser().read_text().splitlines() if line.strip()
-            ]
+            lines = [line.split(maxsplit=1) for line in own_path(given).read_text().splitlines() if line.strip()]
             given = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
         except (OSError, ValueError) as error:
             raise UserError(f"{PUBLISHED}={given}: not a file as sha256sum writes it ({error})") from error

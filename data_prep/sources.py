@@ -75,13 +75,21 @@ def resolve_sources(raw: Any) -> list[Source]:
     return [_inspect(path) for path in paths]
 
 
+def own_path(text: str) -> Path:
+    """A path as a user gives it, ~ standing for a home directory where there is such a user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def natural_key(path: Path) -> list[Any]:
     """Sort key under which day_2 comes before day_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _expand(entry: str) -> list[Path]:
-    path = Path(entry).expanduser()
+    path = own_path(entry)
     if path.is_dir():
         files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
         files = [file for file in files if file.suffix != ".part"]  # still being fetched

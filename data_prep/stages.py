@@ -18,7 +18,7 @@ from data_prep.dense import DenseRange, join_ranges
 from data_prep.encoding import EncodeTask, release_tables, run_encode_task
 from data_prep.fit import VocabularyEntry, count_units, fit_vocabularies, plan_counting
 from data_prep.format import FileDigest
-from data_prep.gather import gather_tasks, run_gather_task
+from data_prep.gather import gather_tasks, rows_per_shard, run_gather_task
 from data_prep.held import release_pieces
 from data_prep.layout import (
     BuildTask,
@@ -216,7 +216,7 @@ def _shuffle(job: Job, root: Path, result: Result, units: list[EncodeTask], pool
     with _stage("scatter", sum(task.unit.record.rows for task in scatter) * layout.row_bytes, pool):
         groups = scatter_groups(scatter, job.shard_rows, pool.workers)
         moved = [record for records in pool.map(run_scatter_tasks, groups) for record in records if record.rows]
-    tasks = gather_tasks(job, moved, kept, result.rows, layout)
+    tasks = gather_tasks(job, moved, kept, result.rows, layout, rows_per_shard(job, result.records))
     row_bytes = 4 * (1 + len(job.schema.dense) + len(result.features))
     with _stage("gather", sum(result.rows.values()) * row_bytes, pool):
         gathered = list(pool.map(run_gather_task, tasks))

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.parse import Block
 from data_prep.ragged import Bags, offsets_of
+from data_prep.read_ahead import BLOCK_BYTES
 from data_prep.table import Table
 
+csv.field_size_limit(BLOCK_BYTES)  # of a line, too
 LIST_SEPARATOR = "|"  # in text, of what a Parquet table has as lists
 
 

@@ -153,6 +153,8 @@ class Transfer:
     def _begin(self, told: Origin, response: HTTPResponse) -> None:
         """Start anew, unless the first bytes are no file of that kind: a login page does not cost what is at hand."""
         head = response.read(len(GZIP_MAGIC))
+        if told.total == 0:
+            raise WrongFile("an empty file")
         if head and self._part.path.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
             raise WrongFile("not gzip, though its name says so")
         self.give_up()

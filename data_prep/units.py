@@ -11,7 +11,8 @@ from data_prep.days import described_blocks
 from data_prep.diagnose import diagnose_row
 from data_prep.format import FileDigest, digest_file
 from data_prep.lines import LineBlock, LineBlocks, count_lines_before
-from data_prep.parquet import num_rows, plan_units, read_unit
+from data_prep.parquet import num_rows, read_unit
+from data_prep.parquet_units import plan_units
 from data_prep.parse import Block, empty_block, max_rows, parse_lines
 from data_prep.pool import counters
 from data_prep.read_ahead import BLOCK_BYTES

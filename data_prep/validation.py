@@ -42,13 +42,7 @@ def validate(data: DataConfig) -> None:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and data.frequency_threshold > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    if not 0 <= data.split.held_out < 1:
-        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
-    _at_least("data.split.seed", data.split.seed, 0)
-    _at_least("data.sampling.seed", data.sampling.seed, 0)
-    if not 0 <= data.sampling.negative_drop_rate <= 1:
-        rate = data.sampling.negative_drop_rate
-        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
+    _validate_choice_of_rows(data)
     multi_hot_bags(data)
     _validate_synthetic(data.synthetic)
     _at_least("data.remote.tries", data.remote.tries, 1)
@@ -59,6 +53,17 @@ def validate(data: DataConfig) -> None:
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
             numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
             raise UserError(f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]")
+
+
+def _validate_choice_of_rows(data: DataConfig) -> None:
+    if not 0 <= data.split.held_out < 1:
+        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
+    for key, seed in (("data.split.seed", data.split.seed), ("data.sampling.seed", data.sampling.seed)):
+        if not 0 <= seed < 2**32:
+            raise UserError(f"{key}={seed}: must be at least 0 and below 2^32")
+    if not 0 <= data.sampling.negative_drop_rate <= 1:
+        rate = data.sampling.negative_drop_rate
+        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
 
 
 def refuse_idle_keys(data: DataConfig) -> None:

@@ -24,6 +24,15 @@ class Run(NamedTuple):
     counts: NDArray[np.int64]
     first: NDArray[np.int64]
 
+    @property
+    def entries(self) -> int:
+        """n."""
+        return len(self.values)
+
+    def part(self, start: int, stop: int) -> "Run":
+        """Some of its entries, as views."""
+        return Run(self.values[start:stop], self.counts[start:stop], self.first[start:stop])
+
 
 class Coding(NamedTuple):
     """A column as numbers: the value of row i is dictionary[codes[i]]; uint32, and uint8 or uint16 [rows]."""

@@ -31,10 +31,12 @@ from data_prep.sources import Source
 from data_prep.table import Table
 
 WORK_DIRECTORY = ".work"
-WORK_FORMAT = 3  # of the units' files and records: that of another release is not gone on with
+WORK_FORMAT = 4  # of the units' files and records: that of another release is not gone on with
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
+LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
 ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
+ARRANGED_VALUE_BYTES = 7  # of a multi-valued column, likewise
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class Job:
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Of the arrays of a shard that have one entry a row."""
         return {**DTYPES, "dense": self.rules.dense.dtype}
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a unit encoded at once, and so of a block of its values: fewer where there are many columns."""
+        columns = len(self.schema.dense) + len(self.schema.single)
+        return max(LEAST_BLOCK_ROWS, min(MOST_BLOCK_ROWS, BLOCK_VALUES // max(1, columns)))
 
     @property
     def shard_rows(self) -> int:

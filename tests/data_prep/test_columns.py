@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_prep import columns
 from data_prep.columns import HeldColumns, column_blocks, read_column, read_dictionaries, write_columns
 from data_prep.vocabulary import count_values
 from data_prep.work import UnitRecord
@@ -14,15 +13,13 @@ ROWS = 9000
 DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(columns, "BLOCK_ROWS", 1024)
-
-
 def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, UnitRecord]:
     """A job and the record of its unit, whose columns have been written."""
     job = SimpleNamespace(
-        unit_path=lambda *unit: tmp_path / unit[2], rules=SimpleNamespace(is_arranged=True), schema=SimpleNamespace()
+        unit_path=lambda *unit: tmp_path / unit[2],
+        rules=SimpleNamespace(is_arranged=True),
+        schema=SimpleNamespace(),
+        block_rows=1024,
     )
     held = HeldColumns(tmp_path / "values", values.shape[1])
     for block in np.split(values, [3, 3, 5000]):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import columns, gather
+from data_prep import gather, work
 from data_prep.gather import LAST_ROWS, WINDOW_ROWS, window_bounds
 from data_prep.pipeline import preprocess
 from data_prep.scatter import scatter_groups
@@ -46,6 +46,7 @@ def test_bytes_do_not_depend_on_windows_and_blocks(encoding, tmp_path, monkeypat
     monkeypatch.setattr(gather, "WINDOW_ROWS", 190)
     monkeypatch.setattr(gather, "LAST_ROWS", 23)
     monkeypatch.setattr(gather, "PART_ROWS", 1)
-    monkeypatch.setattr(columns, "BLOCK_ROWS", 37)
+    monkeypatch.setattr(work, "MOST_BLOCK_ROWS", 37)
+    monkeypatch.setattr(work, "LEAST_BLOCK_ROWS", 37)
     preprocess(config(f"data.path={tmp_path}/pieces", *job))
     assert sums(tmp_path / "pieces") == sums(tmp_path / "whole")

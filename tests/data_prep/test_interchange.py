@@ -7,7 +7,8 @@ from common.errors import UserError
 from data_prep.config import ExchangeConfig
 from data_prep.encode import Encoder
 from data_prep.existing import locked
-from data_prep.exporting import export_bin, export_multi_hot, export_npy
+from data_prep.exporting import export_multi_hot, export_npy
+from data_prep.exporting_bin import export_bin
 from data_prep.format import load_manifest, open_shard, shard_path
 from data_prep.importing import import_bin, import_npy
 from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables

@@ -14,7 +14,7 @@ from data_prep.work import UnitRecord
 FEATURES = ("none", "few", "many")
 
 
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30])  # mapped, read
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30])  # read part by part, read at once
 def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, most_bytes):
     rng = np.random.default_rng(0)
     job = SimpleNamespace(
@@ -31,13 +31,16 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, most_bytes):
         columns.append(values[chosen])
         rows.append(chosen)
     for feature in range(len(FEATURES)):
-        runs, let_go = load_runs(job, [(record, "runs") for record in records], feature, most_bytes)
-        let_go()
+        runs = load_runs(job, [(record, "runs") for record in records], feature, most_bytes)
         for run, values, chosen in zip(runs, columns, rows, strict=True):
             expected, first, counts = np.unique(values[:, feature], return_index=True, return_counts=True)
             np.testing.assert_array_equal(run.values, expected)
-            np.testing.assert_array_equal(run.counts, counts)
-            np.testing.assert_array_equal(run.first, chosen[first])
+            assert run.entries == len(expected)
+            for start, stop in ((0, run.entries), (run.entries // 3, run.entries // 2)):
+                part = run.part(start, stop)
+                np.testing.assert_array_equal(part.values, expected[start:stop])
+                np.testing.assert_array_equal(part.counts, counts[start:stop])
+                np.testing.assert_array_equal(part.first, chosen[first][start:stop])
 
 
 def test_rows_of_units_far_behind_the_first_are_numbered_on():

@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError
 from data_prep.encode import Encoder
 from data_prep.format import load_manifest
-from data_prep.parquet import plan_units
+from data_prep.parquet_units import plan_units
 from data_prep.pipeline import preprocess
 from data_prep.sources import resolve_sources
 from data_prep.table import Table
