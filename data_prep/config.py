@@ -120,9 +120,9 @@ class DataConfig:
             they must see the same files. None: this machine.
         workers: processes; None: one per usable CPU, as far as memory_budget allows.
         memory_budget: bytes of memory of all processes together, e.g. 2GiB; with a scheduler, of each worker.
-        chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard; None: a sixteenth of
-            memory_budget, at most 128MiB; where rows leave their order a half of that, with multi-valued columns a
-            quarter.
+        chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard, at most a sixteenth of
+            memory_budget; None: that, and at most 128MiB; where rows leave their order a half of that, with
+            multi-valued columns a quarter.
         schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
         days: numbers of the days to fetch, in this order, of those that there are.
         remote: see RemoteConfig.

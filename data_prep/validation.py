@@ -5,6 +5,7 @@ import math
 from common.errors import UserError
 from data_prep.choices import DataSource, DenseTransform, Encoding
 from data_prep.config import (
+    CHUNKS_PER_BUDGET,
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
@@ -32,8 +33,7 @@ def validate(data: DataConfig) -> None:
         _at_least("data.workers", data.workers, 1)
         if data.scheduler is not None:
             raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
-    _at_least("data.memory_budget", parse_size(data.memory_budget, "data.memory_budget"), MIN_MEMORY_BUDGET)
-    _at_least("data.chunk_bytes", chunk_size(data), 1)
+    _validate_memory(data)
     if data.max_ind_range is not None:
         _at_least("data.max_ind_range", data.max_ind_range, 1)
         if data.max_ind_range > MAX_TABLE_ROWS:
@@ -53,6 +53,17 @@ def validate(data: DataConfig) -> None:
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
             numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
             raise UserError(f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]")
+
+
+def _validate_memory(data: DataConfig) -> None:
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    _at_least("data.memory_budget", budget, MIN_MEMORY_BUDGET)
+    _at_least("data.chunk_bytes", chunk_size(data), 1)
+    if chunk_size(data) > budget // CHUNKS_PER_BUDGET:
+        raise UserError(
+            f"data.chunk_bytes={data.chunk_bytes}: too much for data.memory_budget={data.memory_budget}; give at most "
+            f"a {CHUNKS_PER_BUDGET}th of it"
+        )
 
 
 def _validate_choice_of_rows(data: DataConfig) -> None:

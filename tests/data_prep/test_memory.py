@@ -1,5 +1,7 @@
 """The memory budget, held by jobs that would need more of it than is usual."""
 
+import os
+import resource
 import subprocess
 import sys
 import time
@@ -66,3 +68,31 @@ def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, e
     monkeypatch.setattr(budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
     preprocess(config(*chosen, f"data.path={tmp_path}/windows"))
     assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
+
+
+@pytest.fixture
+def few_files():
+    """No more files may be open at a time than a few beyond those that are."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_units_keep_no_files_open(tmp_path, monkeypatch, request, is_table):
+    chosen = ["data.workers=1", "data.split.method=random"]
+    if is_table:
+        (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")
+        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(900)]
+        (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
+        chosen += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
+    else:
+        (tmp_path / "rows").write_bytes(oracle.make_rows(200, seed=3))
+        chosen += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
+    chosen.append(f"data.raw={tmp_path}/rows")
+    preprocess(config(*chosen, f"data.path={tmp_path}/usual"))
+    monkeypatch.setattr(budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
+    request.getfixturevalue("few_files")
+    preprocess(config(*chosen, f"data.path={tmp_path}/few"))
+    assert sums(tmp_path / "few") == sums(tmp_path / "usual")
