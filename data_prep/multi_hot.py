@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.sizes import in_words
-from data_prep.files import sync, write_atomically
+from data_prep.files import digest_file, sync, write_atomically
 from data_prep.npy import HEADER_BYTES, NpyWriter
 from data_prep.ragged import Bags
 
@@ -31,7 +31,7 @@ PARETO_SHAPE = 0.25
 ID_BYTES = 4
 TOLD_BYTES = 10**9  # some seconds of work
 BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
-RECORD_NAME, LOCK_NAME = "tables.json", "lock"
+RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
 TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
 
 
@@ -208,6 +208,7 @@ def _draw_tables(
     needed = bags.table_bytes(num_embeddings)
     if count is None and needed > TOLD_BYTES:
         print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
+    sums = {}
     rng = np.random.RandomState(bags.seed)  # the reference's generator
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
         if size == 1:
@@ -222,6 +223,8 @@ def _draw_tables(
                 count(ID_BYTES * (stop - start) * size)
         writer.close()
         sync(writer.path)
+        sums[writer.path.name] = asdict(digest_file(writer.path))
+    write_atomically(directory / SUMS_NAME, (json.dumps(sums) + "\n").encode())
 
 
 def _draw(

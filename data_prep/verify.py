@@ -3,6 +3,7 @@
 python -m data_prep.verify data.path=DATASET
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from data_prep.format import (
     verify_shard,
 )
 from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
+from data_prep.multi_hot import SUMS_NAME, TABLES_DIRECTORY
 from data_prep.ragged import Bags
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
@@ -51,7 +53,21 @@ def verify_dataset(root: Path) -> Manifest:
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
+    _verify_tables(root)
     return manifest
+
+
+def _verify_tables(root: Path) -> None:
+    """Check the bags of all ids, where they have been drawn, by the sums noted as they were."""
+    for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
+        try:
+            sums = {name: FileDigest(**entry) for name, entry in json.loads(path.read_bytes()).items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path}: not as it was written ({error}); remove its directory: it is drawn anew"
+            ) from error
+        for name, expected in sums.items():
+            verify_file(path.with_name(name), expected)
 
 
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
