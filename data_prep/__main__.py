@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
-from data_prep.config import PrepConfig, may_use_processes
+from data_prep.config import PrepConfig, dataset_path, may_use_processes
 from data_prep.pool import start_fork_server
 from data_prep.validation import GENERATED
 
@@ -20,6 +20,7 @@ CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
+    dataset_path(config.data)  # told before what takes a second is loaded
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         if may_use_processes(config.data) and config.data.source not in GENERATED:
