@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ EXIT_INTERRUPTED = 130
 # EX_TEMPFAIL: stopped by a signal after a clean checkpoint, or other processes were lost; the same command goes on
 EXIT_STOPPED = 75
 
+SECONDS_TO_SPEAK = 10.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of writing to an open file, so without its name
 
 ConfigT = TypeVar("ConfigT")
@@ -95,6 +97,12 @@ def _meant(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     return ""
 
 
+def _let_the_first_speak() -> None:
+    """Wait for the process that tells of the same error: torchrun ends all others as soon as one has ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(SECONDS_TO_SPEAK)
+
+
 def run_command(
     main: Callable[[ConfigT], int | None],
     schema: type[ConfigT],
@@ -117,6 +125,8 @@ def run_command(
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
+        else:
+            _let_the_first_speak()
         return EXIT_BAD_INPUT
     except LostPeerError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -34,9 +34,7 @@ def wait_for_step(run: Path, step: int) -> None:
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, said: str, tmp_path: Path) -> None:
     """Of two that need no torch; what app.train's say of bad input is in test_train."""
     launcher = Launcher("--nproc-per-node", "2", "-m", "data_prep", argument, cwd=tmp_path, out=tmp_path / "out")
-    ended, words = launcher.end()
-    # on a busy machine one may be ended, as the other has failed, before it could say what is wrong
-    assert (ended, words.replace("stopped; run the same command again to go on\n", said)) == (status, said)
+    assert launcher.end() == (status, said)
 
 
 @pytest.mark.parametrize(
