@@ -122,11 +122,13 @@ class Session:
         return {name: parameter for name, parameter in named if not sharding.table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Whole tables in order, then dense parameters by name; a collective call, yields on rank 0 only."""
+        """Tables in order, large ones in blocks of rows, then dense parameters by name.
+
+        A collective call: every process must exhaust the iterator; only rank 0's yields.
+        """
         for name, weight in sharding.table_weights(self.model):
-            table = sharding.whole_table(weight)
-            if table is not None:
-                yield name, table.numpy()
+            for block in sharding.table_blocks(weight):
+                yield name, block.numpy()
         for name, parameter in self.dense_parameters().items():
             if self.runtime.rank == 0:
                 yield name, parameter.detach().cpu().numpy()

@@ -7,7 +7,7 @@ from app.sharding.forecast import forecast
 from app.sharding.placement import place
 from app.sharding.plan import Plan, Shard, Table, TablePlan, read_plan
 from app.sharding.planner import Estimate, Workload, estimates, options, search
-from app.sharding.tables import TableShard, fill_tables, local_shards, table_weights, whole_table
+from app.sharding.tables import TableShard, fill_tables, local_shards, table_blocks, table_weights
 
 __all__ = [
     "Choice",
@@ -29,8 +29,8 @@ __all__ = [
     "plan_summary",
     "read_plan",
     "search",
+    "table_blocks",
     "table_of",
     "table_types",
     "table_weights",
-    "whole_table",
 ]

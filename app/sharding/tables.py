@@ -13,6 +13,8 @@ from torchrec.distributed import DistributedModelParallel
 
 from app.sharding.collections import table_of
 
+BLOCK_BYTES = 1 << 26  # of a table, as it travels to rank 0
+
 
 class TableShard(NamedTuple):
     """The part of a table that lies on this process: its first row and column, and its values in place."""
@@ -49,20 +51,40 @@ def local_shards(weight: Tensor) -> list[TableShard]:
     ]
 
 
-def whole_table(weight: Tensor) -> Tensor | None:
-    """A table on rank 0's CPU, [num_embeddings, d], as float32 whatever it is stored as; None on other ranks.
+def table_blocks(weight: Tensor) -> Iterator[Tensor]:
+    """A table as consecutive blocks of rows on rank 0's CPU, [rows, d] float32 whatever it is stored as.
 
-    A collective call.
+    A collective call: every process must exhaust the iterator; only rank 0's yields. No process holds more than one
+    block of BLOCK_BYTES besides its own shards, and shards travel as CPU tensors, so any backend can carry them.
     """
+    num_rows, width = weight.shape
+    height = max(1, BLOCK_BYTES // (width * weight.dtype.itemsize))
+    for start in range(0, num_rows, height):
+        block = _block(weight, start, min(start + height, num_rows))
+        if block is not None:
+            yield block
+
+
+def _block(weight: Tensor, start: int, stop: int) -> Tensor | None:
+    """Rows start to stop of a table, on rank 0; None on other ranks."""
+    rank = dist.get_rank()
     if not isinstance(weight, ShardedTensor):
-        return weight.detach().cpu().float() if dist.get_rank() == 0 else None
-    whole = None
-    if dist.get_rank() == 0:
-        whole = torch.empty(weight.size(), dtype=weight.dtype, device=_device_of(weight))
-    weight.gather(dst=0, out=whole, dtype=weight.dtype)
-    return None if whole is None else whole.cpu().float()
-
-
-def _device_of(weight: ShardedTensor) -> torch.device:
-    shards = weight.local_shards()
-    return shards[0].tensor.device if shards else torch.device("cpu")
+        return weight.detach()[start:stop].cpu().float() if rank == 0 else None
+    block = torch.empty((stop - start, weight.size(1)), dtype=weight.dtype) if rank == 0 else None
+    local = {(shard.row, shard.column): shard.values for shard in local_shards(weight)}
+    for shard in weight.metadata().shards_metadata:
+        row, column = shard.shard_offsets
+        first, last = max(start, row), min(stop, row + shard.shard_sizes[0])
+        if first >= last:
+            continue
+        owner = shard.placement.rank()
+        if rank == owner:
+            piece = local[row, column].detach()[first - row : last - row].cpu().contiguous()
+            if block is None:
+                dist.send(piece, dst=0)
+        elif block is not None:
+            piece = torch.empty((last - first, shard.shard_sizes[1]), dtype=weight.dtype)
+            dist.recv(piece, src=owner)
+        if block is not None:
+            block[first - start : last - start, column : column + shard.shard_sizes[1]] = piece
+    return None if block is None else block.float()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import optimizer, runtime, session, train
+from app import optimizer, runtime, session, sharding, train
 from app.config import CONFIG_DIR, AppConfig
 from app.record import Record, read_summary
 from app.run import Run
@@ -26,7 +27,8 @@ TIMEOUT_SECONDS = 900
 def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int = 0) -> list[Any]:
     """Train each case (a list of overrides) on `world_size` processes, `local_world_size` of them on a machine.
 
-    Returns for each case its losses, the plan, and the sums over each parameter's values, as rank 0 saw them.
+    Returns for each case its losses, the plan, the sums over each parameter's values and the digest of the initial
+    parameters, as rank 0 saw them.
     """
     arguments = ([list(case) for case in cases], str(out))
     statuses = _start(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
@@ -116,6 +118,8 @@ def _trained(overrides: list[str], here: runtime.Runtime) -> dict[str, Any]:
     validate(config)
     root = Path(config.data.path or "")
     this = session.build(config, here, root, load_manifest(root))
+    sharding.tables.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
+    initial_digest = this.parameters_digest()
     losses: list[float] = []
     epoch = 0
     while len(losses) < (config.train.max_steps or 0):
@@ -130,5 +134,7 @@ def _trained(overrides: list[str], here: runtime.Runtime) -> dict[str, Any]:
                 break
         epoch += 1
     means = session.mean_over_ranks(here, torch.tensor(losses).numpy())
-    sums = {name: float(values.astype("float64").sum()) for name, values in this.parameters()}
-    return {"losses": means.tolist(), "plan": this.plan.to_json(), "sums": sums}
+    sums: Counter[str] = Counter()
+    for name, values in this.parameters():
+        sums[name] += float(values.astype("float64").sum())
+    return {"losses": means.tolist(), "plan": this.plan.to_json(), "sums": sums, "initial_digest": initial_digest}

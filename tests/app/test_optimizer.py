@@ -208,8 +208,7 @@ def optimizer_config(algorithm: OptimizerName, lr: float, sparse_lr: float | Non
 
 
 def _tables(this: session.Session) -> list[torch.Tensor]:
-    tables = [sharding.whole_table(weight) for _, weight in sharding.table_weights(this.model)]
-    return [table for table in tables if table is not None]
+    return [torch.cat([*sharding.table_blocks(weight)]) for _, weight in sharding.table_weights(this.model)]
 
 
 def _dense(this: session.Session) -> list[torch.nn.Parameter]:

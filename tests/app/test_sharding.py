@@ -58,6 +58,7 @@ def test_every_type_trains_as_one_process(
     assert types["t_cat_2"] in ("column_wise", "row_wise")
     for (algorithm, kind), result in zip(combinations, results, strict=True):
         assert {table["type"] for table in result["plan"]["tables"].values()} == {kind}
+        assert result["initial_digest"] == alone[algorithm]["initial_digest"], (algorithm, kind)
         assert len(result["losses"]) == STEPS
         np.testing.assert_allclose(
             result["losses"], alone[algorithm]["losses"], rtol=1e-5, err_msg=f"{algorithm} {kind}"
