@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from app import progress, provenance, runtime, session
 from app.benchmark import collectives, dense, inference, input_path, steps, tables
 from app.benchmark.case import Case, result
 from app.benchmark.ceilings import Ceilings, higher, measure_ceilings
@@ -25,12 +24,15 @@ from app.benchmark.timing import measure
 from app.config import CONFIG_DIR, Precision
 from app.config.bench import BenchConfig, chosen_operators, validate_bench
 from app.config.published_tables import published_tables
-from app.runtime import Runtime
-from app.validation import validate
+from app.config.validation import validate
+from app.record import progress, provenance
+from app.runtime import platform as runtime
+from app.runtime.platform import Runtime
+from app.training import session
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.format import write_atomically
-from data_prep.multi_hot import MultiHot
+from data_prep.dataset.format import write_atomically
+from data_prep.dataset.multi_hot import MultiHot
 
 log = logging.getLogger("clickwork")
 

@@ -15,7 +15,7 @@ from app.config import CONFIG_DIR, DataConfig
 from app.config.doctor import DoctorConfig
 from common.cli import EXIT_DONE, run_command
 from common.terminal import coloured
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
 
 EXIT_FAILED = 1
 COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}

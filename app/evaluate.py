@@ -8,23 +8,27 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app import peers, processes, resume, runtime, serving, session
+from app.checkpoint import choice, resume
+from app.checkpoint.choice import Trained
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig
+from app.config.validation import validate
 from app.data import Split, verify_splits
-from app.runtime import Runtime
-from app.validation import validate
+from app.runtime import failures, platform, process_group
+from app.runtime.platform import Runtime
+from app.scoring import served_model
+from app.training import session
 from common.cli import run_command
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
 
 
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = choice.trained_config(directory, config.runtime, config.data_path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
     validate(trained)
-    with processes.joined(trained, peers.READING) as here:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
+    with process_group.joined(trained, failures.READING) as here:
+        run = choice.open_checkpoint(directory, config.checkpoint, trained, here)
         here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [config.split], trained.data.verify))
         result = {
             "run": str(directory),
@@ -42,14 +46,14 @@ def main(config: EvaluateConfig) -> int:
 
 
 def _measure(
-    run: resume.Trained, trained: AppConfig, here: Runtime, config: EvaluateConfig
+    run: Trained, trained: AppConfig, here: Runtime, config: EvaluateConfig
 ) -> dict[str, float | int | str | None]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest)
         resume.load_tensors(run.path, this, with_optimizer=False)
         return this.evaluate(config.split)
-    model = serving.load(run.path, trained, run.manifest, config.tables, here.device)
+    model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
     split = Split(run.root, run.manifest, config.split, trained.data, here.rank, here.world_size)
     return session.measure(
         config.split,
@@ -58,4 +62,4 @@ def _measure(
 
 
 if __name__ == "__main__":
-    runtime.leave(run_command(main, EvaluateConfig, CONFIG_DIR, name="evaluate"))
+    platform.leave(run_command(main, EvaluateConfig, CONFIG_DIR, name="evaluate"))

@@ -12,14 +12,19 @@ from typing import Any
 
 import torch
 
-from app import peers, planning, processes, provenance, resume, runtime, serving
+from app.checkpoint import choice
 from app.config import CONFIG_DIR, AppConfig
 from app.config.export import ExportConfig, validate_export
-from app.runtime import Runtime
-from app.validation import validate
+from app.config.validation import validate
+from app.record import provenance
+from app.runtime import failures, platform, process_group
+from app.runtime.platform import Runtime
+from app.scoring import export_program, served_model
+from app.scoring.export_program import Program
+from app.sharding import from_config
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.format import Manifest
+from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -30,9 +35,9 @@ COMPARED_SAMPLES = (1, 2, 257)
 def main(config: ExportConfig) -> int:
     """Export as configured; return the exit status."""
     validate_export(config)
-    trained = resume.trained_config(Path(config.run), config.runtime, config.data_path)
+    trained = choice.trained_config(Path(config.run), config.runtime, config.data_path)
     validate(trained)
-    with processes.joined(trained, peers.READING) as here:
+    with process_group.joined(trained, failures.READING) as here:
         if here.world_size > 1:
             raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
         _export(config, trained, here)
@@ -42,13 +47,13 @@ def main(config: ExportConfig) -> int:
 def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     """Load, export, compare, write."""
     out = Path(config.out)
-    path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
-    model = serving.load(path, trained, manifest, config.tables, CPU)
+    path, state, _, manifest = choice.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
+    model = served_model.load(path, trained, manifest, config.tables, CPU)
     features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
-    multi_hot = planning.multi_hot_features(trained, manifest)
-    program = serving.program_of(model, features, multi_hot)
-    exported = serving.export(program, num_dense, manifest.num_embeddings)
-    imports = ["fbgemm_gpu"] if serving.uses_fbgemm(exported) else []
+    multi_hot = from_config.multi_hot_features(trained, manifest)
+    program = export_program.program_of(model, features, multi_hot)
+    exported = export_program.export(program, num_dense, manifest.num_embeddings)
+    imports = ["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else []
     about = {
         **provenance.describe_run(),
         "run": str(Path(config.run)),
@@ -71,21 +76,19 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
                 f"tolerance={config.tolerance}: a logit of the file differs from the model's by {difference}"
             )
 
-    serving.save(exported, out, about, check)
+    export_program.save(exported, out, about, check)
     log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
              out.stat().st_size / 1e6, state["step"], config.tables.value, found["largest_difference"],
              " after import fbgemm_gpu" if imports else " alone")  # fmt: skip
     print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs")} | found))
 
 
-def _difference(
-    program: serving.Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest
-) -> float:
+def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:
     """The largest difference in a logit between the loaded program and the model, over random samples."""
     run = loaded.module()
     differences = []
     for samples in COMPARED_SAMPLES:
-        inputs = serving.random_inputs(program, num_dense, manifest.num_embeddings, samples)
+        inputs = export_program.random_inputs(program, num_dense, manifest.num_embeddings, samples)
         with torch.no_grad():
             differences.append((run(*inputs) - program(*inputs)).abs().max().item())
     return max(differences)
@@ -101,4 +104,4 @@ def _inputs(one_id_each: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    runtime.leave(run_command(main, ExportConfig, CONFIG_DIR, name="export"))
+    platform.leave(run_command(main, ExportConfig, CONFIG_DIR, name="export"))

@@ -13,23 +13,28 @@ from typing import Any
 
 import torch
 
-from app import embeddings, plan_view, planning, prepare, progress, runtime, sharding, topology
+from app import sharding
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
 from app.config.plan import validate_plan
 from app.config.published_tables import published_tables
 from app.config.sharding import AUTO
 from app.config.train import with_batch_of_all
-from app.embeddings import SparseArch
-from app.validation import validate
+from app.config.validation import validate
+from app.data import prepare
+from app.model import embeddings
+from app.model.embeddings import SparseArch
+from app.record import progress
+from app.runtime import platform
+from app.sharding import from_config, plan_text, topology
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.format import MANIFEST_NAME, load_manifest, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
 
 
 def main(config: PlanAppConfig) -> int:
     """Plan as configured; return the exit status."""
     progress.log_to_terminal(rank=0)
-    runtime.quieten_third_parties()
+    platform.quieten_third_parties()
     validate(config)
     validate_plan(config.plan)
     rows, bag_sizes = _table_sizes(config)
@@ -43,13 +48,13 @@ def main(config: PlanAppConfig) -> int:
         content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
     except UserError:
         if what_if:
-            print("\n".join(plan_view.what_if_lines(what_if)))
+            print("\n".join(plan_text.what_if_lines(what_if)))
         raise
-    lines = plan_view.plan_lines(content)
+    lines = plan_text.plan_lines(content)
     if content["what_if"]:
-        lines += ["", *plan_view.what_if_lines(content["what_if"])]
+        lines += ["", *plan_text.what_if_lines(content["what_if"])]
     if config.plan.against is not None:
-        lines += ["", *plan_view.diff_lines(_read(config.plan.against), content, config.plan.against)]
+        lines += ["", *plan_text.diff_lines(_read(config.plan.against), content, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = json.dumps(content, indent=1) + "\n"
     if config.plan.out == "-":
@@ -65,12 +70,12 @@ def _planned(
     """The plan's file: the plan itself, what it is for, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
-    plan = planning.decide(config, device, tables, bag_sizes)
-    work = planning.workload(config, resolved, tables, bag_sizes)
+    plan = from_config.decide(config, device, tables, bag_sizes)
+    work = from_config.workload(config, resolved, tables, bag_sizes)
     parts, name = sharding.table_types(tables), config.optimizer.name
     chosen = {}
     if config.sharding.plan is None:
-        asked = planning.with_an_update_for_tables(config.sharding, name, parts, device)
+        asked = from_config.with_an_update_for_tables(config.sharding, name, parts, device)
         chosen = sharding.choices(asked, name, parts, device.type)
     everything = replace(config.sharding, types=AUTO, tables={}, min_partition=None)
     possible = sharding.choices(everything, name, parts, device.type)
@@ -167,7 +172,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float
             "mlperf_v2"
         )
     if config.plan.bag_sizes is None:
-        return rows, planning.bag_sizes(config, list(rows), encoding)
+        return rows, from_config.bag_sizes(config, list(rows), encoding)
     if len(config.plan.bag_sizes) != len(rows):
         raise UserError(
             f"plan.bag_sizes: {len(config.plan.bag_sizes)} given for {len(rows)} features; give one for each"
@@ -187,4 +192,4 @@ def _read(path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    runtime.leave(run_command(main, PlanAppConfig, CONFIG_DIR, "plan"))
+    platform.leave(run_command(main, PlanAppConfig, CONFIG_DIR, "plan"))

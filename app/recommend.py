@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app import loop, peers, processes, ranking, resume, runtime, session
-from app.batch import Rows
-from app.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
+from app.checkpoint import choice, resume
 from app.config import CONFIG_DIR
 from app.config.recommend import RecommendConfig, validate_recommend
+from app.config.validation import validate
 from app.data import BatchMaker
-from app.session import Session
-from app.validation import validate
+from app.data.batch import Rows
+from app.runtime import failures, platform, process_group
+from app.scoring import ranking
+from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
+from app.training import loop, session
+from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
-from data_prep.encode import EncodedBlock, Encoder
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
+from data_prep.encoding.encoder import EncodedBlock, Encoder
 
 log = logging.getLogger("clickwork")
 
@@ -31,10 +34,10 @@ def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     validate_recommend(config)
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = choice.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with processes.joined(trained, peers.READING) as here:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
+    with process_group.joined(trained, failures.READING) as here:
+        run = choice.open_checkpoint(directory, config.checkpoint, trained, here)
         encoder = Encoder.load(run.root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
@@ -108,4 +111,4 @@ def _tell(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str
 
 
 if __name__ == "__main__":
-    runtime.leave(run_command(main, RecommendConfig, CONFIG_DIR, name="recommend"))
+    platform.leave(run_command(main, RecommendConfig, CONFIG_DIR, name="recommend"))

@@ -9,17 +9,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import environment, outline, peers, prepare, processes, resume, runtime, session, trackers
+from app import trackers
+from app.checkpoint import choice
 from app.config import CONFIG_DIR, AppConfig
 from app.config.train import with_batch_of_all
-from app.data import verify_splits
+from app.config.validation import validate
+from app.data import prepare, verify_splits
 from app.record import Record, read_summary
 from app.report import write_report
-from app.run import Run
-from app.signals import StopRequest
-from app.validation import validate
+from app.runtime import environment, failures, platform, process_group
+from app.runtime.signals import StopRequest
+from app.training import meta_build, session
+from app.training.run import Run
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
-from data_prep.format import load_manifest
+from data_prep.dataset.format import load_manifest
 
 log = logging.getLogger("clickwork")
 
@@ -30,23 +33,23 @@ def main(config: AppConfig) -> int:
     validate(config)
     trackers.require_clients(config)
     stop = StopRequest()
-    only_built = outline.is_wanted(config)
+    only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     told = environment.apply(config.environment)
-    with processes.joined(replace(config, runtime=arithmetic), peers.TRAINING) as here:
+    with process_group.joined(replace(config, runtime=arithmetic), failures.TRAINING) as here:
         for line in told:
             log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
         record = Record(Path(config.run.dir), here.rank)
         try:
             if only_built:
-                return outline.write(config, here, record, began)
+                return meta_build.write(config, here, record, began)
             return _train(config, here, record, stop, began)
         finally:
             record.give_up()
 
 
-def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopRequest, began: float) -> int:
+def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: StopRequest, began: float) -> int:
     root = prepare.dataset_path(config.data)
     here.on_rank_0(lambda: prepare.prepare(config.data, lambda: bool(stop)))
     manifest = load_manifest(root)
@@ -54,7 +57,7 @@ def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopR
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify,
                                           lambda: bool(stop)))  # fmt: skip
     here.on_rank_0(record.open)
-    start = here.on_rank_0(lambda: resume.choose(config.checkpoint, record.checkpoints))
+    start = here.on_rank_0(lambda: choice.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = Run(session.build(config, here, root, manifest), record, stop, began)
@@ -66,7 +69,7 @@ def _train(config: AppConfig, here: runtime.Runtime, record: Record, stop: StopR
                      record.directory, before["status"])  # fmt: skip
             return EXIT_DONE
         best = (run.state.best or {}).get("step")
-        here.on_rank_0(lambda: resume.forget_later(record.checkpoints, Path(start), best))
+        here.on_rank_0(lambda: choice.forget_later(record.checkpoints, Path(start), best))
     try:
         return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
     finally:
@@ -83,4 +86,4 @@ def _report(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    runtime.leave(run_command(main, AppConfig, CONFIG_DIR))
+    platform.leave(run_command(main, AppConfig, CONFIG_DIR))

@@ -21,15 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, peers, processes, provenance, record, resume, runtime, session
+from app import checkpoint, record
+from app.checkpoint import choice
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
+from app.config.validation import validate
 from app.data import verify_splits
-from app.difference import compare
-from app.record import Record
-from app.run import Run
-from app.signals import StopRequest
-from app.validation import validate
-from app.witness import Witness, plain
+from app.record import Record, provenance
+from app.replay.bitwise_difference import compare
+from app.replay.compare import Witness, plain
+from app.runtime import failures, process_group
+from app.runtime import platform as runtime
+from app.runtime.signals import StopRequest
+from app.training import session
+from app.training.run import Run
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.errors import UserError
 
@@ -45,13 +49,13 @@ BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # what they
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = choice.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with processes.joined(trained, peers.READING) as here:
+    with process_group.joined(trained, failures.READING) as here:
         then = record.read_manifest(directory)
         _tell_of_layout(directory, then, here)
-        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in resume.undamaged(directory)])))
-        root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
+        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in choice.undamaged(directory)])))
+        root, manifest = choice.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
                                               lambda: bool(stop)))  # fmt: skip
         figures = record.read_summary(directory) or {}

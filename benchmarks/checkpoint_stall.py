@@ -26,9 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, loop, resume, runtime, session
-from app.batch import Batch
+from app import checkpoint
+from app.checkpoint import resume
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.data.batch import Batch
+from app.runtime import platform
+from app.training import session
+from app.training.state import State
 from benchmarks import training_loop
 from benchmarks.result_file import write_result
 from common.cli import compose_config
@@ -44,7 +48,7 @@ def measure_once(
     saver = checkpoint.Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
     stall = 0.0
 
-    def save(state: loop.State) -> None:
+    def save(state: State) -> None:
         nonlocal stall
         began = time.perf_counter()
         saver.save(state.step, this.model, this.optimizer, resume.saved(this, state, {}), best=False)
@@ -53,7 +57,7 @@ def measure_once(
     def due(step: int) -> bool:
         return kind != "none" and step == steps // 4
 
-    def save_if_due(state: loop.State) -> None:
+    def save_if_due(state: State) -> None:
         if due(state.step):  # the loop saves at its end, too
             save(state)
 
@@ -104,13 +108,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     training_loop.KAGGLE_TABLES[:] = [max(3, int(n * arguments.scale)) for n in training_loop.KAGGLE_TABLES]
-    here = runtime.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    here = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         manifest = training_loop.write_rows(Path(scratch))
         overrides = [f"optimizer={arguments.optimizer}", f"train.global_batch_size={BATCH}", f"data.path={scratch}"]
         config = compose_config(AppConfig, CONFIG_DIR, overrides)
         result = measure(session.build(config, here, Path(scratch), manifest), Path(directory), arguments.rounds)
-    runtime.stop()
+    platform.stop()
     print("| checkpoint | GiB | stall s | delay s | written after s |")
     print("|---|---|---|---|---|")
     for kind, seconds in result["seconds"].items():

@@ -14,9 +14,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-from data_prep.generators import SyntheticConfig
-from data_prep.synthetic import BLOCK_ROWS, LabelledRows, as_block, as_text, calibrated_teacher, label_rows
-from data_prep.teacher import Teacher
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.synthetic.rows import BLOCK_ROWS, LabelledRows, as_block, as_text, calibrated_teacher, label_rows
+from data_prep.synthetic.teacher import Teacher
 
 WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {
     "drawn": lambda teacher, rows: rows,

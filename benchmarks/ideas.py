@@ -26,10 +26,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
-from app import runtime
 from app.config import RuntimeConfig
-from app.health import Health
 from app.model.interaction import DotInteraction, mlp
+from app.runtime import platform
+from app.training.finite_checks import Health
 from benchmarks.result_file import write_result
 from benchmarks.training_loop import KAGGLE_TABLES
 
@@ -207,9 +207,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    runtime.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
     measured = {name: list(rounds_of(make(arguments.batch), arguments.rounds)) for name, make in GROUPS.items()}
-    runtime.stop()
+    platform.stop()
     measured[f"over_arch, {LARGE_BATCH:,} samples"] = [memory(arguments.threads) for _ in range(3)]
     table = {group: summarise(rounds) for group, rounds in measured.items()}
     print("| part | variant | ms | ratio |\n|---|---|---:|---:|")

@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.result_file import write_result
-from data_prep.access_generator import AccessGenerator
-from data_prep.jit import jit
-from data_prep.locality import BIN_STARTS, Profiler, TableProfile, distance_between
+from common.jit import jit
+from data_prep.traces.histogram import BIN_STARTS, Profiler, TableProfile, distance_between
+from data_prep.traces.sampler import AccessGenerator
 
 BAG, WAYS = 20, 32
 HASH = np.uint64(0x9E3779B97F4A7C15)

@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 from benchmarks.result_file import write_result
-from data_prep.format import load_manifest, open_shard
+from data_prep.dataset.format import load_manifest, open_shard
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH = 1024

@@ -36,7 +36,7 @@ sys.path.insert(0, str(REPOSITORY))
 import numpy as np  # noqa: E402
 from isal import igzip  # noqa: E402
 
-from data_prep.format import load_manifest  # noqa: E402
+from data_prep.dataset.format import load_manifest  # noqa: E402
 
 FIXED_2 = "torchrec_fixed, 2 workers"
 TORCHREC = "TorchRec's three steps, one process as made"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app import provenance
+from app.record import provenance
 
 
 def write_result(arguments: argparse.Namespace, results: Any) -> None:

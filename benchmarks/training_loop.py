@@ -4,7 +4,7 @@
 
 Measured side by side in one process, round after round in turn, on the same rows:
 
-  loop   app.loop.train as `make train` runs it: shards read, shuffled and checked, KeyedJaggedTensors built,
+  loop   app.training.loop as `make train` runs it: shards read, shuffled and checked, KeyedJaggedTensors built,
          DistributedModelParallel on gloo, fused SGD, losses gathered, steps timed, all but evaluation,
          checkpoints and the log
   sharded  the same model through DistributedModelParallel and its optimizer, in a plain loop over batches that lie
@@ -36,16 +36,19 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app import loop, optimizer, runtime, session
-from app.batch import Batch
+from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.embeddings import make_sparse_arch
-from app.health import Health
-from app.meter import Meter
+from app.data.batch import Batch
+from app.metrics.timing import Meter
 from app.model import DLRM
+from app.model.embeddings import make_sparse_arch
+from app.runtime import platform
+from app.training import loop, session
+from app.training.finite_checks import Health
+from app.training.state import LOSS, Parts, State
 from benchmarks.result_file import write_result
 from common.cli import compose_config
-from data_prep.format import Manifest, ShardArrays, Split, write_shard
+from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 
 # Rows of the tables of Criteo Kaggle without a frequency threshold.
 KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
@@ -98,8 +101,8 @@ def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hoo
         optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
         return LEARNING_RATE
 
-    health = Health(this.model.module.interaction, this.dense_parameters(), loop.LOSS)
-    parts = loop.Parts(
+    health = Health(this.model.module.interaction, this.dense_parameters(), LOSS)
+    parts = Parts(
         batches=lambda epoch, first: batches,
         total_steps=steps,
         steps_per_epoch=split.num_batches(config.global_batch_size),
@@ -114,7 +117,7 @@ def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hoo
         **hooks,
     )
     began = time.perf_counter()
-    loop.train(parts, config, loop.State())
+    loop.train(parts, config, State())
     return (time.perf_counter() - began) / steps
 
 
@@ -185,7 +188,7 @@ def mlps_step(this: session.Session) -> Step:
 
 
 def measure(
-    batch_size: int, arguments: argparse.Namespace, here: runtime.Runtime, root: Path, manifest: Manifest
+    batch_size: int, arguments: argparse.Namespace, here: platform.Runtime, root: Path, manifest: Manifest
 ) -> dict[str, Any]:
     """Rounds in turn at one batch size."""
     overrides = ["optimizer=sgd", f"train.global_batch_size={batch_size}", f"data.path={root}"]
@@ -224,11 +227,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one part of a round, about")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    here = runtime.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    here = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
     with tempfile.TemporaryDirectory() as scratch:
         manifest = write_rows(Path(scratch))
         results = [measure(size, arguments, here, Path(scratch), manifest) for size in arguments.batch]
-    runtime.stop()
+    platform.stop()
     print(f"| batch | threads | {' | '.join(f'{kind} ms' for kind in KINDS)} | loop samples/s |", end="")
     print("".join(f" loop / {kind} |" for kind in KINDS[1:]) + "\n" + "|---" * (3 + 2 * len(KINDS) - 1) + "|")
     for result in results:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
-from data_prep.config import PrepConfig, dataset_path, may_use_processes
-from data_prep.pool import start_fork_server
-from data_prep.validation import GENERATED
+from data_prep.config.checks import GENERATED
+from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
+from data_prep.engine.processes import start_fork_server
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 

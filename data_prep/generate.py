@@ -13,11 +13,11 @@ import numpy as np
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.access_generator import AccessGenerator
-from data_prep.config import PrepConfig, required
-from data_prep.files import temporary_path
-from data_prep.locality import load_profiles
-from data_prep.trace_length import warn_of_length
+from data_prep.config.keys import PrepConfig, required
+from data_prep.io.atomic import temporary_path
+from data_prep.traces.histogram import load_profiles
+from data_prep.traces.length import warn_of_length
+from data_prep.traces.sampler import AccessGenerator
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 PIECE = 1 << 20

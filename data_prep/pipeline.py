@@ -11,38 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.jit import compile_notice
 from common.memory import keep_freed_memory
-from data_prep.arrange import SPLITS
-from data_prep.bayes import dataset_scores
-from data_prep.budget import check_disk
-from data_prep.choices import DataSource
-from data_prep.config import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
-from data_prep.departures import tell_departures
-from data_prep.existing import (
-    CLEARING_NAME,
-    claimed,
-    find_finished,
-    keep_or_discard_work,
-    refuse_foreign_files,
-)
-from data_prep.format import Manifest
-from data_prep.generated import Generator, write_generated
-from data_prep.inputs import chosen_bags, find_sources, refuse_early, user_table
-from data_prep.jit import compile_notice
-from data_prep.kernels import compile_kernels
-from data_prep.layout import clear_dataset, collect_splits, finish, plan_finish
-from data_prep.multi_hot import MultiHot
-from data_prep.pool import start_fork_server
-from data_prep.random_rows import RandomRows
-from data_prep.remote import known_sums, note_read
-from data_prep.rules import Rules, resolve_rules
-from data_prep.schema import CRITEO
-from data_prep.stages import Result, run_stages
-from data_prep.table import Table
-from data_prep.table_sizes import num_embeddings
-from data_prep.trace_rows import TraceRows
-from data_prep.validation import GENERATED, refuse_idle_keys, validate
-from data_prep.work import Job
+from data_prep.config.checks import GENERATED, refuse_idle_keys, validate
+from data_prep.config.differences import tell_departures
+from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
+from data_prep.config.presets import Rules, resolve_rules
+from data_prep.config.table_sizes import num_embeddings
+from data_prep.dataset.format import Manifest
+from data_prep.dataset.multi_hot import MultiHot
+from data_prep.dataset.options import DataSource
+from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.table_spec import Table
+from data_prep.engine.job import Job
+from data_prep.engine.memory_budget import check_disk
+from data_prep.engine.processes import start_fork_server
+from data_prep.engine.workspace import CLEARING_NAME, claimed, find_finished, keep_or_discard_work, refuse_foreign_files
+from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_table
+from data_prep.sources.remote import known_sums, note_read
+from data_prep.stages.compile_kernels import compile_kernels
+from data_prep.stages.run import Result, run_stages
+from data_prep.stages.shuffle_order import SPLITS
+from data_prep.stages.split import clear_dataset, collect_splits, finish, plan_finish
+from data_prep.synthetic.bayes_scores import dataset_scores
+from data_prep.synthetic.random_ids import RandomRows
+from data_prep.synthetic.write import Generator, write_generated
+from data_prep.traces.rows import TraceRows
 
 TOOL_VERSION = "clickwork 0.1.0"
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, run_command
-from data_prep.accesses import profile_accesses
-from data_prep.config import PrepConfig, required, usable_cpus
-from data_prep.locality import save_profiles
+from data_prep.config.keys import PrepConfig, required, usable_cpus
+from data_prep.traces.accesses import profile_accesses
+from data_prep.traces.histogram import save_profiles
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 

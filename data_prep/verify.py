@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.arrange import SPLITS
-from data_prep.config import PrepConfig, dataset_path
-from data_prep.format import (
+from data_prep.config.keys import PrepConfig, dataset_path
+from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
     FileDigest,
@@ -27,9 +27,9 @@ from data_prep.format import (
     verify_file,
     verify_shard,
 )
-from data_prep.lookup import VOCABULARY_DIRECTORY, vocabulary_path
-from data_prep.multi_hot import SUMS_NAME, TABLES_DIRECTORY
-from data_prep.ragged import Bags
+from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY
+from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
+from data_prep.stages.shuffle_order import SPLITS
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 CHECKED_ROWS = 1 << 18

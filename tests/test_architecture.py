@@ -150,30 +150,34 @@ def test_no_machine_and_no_registry_in_tracked_files() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "problem"),
     [
-        ("data_prep/parse.py", "import torch", "data_prep/parse.py:1: imports torch: "),
+        ("data_prep/parsing/criteo.py", "import torch", "data_prep/parsing/criteo.py:1: imports torch: "),
         (
-            "data_prep/parse.py",
+            "data_prep/parsing/criteo.py",
             "def f():\n    from torchrec.sparse import x",
             "parse.py:2: imports torchrec.sparse: ",
         ),
-        ("data_prep/parse.py", "import fbgemm_gpu as f", "imports fbgemm_gpu: "),
+        ("data_prep/parsing/criteo.py", "import fbgemm_gpu as f", "imports fbgemm_gpu: "),
         (
-            "data_prep/parse.py",
+            "data_prep/parsing/criteo.py",
             "from app import config",
             "imports app.config: data_prep knows nothing of app",
         ),
         ("common/cli.py", "import torch.nn", "imports torch.nn: common is a world without torch"),
-        ("common/cli.py", "from data_prep.format import x", "imports data_prep.format: common is below"),
+        (
+            "common/cli.py",
+            "from data_prep.dataset.format import x",
+            "imports data_prep.dataset.format: common is below",
+        ),
         ("common/cli.py", "import app", "imports app: common is below"),
         (
             "app/train.py",
             "from data_prep import parse",
-            "imports data_prep.parse: of data_prep, app.train may know",
+            "imports data_prep.parsing.criteo: of data_prep, app.train may know",
         ),
         (
             "app/model.py",
-            "from data_prep.encode import x",
-            "imports data_prep.encode: of data_prep, app.model may know",
+            "from data_prep.encoding.encoder import x",
+            "imports data_prep.encoding.encoder: of data_prep, app.model may know",
         ),
         ("app/model.py", "from app.data import Batch", "imports app.data: app.model is a leaf"),
         ("app/model.py", "from . import data", "imports app.data: app.model is a leaf"),
@@ -195,18 +199,21 @@ def test_planted_import_is_caught(tmp_path: Path, file: str, code: str, problem:
 @pytest.mark.parametrize(
     ("file", "code"),
     [
-        ("app/train.py", "from app import data, model\nfrom data_prep.encode import x\nimport torch"),
+        ("app/train.py", "from app import data, model\nfrom data_prep.encoding.encoder import x\nimport torch"),
         (
             "app/model.py",
             "from app.config import Config\nfrom common.errors import UserError\nimport torchrec",
         ),
-        ("app/data.py", "from data_prep.format import Manifest\nfrom data_prep import format"),
+        ("app/data.py", "from data_prep.dataset.format import Manifest\nfrom data_prep import format"),
         (
             "app/parts/dense.py",
             "from app.parts import sparse\nfrom .sparse import x\nfrom ..config import Config",
         ),
-        ("data_prep/parse.py", "from data_prep.schema import Schema\nfrom . import format\nimport numba"),
-        ("tests/test_x.py", "from app.model import x\nfrom data_prep.parse import y\nimport torch"),
+        (
+            "data_prep/parsing/criteo.py",
+            "from data_prep.dataset.schema import Schema\nfrom . import format\nimport numba",
+        ),
+        ("tests/test_x.py", "from app.model import x\nfrom data_prep.parsing.criteo import y\nimport torch"),
     ],
 )
 def test_allowed_imports_pass(tmp_path: Path, file: str, code: str) -> None:
@@ -218,7 +225,7 @@ def test_module_that_composes_imports_leaves_and_no_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "COMPOSERS", {"model"})
-    plant(tmp_path, "app/model.py", "import app.data\nfrom data_prep.encode import x\nimport app.train")
+    plant(tmp_path, "app/model.py", "import app.data\nfrom data_prep.encoding.encoder import x\nimport app.train")
     problems = layering_problems(tmp_path)
     assert problems == ["app/model.py:3: imports app.train: app.model serves entry points and imports none"]
 
@@ -231,7 +238,7 @@ def test_planted_giants_are_caught(tmp_path: Path) -> None:
     )
     plant(
         tmp_path,
-        "data_prep/parse.py",
+        "data_prep/parsing/criteo.py",
         "class A:\n    def f():\n" + "        pass\n" * (MAX_FUNCTION_LINES - 1),
     )
     assert [problem.split(", more")[0] for problem in size_problems(tmp_path)] == [
@@ -255,8 +262,8 @@ def plant(root: Path, file: str, code: str) -> None:
         "app/config.py",
         "app/data.py",
         "app/parts/sparse.py",
-        "data_prep/format.py",
-        "data_prep/parse.py",
+        "data_prep/dataset/format.py",
+        "data_prep/parsing/criteo.py",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app import serving, session
-from app.batch import Batch
 from app.benchmark.case import Case
 from app.benchmark.dense import flops_of
 from app.benchmark.shape import Shape, random_batch
 from app.config.bench import BenchConfig
 from app.config.serving import TablePrecision, row_bytes
-from app.runtime import Runtime
-from data_prep.format import Manifest
+from app.data.batch import Batch
+from app.runtime.platform import Runtime
+from app.scoring import served_model
+from app.training import session
+from data_prep.dataset.format import Manifest
 
 FLOAT_BYTES = ID_BYTES = 4
 SAMPLES, MOST_BATCHES = 1 << 16, 64  # different ones that lie ready, so that small batches are not of the same rows
@@ -82,11 +83,11 @@ def _sharded(config: BenchConfig, here: Runtime, root: Path, manifest: Manifest)
 
 def _served(config: BenchConfig, here: Runtime, manifest: Manifest, precision: TablePrecision) -> tuple[Score, int]:
     """The model of random weights, unsharded, and the number of its dense parameters."""
-    model = serving.unsharded(config, manifest)
-    tables = {parameter for module in serving.collections(model) for parameter in module.parameters()}
+    model = served_model.unsharded(config, manifest)
+    tables = {parameter for module in served_model.collections(model) for parameter in module.parameters()}
     dense = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
     with torch.no_grad():
         for table in tables:
             table.uniform_(-0.05, 0.05)
-    served = serving.in_precision(model, precision, here.device)
+    served = served_model.in_precision(model, precision, here.device)
     return lambda batch: session.forward(served, batch, config.runtime.precision), dense

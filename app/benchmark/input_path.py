@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app.batch import Batch, OneHotBatches, Rows
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
 from app.data import Split
-from data_prep.format import Manifest, ShardArrays, write_shard
-from data_prep.format import Split as SplitEntry
+from app.data.batch import Batch, OneHotBatches, Rows
+from data_prep.dataset.format import Manifest, ShardArrays, write_shard
+from data_prep.dataset.format import Split as SplitEntry
 
 ROWS = 400_000
 LABEL_BYTES = VALUE_BYTES = 4

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.batch import Batch
+from app.data.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from app.benchmark.case import Case
 from app.benchmark.dense import flops_of
 from app.benchmark.shape import Shape, random_batch
 from app.benchmark.tables import lookup_bytes, update_bytes
-from app.session import Session
+from app.training.session import Session
 
 BATCHES = 8
 FLOAT_BYTES = 4

@@ -22,7 +22,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from common.errors import UserError
-from data_prep.format import FileDigest, digest_file, sync, write_atomically
+from data_prep.dataset.format import FileDigest, digest_file, sync, write_atomically
 
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
 STATE = "state.json"

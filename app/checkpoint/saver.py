@@ -18,7 +18,7 @@ from app.checkpoint import files, staging
 from app.checkpoint.files import OLD, PART, Saved
 from common.errors import UserError
 from common.streams import without_native_stdout
-from data_prep.format import digest_file
+from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.checks.check import Check, fail, ok, warn
 from common.errors import UserError
-from data_prep.format import MANIFEST_NAME, load_manifest, shard_path
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
 
 RUN_MANIFEST, RUN_SUMMARY, CHECKPOINTS, LATEST, STATE = (
     "manifest.json", "summary.json", "checkpoints", "latest", "state.json"

@@ -7,7 +7,7 @@ from typing import Any
 from app.config.checks import require_at_least
 from app.config.published_tables import published_tables
 from common.errors import UserError
-from data_prep.multi_hot import Distribution, MultiHot
+from data_prep.dataset.multi_hot import Distribution, MultiHot
 
 
 class VerifyData(Enum):

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.batch import Rows
 from app.config import VerifyData
+from app.data.batch import Rows
 from common.cli import EXIT_STOPPED
 from common.errors import UserError
-from data_prep.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
-from data_prep.format import Split as SplitEntry
-from data_prep.ragged import Bags, join
+from data_prep.dataset.bags import Bags, join
+from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
+from data_prep.dataset.format import Split as SplitEntry
 
 log = logging.getLogger("clickwork")
 

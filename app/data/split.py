@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.batch import Batch, MultiHotBatches, OneHotBatches, Rows, join_rows
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
+from app.data.batch import Batch, MultiHotBatches, OneHotBatches, Rows, join_rows
 from app.data.shards import SplitShards
 from common.errors import UserError
-from data_prep.format import Manifest
-from data_prep.multi_hot import TABLES_DIRECTORY, MultiHotTables
+from data_prep.dataset.format import Manifest
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 
 
 @dataclass

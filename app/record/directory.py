@@ -31,7 +31,7 @@ from app.record.reading import (
     read_json,
 )
 from common.errors import UserError
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
 
 log = logging.getLogger("clickwork")
 

@@ -14,7 +14,7 @@ from app.report.charts import Chart
 from app.report.read import RunFiles
 from app.report.tables import Table
 from app.report.words import NOT_MEASURED, count, figure, percent
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"

@@ -77,7 +77,7 @@ def _block(weight: Tensor, start: int, stop: int) -> Tensor | None:
         first, last = max(start, row), min(stop, row + shard.shard_sizes[0])
         if first >= last:
             continue
-        owner = shard.placement.rank()
+        owner = shard.placement.rank()  # type: ignore[union-attr]
         if rank == owner:
             piece = local[row, column].detach()[first - row : last - row].cpu().contiguous()
             if block is None:

@@ -19,7 +19,7 @@ class Tracker(Protocol):
         """Show one event of metrics.jsonl."""
 
     def curves(self, step: int, curves: Mapping[str, Any]) -> None:
-        """Show what app.curves made of an evaluation."""
+        """Show what app.metrics.curves made of an evaluation."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
         """Show the summary, if there is one, and let go."""

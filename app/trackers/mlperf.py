@@ -9,7 +9,7 @@ from typing import Any
 
 from app.config import AppConfig, OptimizerName
 from app.config.optimizer import ADAGRADS
-from data_prep.format import write_atomically
+from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "

@@ -1,4 +1,4 @@
-"""Ours: shards on disk, read, shuffled and checked, through app.loop.train, without evaluation, checkpoints and log."""
+"""Clickwork: shards on disk, read, shuffled and checked, through its training loop; no evaluation or checkpoints."""
 
 import tempfile
 import time
@@ -6,12 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
-from app import loop, optimizer, runtime, session
+from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.meter import Meter
+from app.metrics.timing import Meter
+from app.runtime import platform
+from app.training import loop, session
+from app.training.state import Parts, State
 from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
 from common.cli import compose_config
-from data_prep.format import Manifest, ShardArrays, Split, write_shard
+from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 
 
 def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
@@ -20,7 +23,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
                  f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd", f"optimizer.lr={LEARNING_RATE}",
                  f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
     config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
-    here = runtime.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)
+    here = platform.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         this = session.build(config, here, root, _write(root, rows))
@@ -31,7 +34,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
             return LEARNING_RATE
 
         steps = split.num_batches(batch_size)
-        parts = loop.Parts(
+        parts = Parts(
             batches=lambda epoch, first: split.train_batches(batch_size, 0, epoch, first),
             total_steps=steps,
             steps_per_epoch=steps,
@@ -43,7 +46,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
             meter=Meter(here.device),
         )
         began = time.perf_counter()
-        loop.train(parts, config.train, loop.State())
+        loop.train(parts, config.train, State())
         return (time.perf_counter() - began) * len(rows.labels) / (steps * batch_size)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from app import runtime
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
 from app.config.bench import BenchConfig
 from app.config.doctor import DoctorConfig
 from app.config.export import ExportConfig
 from app.config.recommend import RecommendConfig
+from app.runtime import platform
 from common.cli import run_command
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
@@ -38,10 +38,10 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def here() -> Iterator[runtime.Runtime]:
+def here() -> Iterator[platform.Runtime]:
     """This test process as world size 1 of the distributed path."""
-    yield runtime.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
-    runtime.stop()
+    yield platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
+    platform.stop()
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +144,7 @@ def _entry_point(
     sys.argv = [f"app.{name}", *overrides]
     module = importlib.import_module(f"app.{name}")
     schema, config = SCHEMAS[name]
-    runtime.leave(run_command(module.main, schema, CONFIG_DIR, config))
+    platform.leave(run_command(module.main, schema, CONFIG_DIR, config))
 
 
 def app_environment() -> dict[str, str]:

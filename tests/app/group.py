@@ -12,14 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import optimizer, runtime, session, sharding, train
+from app import optimizer, sharding, train
 from app.config import CONFIG_DIR, AppConfig
+from app.config.validation import validate
 from app.record import Record, read_summary
-from app.run import Run
-from app.signals import StopRequest
-from app.validation import validate
+from app.runtime import platform
+from app.runtime.signals import StopRequest
+from app.training import session
+from app.training.run import Run
 from common.cli import compose_config, run_command
-from data_prep.format import load_manifest
+from data_prep.dataset.format import load_manifest
 
 TIMEOUT_SECONDS = 900
 
@@ -83,22 +85,22 @@ def _member(variables: dict[str, str], log: str, target: Callable[..., None], ar
 def _train(overrides: list[str], cwd: str) -> None:
     os.chdir(cwd)
     sys.argv = ["app.train", *overrides]
-    runtime.leave(run_command(train.main, AppConfig, CONFIG_DIR))
+    platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))
 
 
 def _cases(cases: list[list[str]], out: str) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, cases[0])
-    here = runtime.start(config.runtime, seed=0, deterministic=True)
+    here = platform.start(config.runtime, seed=0, deterministic=True)
     results = [_trained(case, here) for case in cases]
     if here.rank == 0:
         Path(out).write_text(json.dumps(results))
     dist.barrier()
-    runtime.leave(0)
+    platform.leave(0)
 
 
 def _runs(cases: list[list[str]], out: str) -> None:
     configs = [compose_config(AppConfig, CONFIG_DIR, case) for case in cases]
-    here = runtime.start(configs[0].runtime, seed=0, deterministic=True)
+    here = platform.start(configs[0].runtime, seed=0, deterministic=True)
     summaries = []
     for config in configs:
         root, record = Path(config.data.path or ""), Record(Path(config.run.dir), here.rank)
@@ -110,10 +112,10 @@ def _runs(cases: list[list[str]], out: str) -> None:
     if here.rank == 0:
         Path(out).write_text(json.dumps(summaries))
     dist.barrier()
-    runtime.leave(0)
+    platform.leave(0)
 
 
-def _trained(overrides: list[str], here: runtime.Runtime) -> dict[str, Any]:
+def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     validate(config)
     root = Path(config.data.path or "")

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from app import run, session
 from app.checkpoint import files, saver
 from app.data import shards
+from app.training import run, session
 
 
 def at_call(

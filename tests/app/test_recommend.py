@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from app.candidates import read_candidates
+from app.scoring.candidates import read_candidates
+from data_prep.dataset.schema import CRITEO
 from data_prep.pipeline import preprocess
-from data_prep.schema import CRITEO
 from tests.app.conftest import SMALL, Command
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config

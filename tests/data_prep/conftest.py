@@ -12,8 +12,8 @@ import pytest
 
 from common.cli import compose_config
 from data_prep.__main__ import CONFIG_DIRECTORY
-from data_prep.config import DataConfig, PrepConfig
-from data_prep.format import load_manifest, open_shard
+from data_prep.config.keys import DataConfig, PrepConfig
+from data_prep.dataset.format import load_manifest, open_shard
 from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import data_prep
 from common.cli import compose_config
-from data_prep import interchange, locality, pipeline, preload, verify  # noqa: F401
-from data_prep.config import PrepConfig
+from data_prep.config.keys import PrepConfig
+from data_prep.stages import preload  # noqa: F401
 from tests import forks  # noqa: F401
 
 compose_config(PrepConfig, Path(data_prep.__file__).parent / "conf", ["data.raw=/a-b/c_0", "data.path=x"])

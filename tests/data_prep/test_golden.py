@@ -4,11 +4,11 @@ import numpy as np
 
 from app.config import DataConfig
 from app.data import Split
-from data_prep.encode import Encoder
-from data_prep.format import load_manifest
-from data_prep.parse import parse_bytes
-from data_prep.permutation import inverse_permutation
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.parsing.criteo import parse_bytes
 from data_prep.pipeline import preprocess
+from data_prep.stages.permutation import inverse_permutation
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, load_split
 

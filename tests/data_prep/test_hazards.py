@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.days import generate_days
-from data_prep.generators import SyntheticConfig
-from data_prep.pool import Counters
-from data_prep.sources import resolve_sources
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.engine.processes import Counters
+from data_prep.sources.discover import resolve_sources
+from data_prep.synthetic.days import generate_days
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
 from tests.told import error_line
@@ -96,7 +96,7 @@ def test_a_day_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep import stages
+    from data_prep.stages import run as stages
 
     path = tmp_path / "rows.tsv"
     path.write_bytes(oracle.make_rows(300, seed=0))

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.config import ExchangeConfig
-from data_prep.encode import Encoder
-from data_prep.existing import locked
-from data_prep.exporting import export_multi_hot, export_npy
-from data_prep.exporting_bin import export_bin
-from data_prep.format import load_manifest, open_shard, shard_path
-from data_prep.importing import import_bin, import_npy
-from data_prep.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
+from data_prep.config.keys import ExchangeConfig
+from data_prep.dataset.format import load_manifest, open_shard, shard_path
+from data_prep.dataset.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
+from data_prep.encoding.encoder import Encoder
+from data_prep.engine.workspace import locked
+from data_prep.exchange.export import export_multi_hot, export_npy
+from data_prep.exchange.export_bin import export_bin
+from data_prep.exchange.importer import import_bin, import_npy
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -200,7 +200,7 @@ def test_a_file_cut_off_by_an_error_is_not_there(tmp_path):
 
 
 def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
-    from data_prep import multi_hot
+    from data_prep.dataset import multi_hot
 
     rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
     whole = MultiHotTables.open(tmp_path / "a", rows, bags)

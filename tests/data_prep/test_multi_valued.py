@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep import budget
-from data_prep.encode import Encoder
-from data_prep.format import load_manifest, open_shard
+from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.encoding.encoder import Encoder
+from data_prep.engine import memory_budget
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, run, sums
@@ -169,9 +169,9 @@ def test_workers_do_not_change_a_byte(directory, kind):
 
 def test_vocabularies_beyond_the_budget(directory, monkeypatch, capsys):
     preprocess(config(*overrides(directory, "csv", "whole")))
-    monkeypatch.setattr(budget.LookupTable, "bytes_for", staticmethod(lambda values: values << 20))
-    monkeypatch.setattr(budget, "PARENT_BYTES", 480 << 20)
-    monkeypatch.setattr(budget, "MIN_PASS_BYTES", 48 << 20)
+    monkeypatch.setattr(memory_budget.LookupTable, "bytes_for", staticmethod(lambda values: values << 20))
+    monkeypatch.setattr(memory_budget, "PARENT_BYTES", 480 << 20)
+    monkeypatch.setattr(memory_budget, "MIN_PASS_BYTES", 48 << 20)
     preprocess(config(*overrides(directory, "csv", "parts", "data.memory_budget=512MiB")))
     assert re.search(r"encoding in \d+ passes", capsys.readouterr().err)
     assert sums(directory / "parts") == sums(directory / "whole")

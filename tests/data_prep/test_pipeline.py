@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.format import load_manifest
+from data_prep.dataset.format import load_manifest
+from data_prep.engine.processes import peak_memory
 from data_prep.pipeline import preprocess
-from data_prep.pool import peak_memory
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums
@@ -174,7 +174,8 @@ def test_too_little_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("encoding", ["vocabulary", "torchrec_fixed", "amd_blog"])
 @pytest.mark.parametrize("allowance", [3_000, 40_000])
 def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
-    from data_prep import budget, stages
+    from data_prep.engine import memory_budget
+    from data_prep.stages import run as stages
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
@@ -182,7 +183,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     passes = []
 
     def plan(data, job, workers, values):
-        passes.append(budget.plan_passes(values, allowance))
+        passes.append(memory_budget.plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
     monkeypatch.setattr(stages, "plan_encoding", plan)
@@ -195,13 +196,13 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
 
 
 def test_passes_are_planned_within_the_budget():
-    from data_prep.budget import plan_encoding
-    from data_prep.config import chunk_size
-    from data_prep.lookup import LookupTable
-    from data_prep.passes import plan_passes
-    from data_prep.rules import resolve_rules
-    from data_prep.schema import CRITEO
-    from data_prep.work import Job
+    from data_prep.config.keys import chunk_size
+    from data_prep.config.presets import resolve_rules
+    from data_prep.dataset.schema import CRITEO
+    from data_prep.encoding.lookup import LookupTable
+    from data_prep.engine.job import Job
+    from data_prep.engine.memory_budget import plan_encoding
+    from data_prep.stages.encode_in_passes import plan_passes
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     data = config("data.path=out", "data.memory_budget=1GiB")

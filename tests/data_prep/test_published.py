@@ -8,11 +8,11 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
 from common.errors import UserError
-from data_prep.choices import Encoding
-from data_prep.encode import Encoder
-from data_prep.format import load_manifest
+from data_prep.config.presets import RULES
+from data_prep.dataset.format import load_manifest
+from data_prep.dataset.options import Encoding
+from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
-from data_prep.rules import RULES
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums

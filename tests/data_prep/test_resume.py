@@ -8,9 +8,9 @@ import signal
 import numpy as np
 import pytest
 
-from data_prep import units
+from data_prep.engine.processes import Pool
 from data_prep.pipeline import preprocess
-from data_prep.pool import Pool
+from data_prep.stages import parse as units
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, run, sums
@@ -91,7 +91,7 @@ def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
 
 def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
     """After a power cut a finished unit's file may be anything; its sum tells."""
-    from data_prep import stages
+    from data_prep.stages import run as stages
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000", "data.workers=1"))
@@ -110,11 +110,12 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
 
 def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, capsys):
     """What its units' files are is not known here."""
-    from data_prep import existing, stages
+    from data_prep.engine import workspace
+    from data_prep.stages import run as stages
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     with monkeypatch.context() as patch:
-        patch.setattr(existing, "WORK_FORMAT", existing.WORK_FORMAT - 1)
+        patch.setattr(workspace, "WORK_FORMAT", workspace.WORK_FORMAT - 1)
         patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
@@ -126,7 +127,7 @@ def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, c
 
 
 def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
-    from data_prep import layout
+    from data_prep.stages import split
 
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000"))
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000")
@@ -141,7 +142,7 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
         original(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout.os, "replace", stop_after_seven)
+        patch.setattr(split.os, "replace", stop_after_seven)
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.choices import VocabularyOrder
-from data_prep.lookup import LookupTable
-from data_prep.merging import merge_in_parts
-from data_prep.ranking import most_frequent, rank_values
-from data_prep.spilled import held_parts
-from data_prep.vocabulary import _count_repeated, count_in_order, count_values
+from data_prep.dataset.options import VocabularyOrder
+from data_prep.encoding.lookup import LookupTable
+from data_prep.vocabulary.count import _count_repeated, count_in_order, count_values
+from data_prep.vocabulary.merge import merge_in_parts
+from data_prep.vocabulary.rank import most_frequent, rank_values
+from data_prep.vocabulary.spill import held_parts
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)

@@ -1,4 +1,4 @@
-"""Runs' directories with known figures, as app.run leaves them."""
+"""Runs' directories with known figures, as app.training.run leaves them."""
 
 import copy
 import functools
@@ -10,10 +10,10 @@ import numpy as np
 import yaml
 
 from app.config import CONFIG_DIR, AppConfig, to_plain
-from app.curves import click_curves
-from app.meter import step_time_histogram, throughput
-from app.metrics import click_metrics
-from app.provenance import describe_run
+from app.metrics.clicks import click_metrics
+from app.metrics.curves import click_curves
+from app.metrics.timing import step_time_histogram, throughput
+from app.record.provenance import describe_run
 from common.cli import compose_config
 
 MANIFEST = {"format": "clickwork-run", **describe_run(), "from_step": 0, "earlier": []}

@@ -1,0 +1,146 @@
+"""Throughput: device-synchronised times of steps, warm-up and everything but training left out."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.metrics.phases import Phases
+
+STEP_TIME_BINS = 60
+
+
+class Meter:
+    """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
+
+    A step lasts from the end of the one before, its wait for input included; a step after an interruption
+    (evaluation, checkpoint) lasts from the end of the interruption.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+        self._input_wait = 0.0
+        self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+        self._began = time.perf_counter()
+        self._phases = Phases(device, self._mark, self._between)
+        self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` that knew them
+
+    def step_begins(self) -> None:
+        """The step's batch is there."""
+        self._phases.step_begins()
+
+    def phase_done(self, phase: str) -> None:
+        """The step has done one of PHASES."""
+        self._phases.done(phase)
+
+    def step_done(self, input_wait: float) -> None:
+        """Note the end of a step, of which `input_wait` seconds were spent waiting for its batch."""
+        self._input_wait += input_wait
+        self._marks.append(self._mark())
+
+    def start(self) -> None:
+        """Begin (again) to time steps from now on."""
+        self._synchronise()
+        self._began = time.perf_counter()
+        self._marks = [self._mark()]
+        self._input_wait = 0.0
+
+    def take(self) -> tuple[NDArray[np.float32], float]:
+        """Seconds of each step since the last call, [steps] float32, and their input wait; synchronises."""
+        self._synchronise()
+        seconds = np.array(
+            [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)],
+            dtype=np.float32,
+        )
+        wait, self._input_wait = self._input_wait, 0.0
+        self._marks = self._marks[-1:]
+        self.phases = self._phases.take() or self.phases
+        now = time.perf_counter()
+        self.spent["train"] += now - self._began
+        self._began = now
+        return seconds, wait
+
+    @contextmanager
+    def apart(self, kind: str) -> Iterator[None]:
+        """Count what happens inside as `kind` (eval or checkpoint), not as training; call after `take`."""
+        began = time.perf_counter()
+        if self._marks:
+            self.spent["train"] += began - self._began
+        try:
+            yield
+        finally:
+            self.spent[kind] += time.perf_counter() - began
+            if self._marks:
+                self.start()
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, a: Any, b: Any) -> float:
+        return b - a if self._device.type != "cuda" else a.elapsed_time(b) / 1e3
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def memory_in_use(device: torch.device) -> dict[str, int | None]:
+    """This process's resident memory and what its tensors take on its GPU, bytes; None where it cannot be told."""
+    try:
+        host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        host = None
+    return {
+        "host_bytes": host,
+        "device_bytes": torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
+    }
+
+
+def step_time_histogram(step_seconds: NDArray[np.float32]) -> dict[str, Any]:
+    """Counts of step times, ms, over 60 bins from least to greatest, whose widths grow by one factor."""
+    if not len(step_seconds):
+        return {"edges_ms": [], "counts": []}
+    least, greatest = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
+    edges = np.geomspace(least * 0.999, greatest * 1.001, STEP_TIME_BINS + 1)
+    counts, _ = np.histogram(step_seconds.astype(np.float64) * 1e3, edges)
+    return {"edges_ms": [float(f"{edge:.5g}") for edge in edges], "counts": counts.tolist()}
+
+
+def throughput(
+    step_seconds: NDArray[np.float32],
+    input_wait: float,
+    global_batch_size: int,
+    world_size: int,
+    excluded: int,
+) -> dict[str, float | int | None]:
+    """The figures of summary.json from the seconds of every step measured; None if there were none.
+
+    `excluded` steps were warm-up, after the start and each resumption, and are not among `step_seconds`.
+    """
+    figures: dict[str, float | int | None] = dict.fromkeys(
+        ("samples_per_second", "samples_per_second_per_device", "steps_per_second", "step_ms_p50", "step_ms_p95",
+         "input_wait_fraction")
+    )  # fmt: skip
+    if len(step_seconds):
+        total = float(step_seconds.astype(np.float64).sum())
+        rate = len(step_seconds) / total
+        figures = {
+            "samples_per_second": rate * global_batch_size,
+            "samples_per_second_per_device": rate * global_batch_size / world_size,
+            "steps_per_second": rate,
+            "step_ms_p50": float(np.percentile(step_seconds, 50)) * 1e3,
+            "step_ms_p95": float(np.percentile(step_seconds, 95)) * 1e3,
+            "input_wait_fraction": input_wait / total,
+        }
+    return {**figures, "warmup_steps_excluded": excluded, "steps_measured": len(step_seconds)}

@@ -1,0 +1,157 @@
+"""What made a run: code, versions, hardware, environment; digests of what came out."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+PACKAGES = (
+    "torch",
+    "torchrec",
+    "fbgemm-gpu",
+    "fbgemm_gpu-cpu",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "torchmetrics",
+)
+ENVIRONMENT_PREFIXES = (
+    "OMP_", "GOMP_", "MKL_", "KMP_", "NCCL_", "RCCL_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "TORCH_",
+    "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_",
+)  # fmt: skip
+ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
+REPOSITORY = Path(__file__).parents[2]
+
+
+def describe_run() -> dict[str, Any]:
+    """The part of a run's manifest that this machine and checkout decide."""
+    return {
+        "code": _code(),
+        # Compose sets what it does not know to nothing.
+        "image": os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
+        "base_image": os.environ.get("CLICKWORK_BASE_DIGEST") or None,
+        "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
+                     "hip": torch.version.hip},
+        "hardware": _hardware(),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
+        },
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }  # fmt: skip
+
+
+def host_peak_bytes() -> int:
+    """Largest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
+    """SHA-256 over the bytes of arrays, in their order."""
+    sha256 = hashlib.sha256()
+    for values in parameters:
+        sha256.update(np.ascontiguousarray(values).data)
+    return sha256.hexdigest()
+
+
+def _code() -> Mapping[str, str | None]:
+    """Commit of the checkout, and a hash of what differs from it; None where there is no git."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None}
+    sha256, differs = hashlib.sha256(), False
+    for part in _differences():
+        sha256.update(part)
+        differs = differs or bool(part)
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None}
+
+
+def _differences() -> Iterator[bytes]:
+    """git's diff from the commit, then names and contents of files that git does not know."""
+    yield _git("diff", "HEAD") or b""
+    for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
+        if name:
+            yield name
+            yield from _content(REPOSITORY / os.fsdecode(name))
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    """A file's bytes in pieces; of a link where it leads; nothing of what has gone since or may not be read."""
+    try:
+        if path.is_symlink():
+            yield os.fsencode(path.readlink())
+            return
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                yield piece
+    except OSError:
+        return
+
+
+def _git(*arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _hardware() -> dict[str, Any]:
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append({
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
+        })  # fmt: skip
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_name(),
+        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "devices": devices,
+        "driver": _gpu_driver() if devices else None,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _gpu_driver() -> str | None:
+    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            return Path(path).read_text().splitlines()[0].strip()
+        except OSError:
+            continue
+    return None

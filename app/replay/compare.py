@@ -1,0 +1,95 @@
+"""Composition: a replay, compared with the checkpoints that the run left."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app import checkpoint
+from app.checkpoint import resume
+from app.checkpoint.policy import Keeper
+from app.replay.bitwise_difference import Difference, compare, merged
+from app.training.run import Run
+from app.training.state import State
+
+NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
+TABLES = ".embedding_bags."  # in the names of tables
+
+
+class Witness(Keeper):
+    """Where the run saved a checkpoint that is still there, compares instead of saving."""
+
+    def __init__(self, run: Run, checkpoints: dict[int, Path]) -> None:
+        super().__init__(run.session, run.record.checkpoints, run.meter, run.seconds, lambda *event, **values: None)
+        self._checkpoints = checkpoints
+        self.tensors: dict[int, dict[str, Difference]] = {}  # those that differ, by step and name
+
+    def due(self, step: int) -> bool:
+        return step in self._checkpoints
+
+    def save(self, state: State, best: bool = False) -> None:
+        if state.step in self._checkpoints:
+            self.tensors[state.step] = self._compare(self._checkpoints[state.step])
+
+    def keep_best(self, state: State) -> None:
+        pass
+
+    def _compare(self, path: Path) -> dict[str, Difference]:
+        """The tensors that differ from a checkpoint's, tables first; a collective call."""
+        live = checkpoint.stage(checkpoint.tensors_of(self._session.model, self._session.optimizer))
+        recorded = checkpoint.stage(live)
+        resume.read_tensors(path, recorded)
+        mine: dict[str, Difference] = {}
+        for then, now in zip(checkpoint.local_tensors(recorded), checkpoint.local_tensors(live), strict=True):
+            difference = compare(_array(then.values), _array(now.values), NEAR_ZERO)
+            if difference is not None:
+                place = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
+                mine[then.path] = merged(mine.get(then.path), Difference(place, difference.largest)) or difference
+        everyones: list[dict[str, Difference]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyones, mine)
+        found: dict[str, Difference | None] = {}
+        for theirs in everyones:
+            for name, difference in theirs.items():
+                found[name] = merged(found.get(name), difference)
+        return {_short(name): found[name] for name in sorted(found, key=_order) if found[name] is not None}  # type: ignore
+
+    def report(self, losses: Difference | None) -> dict[str, Any]:
+        """What was found, for the JSON: steps count from 1."""
+        worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
+        differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
+        first = min(differing, default=None)
+        tensors = {} if first is None else differing[first]
+        return {
+            "losses": plain(losses, lambda place: {"first_step": place[0] + 1}),
+            "tensors_at_step": first,
+            "tensors": {name: plain(one, lambda place: {"first_element": place}) for name, one in tensors.items()},
+            "largest_difference": max([0.0, losses.largest if losses else 0.0, *worst]),
+        }
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """The model's tensors before the optimizer's, tables before dense ones."""
+    return not name.startswith("model."), TABLES not in name, name
+
+
+def _short(name: str) -> str:
+    """A tensor's name in the nest of a checkpoint, as people know it."""
+    kind, _, name = name.partition(".")
+    of_table = name.rpartition(TABLES)[2] if TABLES in name else ""
+    if kind == "model":
+        return of_table.removesuffix(".weight") or name
+    return "optimizer's " + (of_table.partition(".weight.")[2] or name.removeprefix("state.dense."))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """As NumPy has it; bfloat16, which it has not, becomes float32, value for value."""
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def plain(difference: Difference | None, place: Callable[[tuple[int, ...]], dict[str, Any]]) -> dict[str, Any] | None:
+    """A difference for the JSON; `place` names its first place."""
+    return None if difference is None else {**place(difference.first), "largest": difference.largest}

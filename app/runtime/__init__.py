@@ -1,0 +1,1 @@
+"""This process and its peers: platform, process group, failures in words, random states, signals."""

@@ -1,0 +1,231 @@
+"""The machine's part: platform, threads, process group, seeds, and agreement between processes."""
+
+import datetime
+import importlib.metadata
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed.rendezvous import rendezvous
+
+from app.config import Platform, Precision, RuntimeConfig
+from common.cli import EXIT_BAD_INPUT
+from common.errors import UserError
+from common.memory import keep_freed_memory
+from common.streams import without_native_stdout
+
+log = logging.getLogger("clickwork")
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+JsonT = TypeVar("JsonT", bound="str | None")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+FOR_EVER = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One process of the job. `device` is where it computes; collectives of small values go over the CPU."""
+
+    platform: Platform
+    device: torch.device
+    rank: int
+    world_size: int
+    local_world_size: int
+    num_threads: int
+    store: dist.Store
+    calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def highest(self, value: float) -> float:
+        """The highest of all processes' values, on all of them."""
+        return max(float(values[0]) for values in self.gather(np.array([value])))
+
+    def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
+        """Every process's array, in order of rank; all of one shape and dtype."""
+        if self.world_size == 1:
+            return [values]
+        mine = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everyones, mine)
+        return [theirs.numpy() for theirs in everyones]
+
+    def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
+        """Do something on rank 0, however long it takes, and give its result (a string or None) to all.
+
+        Raises:
+            UserError, SystemExit: what the action raised, on rank 0.
+            SystemExit: on the others then, without a word.
+        """
+        key = f"on_rank_0/{next(self.calls)}"
+        if self.rank == 0:
+            try:
+                value = action()
+            except (UserError, SystemExit) as error:
+                self.store.set(key, json.dumps({"status": getattr(error, "code", EXIT_BAD_INPUT)}))
+                raise
+            self.store.set(key, json.dumps({"value": value}))
+            return value
+        self.store.wait([key], FOR_EVER)
+        outcome = json.loads(self.store.get(key))
+        if "status" in outcome:
+            raise SystemExit(outcome["status"])
+        return outcome["value"]
+
+
+def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
+    """Join the process group that torchrun describes, or make one of a single process; seed everything.
+
+    Raises:
+        UserError: a platform that is not here, a precision that it has not, or half of a launcher's variables.
+    """
+    quieten_third_parties()
+    platform = _platform(config.platform)
+    if config.precision is Precision.tf32 and platform is Platform.cpu:
+        raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
+    launched = _launched()
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec looks for it, too
+    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
+    device, backend = torch.device("cpu"), "gloo"
+    if platform is not Platform.cpu:
+        if local_world_size > torch.cuda.device_count():
+            raise UserError(f"{local_world_size} processes for {torch.cuda.device_count()} GPUs: start one for each")
+        device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
+    num_threads = config.num_threads or _default_threads(launched, local_world_size)
+    torch.set_num_threads(num_threads)
+    torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
+    torch.use_deterministic_algorithms(deterministic or platform is Platform.cpu)
+    torch.manual_seed(seed)
+    timeout = datetime.timedelta(minutes=config.timeout_minutes)
+    # A single process needs no port: its store lives in its own memory.
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
+    if launched:
+        store = _this_generation(store, rank, world_size, timeout)
+    with without_native_stdout():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return Runtime(
+        platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
+    )
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End the process with this exit status.
+
+    Under torchrun at once: a thread of gloo's that outlives its owner while the interpreter is torn down would abort
+    a process that has done its work ("terminate called without an active exception", once in some ten runs).
+    """
+    if os.environ.get("RANK"):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _launched() -> bool:
+    """Whether torchrun started this process."""
+    given = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
+    if given and len(given) < len(LAUNCHER_VARIABLES):
+        missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in given)
+        raise UserError(f"environment: {given[0]} is set but not {missing}; unset it, or start with torchrun")
+    return bool(given)
+
+
+def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
+    """A part of the store that only the processes started together use.
+
+    torchrun starts a job again with the store of the processes that were lost, and their addresses in it: gloo would
+    call on them. So rank 0 draws a name, and answers whoever asks with a token of its own until all have heard it.
+
+    Raises:
+        RuntimeError: not all came within the timeout.
+    """
+    meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
+    name = uuid.uuid4().hex
+    others = set(range(1, world_size)) if rank == 0 else set()
+    if rank > 0:
+        meeting.set(f"ask/{rank}", name)
+        while not meeting.check([f"answer/{name}"]):
+            _wait(until, rank)
+        answer = meeting.get(f"answer/{name}").decode()
+        meeting.set(f"heard/{answer}/{rank}", "")
+        return dist.PrefixStore(answer, store)
+    while others:
+        for other in others:
+            if meeting.check([f"ask/{other}"]):
+                meeting.set(f"answer/{meeting.get(f'ask/{other}').decode()}", name)
+        others = {other for other in others if not meeting.check([f"heard/{name}/{other}"])}
+        _wait(until, rank)
+    return dist.PrefixStore(name, store)
+
+
+def _wait(until: float, rank: int) -> None:
+    if time.monotonic() > until:
+        raise RuntimeError(f"process {rank}: timed out waiting for the other processes to start")
+    time.sleep(0.02)
+
+
+def _default_threads(launched: bool, local_world_size: int) -> int:
+    """The user's OMP_NUM_THREADS (but torchrun sets it to 1 by itself), else an equal share of the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and (int(asked) > 1 or (int(asked) == 1 and not launched)):
+        return int(asked)
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
+def _platform(wanted: Platform) -> Platform:
+    here = Platform.cpu
+    if wanted is not Platform.cpu and torch.cuda.is_available() and _fbgemm_has_gpu_code():
+        here = Platform.rocm if torch.version.hip else Platform.cuda
+    if wanted in (Platform.auto, here):
+        return here
+    raise UserError(
+        f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM offer {here.value} here; "
+        "use runtime.platform=auto, or install the releases for that platform"
+    )
+
+
+def _fbgemm_has_gpu_code() -> bool:
+    """Whether FBGEMM can follow torch onto the GPU: PyPI's CUDA torch comes beside a CPU-only FBGEMM, too."""
+    try:
+        importlib.metadata.version("fbgemm_gpu-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    log.warning("platform: this FBGEMM is the CPU build, so the GPU that torch sees is not used")
+    return False
+
+
+def quieten_third_parties() -> None:
+    """Silence, one by one, warnings about libraries' own insides that nobody here can act on."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    # TorchRec 1.4 asks torch for its group's device in a way that torch 2.10 deprecates.
+    warnings.filterwarnings("ignore", category=UserWarning, module="torchrec.distributed.types")
+    # Of data-parallel tables; that their gradients are right is tested (tests/app/optimizer/test_optimizer.py).
+    warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
+    # FBGEMM's, of data-parallel tables on CPU; that their gradients are right is tested against plain torch.
+    warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # of its own deprecated storage calls
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # we say it in one line

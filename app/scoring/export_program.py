@@ -1,0 +1,156 @@
+"""A model as one program that needs none of this code: torch.export, for any batch size.
+
+Shapes: B samples, N dense features, F sparse features, L ids.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+
+from app.model import DLRM
+from app.model.embeddings import SparseArch
+from common.errors import UserError
+
+ABOUT = "clickwork.json"
+EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
+
+
+class OneIdEach(nn.Module):
+    """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
+
+    def __init__(self, model: DLRM, features: list[str]) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+
+    def forward(self, dense_features: Tensor, ids: Tensor) -> Tensor:
+        batch, count = ids.shape[0], len(self.features)
+        bags = KeyedJaggedTensor(
+            keys=self.features,
+            values=_int32(ids.t().reshape(-1)),
+            lengths=torch.ones(count * batch, dtype=torch.int32, device=ids.device),
+            offsets=torch.arange(count * batch + 1, dtype=torch.int32, device=ids.device),
+            stride=batch,
+            length_per_key=[batch] * count,
+            offset_per_key=[batch * i for i in range(count + 1)],
+        )
+        logits: Tensor = self.model(dense_features, bags)
+        return logits
+
+
+class Bags(nn.Module):
+    """Any number of ids a feature: dense_features [B, N] float32, ids [L], lengths [F, B] int64 to logits [B] float32.
+
+    `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
+    """
+
+    def __init__(self, model: DLRM, features: list[str], multi_hot: Collection[str]) -> None:
+        """multi_hot: features whose bags may have another number of ids than one."""
+        super().__init__()
+        self.model, self.features, self.multi_hot = model, features, multi_hot
+
+    def forward(self, dense_features: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        flat = lengths.reshape(-1).int()
+        offsets = torch.cat([flat.new_zeros(1), flat.cumsum(0, dtype=torch.int32)])
+        bags = KeyedJaggedTensor(
+            keys=self.features, values=_int32(ids), lengths=flat, offsets=offsets, stride=lengths.shape[1]
+        )
+        logits: Tensor = self.model(dense_features, bags)
+        return logits
+
+
+def _int32(ids: Tensor) -> Tensor:
+    """As the lookups take them; what int32 cannot hold stays beyond every table, and is refused there."""
+    return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
+
+
+Program = OneIdEach | Bags
+
+
+def program_of(model: DLRM, features: list[str], multi_hot: Collection[str]) -> Program:
+    """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
+    return Bags(model, features, multi_hot) if multi_hot else OneIdEach(model, features)
+
+
+def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:
+    """Inputs of so many samples, the same ones every time; multi-hot features' bags are of none to three ids."""
+    draw = torch.Generator().manual_seed(samples)
+    dense = torch.randn(samples, num_dense, generator=draw)
+    if isinstance(program, OneIdEach):
+        columns = [torch.randint(rows, (samples,), generator=draw) for rows in num_embeddings.values()]
+        return dense, torch.stack(columns, dim=1)
+    lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
+    lengths[:, 0] = 2  # some ids there must be
+    lengths[[name not in program.multi_hot for name in num_embeddings]] = 1
+    ids = [
+        torch.randint(rows, (int(count),), generator=draw)
+        for rows, count in zip(num_embeddings.values(), lengths.sum(dim=1), strict=True)
+    ]
+    return dense, torch.cat(ids), lengths
+
+
+def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) -> torch.export.ExportedProgram:
+    """The program for any number of samples.
+
+    Raises:
+        UserError: rows of some table are combined or weighted id by id, which torch.export cannot follow.
+    """
+    arch = program.model.sparse_arch
+    assert isinstance(arch, SparseArch)
+    bags = isinstance(program, Bags)
+    by_id = [one.name for one in arch.embeddings if one.by_id or (bags and one.row_weights is not None)]
+    if by_id:
+        raise UserError(
+            f"{', '.join(by_id)}: torch.export cannot follow rows that are combined or weighted id by id (pooling="
+            "weighted, or kind=qr with qr_operation=mult, where features have several ids); evaluate and recommend can"
+        )
+    inputs = random_inputs(program, num_dense, num_embeddings, EXAMPLE_SAMPLES)
+    batch = torch.export.Dim("samples", min=1)
+    shapes: tuple[Any, ...] = ({0: batch}, {0: batch})
+    if isinstance(program, Bags):
+        shapes = ({0: batch}, {0: torch.export.Dim("ids", min=0)}, {1: batch})
+    logging.disable(logging.WARNING)  # TorchRec warns that splitting bags is slow to trace
+    try:
+        return torch.export.export(program.eval(), inputs, dynamic_shapes=shapes, strict=False)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def uses_fbgemm(exported: torch.export.ExportedProgram) -> bool:
+    """Whether the program calls FBGEMM's operators, so that fbgemm_gpu must be imported before it is loaded."""
+    return any(str(node.target).startswith("fbgemm.") for node in exported.graph.nodes if node.op == "call_function")
+
+
+def save(
+    exported: torch.export.ExportedProgram,
+    path: Path,
+    about: Mapping[str, Any],
+    check: Callable[[torch.export.ExportedProgram], None],
+) -> None:
+    """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
+
+    check: is given what was read back, before the file gets its name; what it raises prevents that.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    part = path.with_name(f".{path.stem}.part{path.suffix}")  # torch.export.save asks for the suffix
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.export.save(exported, part, extra_files={ABOUT: json.dumps(about, indent=1)})
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        check(torch.export.load(part))
+        part.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()

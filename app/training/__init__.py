@@ -1,0 +1,1 @@
+"""One run: session, loop, its state and length, the data loader and the pipeline."""

@@ -1,0 +1,102 @@
+"""Composition: a run without its data, built on the meta device: parameters counted, tables planned, nothing trained.
+
+Table sizes are those a recipe's source publishes (data.published_tables); no memory is needed for any of them.
+"""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app import sharding
+from app.checkpoint import whole_checkpoints
+from app.config import AppConfig, to_plain
+from app.config.published_tables import published_tables
+from app.data import prepare
+from app.model import DLRM, embeddings
+from app.record import Record, provenance, summary
+from app.runtime.platform import Runtime
+from app.sharding import from_config
+from common.cli import EXIT_DONE
+from common.errors import UserError
+from data_prep.dataset.format import MANIFEST_NAME
+
+log = logging.getLogger("clickwork")
+
+NUM_DENSE = 13  # of Criteo's rows, as all recipes have them
+
+
+def is_wanted(config: AppConfig) -> bool:
+    """Whether to build the run from published sizes: nothing is to be trained and there is no data."""
+    if config.train.max_steps != 0 or config.data.published_tables is None or config.data.raw is not None:
+        return False
+    return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()
+
+
+def meta_model(config: AppConfig) -> DLRM:
+    """The configured model with published table sizes, on the meta device.
+
+    Raises:
+        UserError: the configuration names no published sizes.
+    """
+    return DLRM(config.model, NUM_DENSE, len(_published(config)), _sparse_arch(config)).to("meta")
+
+
+def parameter_counts(model: DLRM) -> dict[str, int]:
+    """Numbers of parameters in tables and of all others, of a model that is not sharded."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    tables: list[embeddings.Table] = model.sparse_arch.tables  # type: ignore[assignment]
+    embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
+    return {"embedding": embedding, "dense": total - embedding, "total": total}
+
+
+def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> int:
+    """Write the directory of a run that ends where it begins; a collective call. Return the exit status.
+
+    began: time.perf_counter() when the command began.
+
+    Raises:
+        UserError: the tables cannot be spread over these processes as configured, or a trained run is there.
+    """
+    runtime.on_rank_0(record.open)
+    if whole_checkpoints(record.checkpoints):
+        raise UserError(f"run.dir={record.directory}: a run that was trained is there; give another run.name")
+    model = meta_model(config)
+    counts = parameter_counts(model)
+    sparse_arch = _sparse_arch(config)
+    plan = from_config.plan_for(
+        config, runtime, sparse_arch, from_config.bag_sizes(config, list(_published(config)), {})
+    )
+    sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
+                          "bytes": table.num_embeddings * table.embedding_dim * 4}
+             for table in sharding.table_types(sparse_arch)}  # fmt: skip
+    manifest: dict[str, Any] = {
+        **provenance.describe_run(),
+        "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},
+        "seeds": {"train.seed": config.train.seed},
+        "world_size": runtime.world_size,
+        "platform": runtime.platform.value,
+        "num_threads": runtime.num_threads,
+        "plan": {name: {"type": table.type, "kernel": table.kernel, "ranks": table.ranks}
+                 for name, table in plan.tables.items()},
+        "tables": sizes,
+    }  # fmt: skip
+    plain = to_plain(config)
+    runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
+    record.summary(summary.unmeasured(runtime.world_size, counts, time.perf_counter() - began))
+    log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
+             Path(record.directory), config.data.published_tables, f"{counts['total']:,}",
+             f"{counts['embedding']:,}")  # fmt: skip
+    return EXIT_DONE
+
+
+def _published(config: AppConfig) -> dict[str, int]:
+    if config.data.published_tables is None:
+        raise UserError("data.published_tables=null: without data, the tables' sizes must come from there")
+    return published_tables(config.data.published_tables)
+
+
+def _sparse_arch(config: AppConfig) -> embeddings.SparseArch:
+    return embeddings.make_sparse_arch(config.model, _published(config), torch.device("meta"))

@@ -1,0 +1,173 @@
+"""What distinguishes one encoding from another, in one table.
+
+`hash` and `vocabulary` are this project's own; the others repeat what well-known programs do, so that their
+published results can be repeated on the same numbers.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
+
+from common.errors import UserError
+from data_prep.config.keys import DataConfig, SplitConfig
+from data_prep.config.unused_keys import refuse_idle_split_keys
+from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
+
+KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
+TORCHREC_SEED = 0
+AMD_BLOG_SEED = 42
+AMD_BLOG_TEST_SHARE = 0.2
+AMD_BLOG_MAX_CATEGORIES = 10_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How values become ids and rows become splits.
+
+    Attributes:
+        encoding: whose rules these are.
+        dense: the transform of integers.
+        order: what decides the order of a vocabulary's values; None: ids are value modulo max_ind_range.
+        first_id: id of the first value of a vocabulary.
+        unknown_id: id of values that are not in it.
+        fitted_on_train: whether a vocabulary knows the train split only, or all rows.
+        frequency_threshold: values seen fewer times are not in the vocabulary.
+        max_ind_range: rows per table at most, or None.
+        wraps: ids are taken modulo max_ind_range (else values beyond it have unknown_id).
+        max_categories: features with more values are dropped, or None.
+        rounds_ids: ids of the train split pass through float32, as in TorchRec's shuffle.
+        split: how rows are held out.
+        held_out: share held out by `fraction` and `random`.
+        split_seed: of `random`.
+        train_seed: of the permutation of the train split by NumPy's legacy generator; None: rows in order.
+        test_first: whether test, not val, is the first half of the held-out rows.
+        negative_drop_rate: share of negatives that are left out, and the seed that chooses them.
+        sampling_seed: of that choice.
+    """
+
+    encoding: Encoding
+    dense: DenseTransform
+    order: VocabularyOrder | None
+    first_id: int = 1
+    unknown_id: int = 0
+    fitted_on_train: bool = True
+    frequency_threshold: int = 1
+    max_ind_range: int | None = None
+    wraps: bool = False
+    max_categories: int | None = None
+    rounds_ids: bool = False
+    split: SplitMethod = SplitMethod.fraction
+    held_out: float = 1 / 7
+    split_seed: int = 0
+    train_seed: int | None = None
+    test_first: bool = False
+    negative_drop_rate: float = 0.0
+    sampling_seed: int = 0
+
+    def to_manifest(self) -> dict[str, Any]:
+        """As the manifest's `encoding` holds it: plain values, the encoding as `name`."""
+        entry = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(self).items()}
+        return {"name": entry.pop("encoding"), "dense_transform": entry.pop("dense"), **entry}
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether rows leave their order: else shards are the units as they are."""
+        random = self.split in (SplitMethod.random, SplitMethod.scikit_learn)
+        return random or self.train_seed is not None or self.negative_drop_rate > 0
+
+    @property
+    def counts_while_parsing(self) -> bool:
+        """Whether values can be counted before it is known which rows go where."""
+        known = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
+        return self.order is not None and known
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the transform of integers needs their smallest and largest values first."""
+        return self.dense in (DenseTransform.torchrec, DenseTransform.minmax)
+
+
+_TORCHREC = Rules(
+    Encoding.torchrec_fixed,
+    DenseTransform.torchrec,
+    VocabularyOrder.first_appearance,
+    first_id=2,
+    unknown_id=1,
+    fitted_on_train=False,
+    wraps=True,
+    split=SplitMethod.last_day,
+    train_seed=TORCHREC_SEED,
+)
+RULES = {
+    Encoding.vocabulary: Rules(Encoding.vocabulary, DenseTransform.log1p, VocabularyOrder.frequency),
+    Encoding.hash: Rules(Encoding.hash, DenseTransform.log1p, None, wraps=True),
+    Encoding.torchrec: replace(_TORCHREC, encoding=Encoding.torchrec, rounds_ids=True),
+    Encoding.torchrec_fixed: _TORCHREC,
+    Encoding.dlrm_kaggle: Rules(
+        Encoding.dlrm_kaggle,
+        DenseTransform.log_float32,
+        VocabularyOrder.first_appearance,
+        first_id=0,
+        fitted_on_train=False,
+        train_seed=KAGGLE_SEED,
+        test_first=True,
+    ),
+    Encoding.amd_blog: Rules(
+        Encoding.amd_blog,
+        DenseTransform.minmax,
+        VocabularyOrder.value,
+        first_id=0,
+        fitted_on_train=False,
+        max_categories=AMD_BLOG_MAX_CATEGORIES,
+        split=SplitMethod.scikit_learn,
+        held_out=AMD_BLOG_TEST_SHARE,
+        split_seed=AMD_BLOG_SEED,
+    ),
+}
+
+
+def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
+    """The rules of an encoding with the user's choices.
+
+    Raises:
+        UserError: a choice that the encoding does not leave, or that does not fit the sources.
+    """
+    rules = RULES[data.encoding]
+    rules = replace(
+        rules,
+        dense=data.dense_transform or rules.dense,
+        frequency_threshold=data.frequency_threshold,
+        max_ind_range=data.max_ind_range,
+        negative_drop_rate=data.sampling.negative_drop_rate,
+        sampling_seed=data.sampling.seed,
+    )
+    if data.max_categories is not None:
+        if data.encoding is not Encoding.amd_blog:
+            raise UserError(f"data.max_categories: has no effect with data.encoding={data.encoding.value}")
+        rules = replace(rules, max_categories=data.max_categories)
+    if data.vocabulary_order is not None:
+        if data.encoding is not Encoding.vocabulary:
+            raise UserError(f"data.vocabulary_order: has no effect with data.encoding={data.encoding.value}")
+        rules = replace(rules, order=data.vocabulary_order)
+    if data.encoding in (Encoding.dlrm_kaggle, Encoding.amd_blog):
+        for key, value, neutral in (
+            ("max_ind_range", data.max_ind_range, None),
+            ("frequency_threshold", data.frequency_threshold, 1),
+            ("split.method", data.split.method, SplitMethod.auto),
+            ("split.held_out", data.split.held_out, SplitConfig().held_out),
+            ("split.seed", data.split.seed, SplitConfig().seed),
+        ):
+            if value != neutral:
+                raise UserError(f"data.{key}: data.encoding={data.encoding.value} does not leave it open")
+        return rules
+    method = _resolve_method(data.split.method, num_sources)
+    refuse_idle_split_keys(data.split, method)
+    return replace(rules, split=method, held_out=data.split.held_out, split_seed=data.split.seed)
+
+
+def _resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
+    if method is SplitMethod.auto:
+        return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
+    if method is SplitMethod.last_day and num_sources < 2:
+        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
+    return method

@@ -1,0 +1,143 @@
+"""The on-disk contract of a dataset: a manifest, and shards of plain NumPy files beside it.
+
+    <root>/manifest.json
+    <root>/<split>/<shard>.{labels,dense,sparse}.npy
+    <root>/<split>/<shard>.{values,offsets}.npy         only where features are multi-hot: see data_prep/dataset/bags.py
+    <root>/vocab/
+
+The manifest (data_prep/dataset/manifest.py) is written last and atomically: a directory without one is not a dataset.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from common.errors import UserError
+from data_prep.dataset.bags import Bags, pack, unpack
+from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
+from data_prep.dataset.manifest import Manifest as Manifest
+from data_prep.dataset.manifest import Shard as Shard
+from data_prep.dataset.manifest import Split as Split
+from data_prep.dataset.manifest import load_manifest as load_manifest
+from data_prep.dataset.manifest import save_manifest as save_manifest
+from data_prep.io.atomic import FileDigest as FileDigest
+from data_prep.io.atomic import digest_file as digest_file
+from data_prep.io.atomic import sync as sync
+from data_prep.io.atomic import write_atomically as write_atomically
+from data_prep.io.npy import open_npy
+
+REMEDY = "preprocess again with data.overwrite=true"
+ARRAY_DTYPES: dict[str, DTypeLike] = {
+    "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64
+}  # fmt: skip
+
+
+class ShardArrays(NamedTuple):
+    """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32.
+
+    With the transform `integers` dense is int32. Where features are multi-hot `sparse` has the columns of the others,
+    and `bags` theirs, one entry a feature.
+    """
+
+    labels: NDArray[np.int32]
+    dense: NDArray[np.float32]
+    sparse: NDArray[np.int32]
+    bags: tuple[Bags, ...] = ()
+
+
+def write_shard(
+    root: Path, split: str, name: str, arrays: ShardArrays, dense_dtype: DTypeLike = ARRAY_DTYPES["dense"]
+) -> Shard:
+    """Write one shard's files and return its entry for the manifest."""
+    files = {}
+    dtypes = {**ARRAY_DTYPES, "dense": dense_dtype}
+    kinds: dict[str, NDArray[Any]] = {"labels": arrays.labels, "dense": arrays.dense, "sparse": arrays.sparse}
+    if arrays.bags:
+        kinds["values"], kinds["offsets"] = pack(arrays.bags)
+    for kind, array in kinds.items():
+        path = shard_path(root, split, name, kind)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            np.save(file, np.ascontiguousarray(array, dtype=dtypes[kind]))
+            file.flush()
+            os.fsync(file.fileno())
+        files[kind] = digest_file(path)
+    return Shard(name=name, rows=len(arrays.labels), files=files)
+
+
+def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> ShardArrays:
+    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their sums: `verify_shard`).
+
+    Raises:
+        UserError: a file is missing or is not what the manifest says.
+    """
+
+    def open_array(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        dtype = manifest.dense_dtype if kind == "dense" else np.dtype(ARRAY_DTYPES[kind])
+        return _open_array(root, split, shard, kind, (shape, dtype))
+
+    num_ragged = len(manifest.ragged)
+    labels = open_array("labels", (shard.rows, 1))
+    dense = open_array("dense", (shard.rows, len(manifest.schema["dense"])))
+    sparse = open_array("sparse", (shard.rows, len(manifest.schema["sparse"]) - num_ragged))
+    if not num_ragged:
+        return ShardArrays(labels, dense, sparse)
+    offsets = open_array("offsets", (num_ragged * shard.rows + 1,))
+    values = open_array("values", (int(offsets[-1]),))
+    return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged))
+
+
+def _open_array(
+    root: Path, split: str, shard: Shard, kind: str, wanted: tuple[tuple[int, ...], np.dtype[Any]]
+) -> NDArray[Any]:
+    path = shard_path(root, split, shard.name, kind)
+    try:
+        size = path.stat().st_size
+        if size != shard.files[kind].bytes:
+            raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
+        array = open_npy(path)
+    except KeyError as error:
+        raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
+    if (array.shape, array.dtype) != wanted:
+        shape, dtype = wanted
+        raise UserError(f"{path}: {array.dtype} {array.shape}, but the manifest says {dtype} {shape}; {REMEDY}")
+    if not array.flags.c_contiguous:
+        raise UserError(f"{path}: column by column (Fortran's order), but shards are row by row; {REMEDY}")
+    return array
+
+
+def verify_shard(root: Path, split: str, shard: Shard) -> None:
+    """Compare one shard's files with the manifest's sums.
+
+    Raises:
+        UserError: a file is missing or differs; the message names the first one.
+    """
+    for kind, expected in shard.files.items():
+        verify_file(shard_path(root, split, shard.name, kind), expected)
+
+
+def verify_file(path: Path, expected: FileDigest) -> None:
+    """Compare a dataset's file with the manifest's sum.
+
+    Raises:
+        UserError: it is missing or differs.
+    """
+    try:
+        found = digest_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
+    if found != expected:
+        raise UserError(
+            f"{path}: sha256 {found.sha256[:12]}… of {found.bytes} bytes, but the manifest says "
+            f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: {REMEDY}"
+        )
+
+
+def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
+    """Where the array `kind` (labels, dense, sparse, values or offsets) of a shard lies."""
+    return root / split / f"{name}.{kind}.npy"

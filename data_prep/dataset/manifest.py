@@ -1,0 +1,126 @@
+"""What a dataset's manifest says, and its file."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import UserError
+from data_prep.dataset.json_shape import UNKNOWN
+from data_prep.dataset.manifest_schema import manifest_fault
+from data_prep.dataset.options import DenseTransform
+from data_prep.io.atomic import FileDigest, write_atomically
+
+FORMAT_NAME = "clickwork-dataset"
+ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass
+class Shard:
+    """Consecutive rows of one split; `files` has the keys labels, dense, sparse, and maybe values, offsets."""
+
+    name: str
+    rows: int
+    files: dict[str, FileDigest]
+
+
+@dataclass
+class Split:
+    """The shards of a split in the order of its rows; label_rate is None for a split without rows."""
+
+    rows: int
+    label_rate: float | None
+    shards: list[Shard]
+
+
+@dataclass
+class Manifest:
+    """All that a reader must know of a dataset.
+
+    Attributes:
+        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order, and, where features are
+            multi-hot, "ragged": their names, in the order of `sparse`.
+        encoding: its name and every parameter that decides the shards' bytes.
+        num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
+        splits: train, val, test.
+        sources: the raw files read: {"name", "bytes", "sha256", "rows"}.
+        rows: rows over all splits.
+        label_rate: share of positive labels over all splits.
+        extra: figures nobody needs to read the data (peak memory, the planted teacher's Bayes AUC, …).
+    """
+
+    schema: dict[str, Any]
+    encoding: dict[str, Any]
+    num_embeddings: dict[str, int]
+    splits: dict[str, Split]
+    sources: list[dict[str, Any]]
+    rows: int
+    label_rate: float
+    tool_version: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ragged(self) -> list[str]:
+        """The multi-hot features."""
+        return list(self.schema.get("ragged", []))
+
+    @property
+    def dense_dtype(self) -> np.dtype[Any]:
+        """Of the shards' dense arrays."""
+        is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
+        return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the data: everything but `extra` and `tool_version`."""
+        content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def save_manifest(root: Path, manifest: Manifest) -> None:
+    """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
+    version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
+    document = {"format": FORMAT_NAME, "format_version": version, **asdict(manifest)}
+    write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def load_manifest(root: Path) -> Manifest:
+    """Read a dataset's manifest.
+
+    Raises:
+        UserError: there is none, it is not one of ours, of a newer format, or a key is not as it should be.
+    """
+    path = root / MANIFEST_NAME
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{root}: no dataset here (no {MANIFEST_NAME}); make one with `make preprocess`, or give data.raw"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as a manifest ({error}); preprocess again") from error
+    if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
+        raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
+    version = document.pop("format_version", None)
+    if version not in (ONE_HOT_VERSION, FORMAT_VERSION):
+        raise UserError(
+            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} and {FORMAT_VERSION}; "
+            "use the version that wrote it, or preprocess again"
+        )
+    if fault := manifest_fault(document):
+        remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
+        raise UserError(f"{path}: {fault}; {remedy}")
+    document["splits"] = {name: _split(value) for name, value in document["splits"].items()}
+    return Manifest(**document)
+
+
+def _split(value: dict[str, Any]) -> Split:
+    shards = [
+        Shard(shard["name"], shard["rows"], {kind: FileDigest(**digest) for kind, digest in shard["files"].items()})
+        for shard in value["shards"]
+    ]
+    return Split(rows=value["rows"], label_rate=value["label_rate"], shards=shards)

@@ -1,0 +1,238 @@
+"""One id per feature to a bag of ids, as MLPerf v2's synthetic multi-hot data has them.
+
+Each id has a fixed bag: itself, then ids drawn once and for all. The draws are those of the reference
+(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py), from one stream of NumPy's legacy generator over all tables in
+turn, so the bags are the same whether rows are expanded while they are read or beforehand on disk.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.sizes import in_words
+from data_prep.dataset.bags import Bags
+from data_prep.io.atomic import digest_file, sync, write_atomically
+from data_prep.io.npy import HEADER_BYTES, NpyWriter
+
+MLPERF_V2 = "mlperf_v2"
+MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+PARETO_SHAPE = 0.25
+ID_BYTES = 4
+TOLD_BYTES = 10**9  # some seconds of work
+BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
+RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
+TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
+
+
+class Distribution(Enum):
+    """How a bag's further ids are drawn: evenly, or few ids very often."""
+
+    uniform = "uniform"
+    pareto = "pareto"
+
+
+@dataclass(frozen=True)
+class MultiHot:
+    """What decides the bags besides the sizes of the tables: `sizes` are ids per bag of every feature."""
+
+    sizes: tuple[int, ...]
+    distribution: Distribution = Distribution.uniform
+    seed: int = 0
+
+    @classmethod
+    def of(cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None) -> "MultiHot | None":
+        """As configured under `key`; None where no sizes are given.
+
+        Args:
+            sizes: ids per bag of every feature, or the name mlperf_v2.
+
+        Raises:
+            UserError: sizes that cannot be, or other choices without sizes.
+        """
+        if sizes is None:
+            for name, value in (("distribution", distribution), ("seed", seed)):
+                if value is not None:
+                    raise UserError(f"{key}.{name}: has no effect without {key}.sizes; give both or neither")
+            return None
+        sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+        if not is_list or not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise UserError(f"{key}.sizes={sizes}: give ids per bag of every feature, each at least 1, or {MLPERF_V2}")
+        if seed is not None and not 0 <= seed < 2**32:
+            raise UserError(f"{key}.seed={seed}: must be at least 0 and below 2^32")
+        return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
+
+    def check(self, num_features: int) -> None:
+        """Raises UserError if there is not one size per feature."""
+        if len(self.sizes) != num_features:
+            raise UserError(
+                f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
+            )
+
+    def table_bytes(self, num_embeddings: Sequence[int]) -> int:
+        """Bytes on disk of the bags of all ids of tables with so many rows each."""
+        return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
+
+    @classmethod
+    def from_plain(cls, entry: dict[str, Any]) -> "MultiHot":
+        """The inverse of `to_plain`."""
+        return cls(tuple(entry["sizes"]), Distribution(entry["distribution"]), entry["seed"])
+
+    def to_plain(self) -> dict[str, Any]:
+        """As the manifest's `encoding` holds it."""
+        return {"sizes": list(self.sizes), "distribution": self.distribution.value, "seed": self.seed}
+
+
+class MultiHotTables:
+    """Bags of all ids of all features.
+
+    `tables[f]` is [num_embeddings of f, size of f] int32, memory-mapped: each id's bag, the id itself first; None for
+    a feature of size 1.
+    """
+
+    def __init__(self, tables: list[NDArray[np.int32] | None]) -> None:
+        self.tables = tables
+
+    @property
+    def sizes(self) -> list[int]:
+        """Ids per bag of every feature."""
+        return [1 if table is None else table.shape[1] for table in self.tables]
+
+    @classmethod
+    def open(
+        cls,
+        parent: Path,
+        num_embeddings: Sequence[int],
+        bags: MultiHot,
+        key: str = "data.path",
+        count: Callable[[int], object] | None = None,
+    ) -> "MultiHotTables":
+        """The tables kept in a directory of `parent`, drawn first if they are not there.
+
+        Memory does not grow with them. Of several processes one draws while the others wait.
+
+        Args:
+            key: what decides where `parent` is, to be named where there is no room.
+            count: called with the bytes drawn, now and then; None: a line on stderr tells of many of them.
+
+        Raises:
+            UserError: not one size per feature, or the directory cannot be written to or has no room.
+        """
+        bags.check(len(num_embeddings))
+        record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
+        content = (json.dumps(record) + "\n").encode()
+        directory = parent / hashlib.sha256(content).hexdigest()[:12]  # other bags do not disturb those in use
+        path = directory / RECORD_NAME
+        files = [
+            None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
+            for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True))
+        ]
+        if not _are_there(path, content, files):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                with open(directory / LOCK_NAME, "w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if not _are_there(path, content, files):
+                        path.unlink(missing_ok=True)
+                        _make_room(directory, bags.table_bytes(num_embeddings), key)
+                        _draw_tables(directory, num_embeddings, bags, count)
+                        write_atomically(path, content)
+            except OSError as error:
+                raise UserError(
+                    f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); "
+                    f"make room, or choose another {key}"
+                ) from error
+        return cls([None if file is None else np.load(file[0], mmap_mode="r") for file in files])
+
+    def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
+        """The ids [rows, F] of all features as a shard has them: those of size 1, and the others' bags."""
+        single = [feature for feature, size in enumerate(self.sizes) if size == 1]
+        bags = [
+            Bags(self.expand(feature, ids[:, feature]).reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * size)
+            for feature, size in enumerate(self.sizes)
+            if size > 1
+        ]
+        return ids[:, single], bags
+
+    def expand(self, feature: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Bags of one feature: [rows] ids to [rows, size] int32, the id itself first."""
+        table = self.tables[feature]
+        return ids[:, None] if table is None else np.take(table, ids, axis=0)
+
+
+def table_path(directory: Path, feature: int) -> Path:
+    """Where the table of the feature of that number lies."""
+    return directory / f"{feature}.npy"
+
+
+def table_files(work: Path) -> list[str]:
+    """The files of the bags of all ids, relative to the work's directory."""
+    files = sorted(path for pattern in ("*.npy", "*.json") for path in (work / TABLES_DIRECTORY).glob(f"*/{pattern}"))
+    return [str(path.relative_to(work)) for path in files]
+
+
+def _are_there(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
+    """Whether there is a record of that content, and every table's file with its bytes."""
+    if not record.is_file() or record.read_bytes() != content:
+        return False
+    return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
+
+
+def _make_room(directory: Path, needed: int, key: str) -> None:
+    """Remove what a killed process left, as nobody reads tables without a record; is there room for new ones?"""
+    for left in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
+        left.unlink()
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise UserError(
+            f"{directory}: the multi-hot tables need {in_words(needed)}, {in_words(free)} are free; free some, "
+            f"or choose another {key}"
+        )
+
+
+def _draw_tables(
+    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object] | None
+) -> None:
+    """Draw the bags of all ids, table after table, block after block."""
+    needed = bags.table_bytes(num_embeddings)
+    if count is None and needed > TOLD_BYTES:
+        print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
+    sums = {}
+    rng = np.random.RandomState(bags.seed)  # the reference's generator
+    for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
+        if size == 1:
+            continue
+        writer = NpyWriter(table_path(directory, feature), np.int32, size)
+        step = max(1, BLOCK_VALUES // size)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            further = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
+            writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
+            if count is not None:
+                count(ID_BYTES * (stop - start) * size)
+        writer.close()
+        sync(writer.path)
+        sums[writer.path.name] = asdict(digest_file(writer.path))
+    write_atomically(directory / SUMS_NAME, (json.dumps(sums) + "\n").encode())
+
+
+def _draw(
+    rng: np.random.RandomState, distribution: Distribution, rows: int, shape: tuple[int, int]
+) -> NDArray[np.integer]:
+    """Further ids, each below `rows`."""
+    if distribution is Distribution.uniform:
+        return rng.randint(0, rows, size=shape)
+    drawn = rng.pareto(a=PARETO_SHAPE, size=shape)
+    # the reference converts to int32 as x86 does, where all that is beyond it becomes the smallest number
+    return np.where(drawn < 2**31, drawn, -(2.0**31)).astype(np.int64) % rows

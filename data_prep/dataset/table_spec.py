@@ -1,0 +1,92 @@
+"""A user's own table: which columns are used, and as what.
+
+A category is any text; it is known by its CRC-32, as Criteo's categories are known by a 32-bit hash. Two of a
+column's values share one with a probability of 2^-32: of a million values about a hundred pairs do.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.schema import Schema
+
+RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
+COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """How to read a table.
+
+    Attributes:
+        delimiter: of a text file, one character.
+        header: whether every text file begins with a line of names.
+        label: name of its column, or its position from 0 where there is no header; dense, sparse: likewise.
+        rule: what makes a label 1, e.g. ">= 4"; None: it is 0 or 1 already.
+        names: of all columns in file order; without a header column_0 and so on, as many as are needed.
+        separators: of each sparse column whose fields hold any number of values, what stands between them; "" where
+            the file itself has lists.
+        is_parquet: whether the files are Parquet, not text.
+    """
+
+    delimiter: str
+    header: bool
+    label: str
+    dense: tuple[str, ...]
+    sparse: tuple[str, ...]
+    rule: str | None
+    names: tuple[str, ...] = ()
+    separators: tuple[tuple[str, str], ...] = ()
+    is_parquet: bool = False
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that are used."""
+        several = dict(self.separators)
+        return Schema(self.label, self.dense, self.sparse, tuple(name for name in self.sparse if name in several))
+
+    def to_manifest(self) -> dict[str, Any]:
+        """As the manifest's `encoding` holds it; what few tables have is left out of the others'."""
+        entry = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        entry["separators"] = [list(pair) for pair in self.separators]
+        return {key: value for key, value in entry.items() if value or key not in ("separators", "is_parquet")}
+
+    @classmethod
+    def from_manifest(cls, entry: dict[str, Any]) -> "Table":
+        """The inverse of `to_manifest`."""
+        lists = {key: tuple(entry[key]) for key in ("dense", "sparse", "names")}
+        separators = tuple((name, separator) for name, separator in entry.get("separators", ()))
+        return cls(**{**entry, **lists, "separators": separators})
+
+    def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
+        """The same table where a file's columns are others, or the same in another order.
+
+        Raises:
+            UserError: a column that is used is not there.
+        """
+        for column in self.schema.columns if labelled else (*self.dense, *self.sparse):
+            if column not in names:
+                raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
+        return replace(self, names=names)
+
+    def apply_rule(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int32], int | None]:
+        """Labels of the label column's numbers, and the place of the first that is none."""
+        if self.rule is not None:
+            match = RULE.fullmatch(self.rule)
+            assert match is not None
+            return np.asarray(COMPARISONS[match[1]](numbers, float(match[2])), np.int32), None
+        bad = np.flatnonzero((numbers != 0) & (numbers != 1))
+        return numbers.astype(np.int32), int(bad[0]) if len(bad) else None

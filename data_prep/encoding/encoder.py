@@ -1,0 +1,204 @@
+"""Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.jit import jit
+from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.format import FileDigest, Manifest, load_manifest, verify_file
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
+from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.schema import Schema
+from data_prep.dataset.table_spec import Table
+from data_prep.encoding.dense import DenseRange, transform_dense
+from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
+from data_prep.parsing.criteo import Block, parse_bytes
+from data_prep.parsing.fields import parse_fields, text_separators
+from data_prep.parsing.table_csv import parse_table
+
+
+class EncodedBlock(NamedTuple):
+    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, out_of_vocabulary [F] int64.
+
+    The last says how many of each feature's values have no id of their own (always 0 for `hash`). Where features are
+    multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
+    """
+
+    labels: NDArray[np.int32]
+    dense: NDArray[np.float32]
+    sparse: NDArray[np.int32]
+    out_of_vocabulary: NDArray[np.int64]
+    bags: tuple[Bags, ...] = ()
+
+
+@jit
+def hash_block(sparse, modulus, ids):  # type: ignore[no-untyped-def]
+    """ids[r, f] = sparse[r, f] modulo `modulus`, both contiguous.
+
+    The quotient by floating point is off by one at most, and unlike the integer instruction it is vectorised.
+    """
+    values, results = sparse.reshape(-1), ids.reshape(-1)
+    divisor = np.int64(modulus)
+    inverse = 1.0 / divisor
+    for i in range(len(values)):
+        value = np.int64(values[i])
+        remainder = value - np.int64(np.float64(value) * inverse) * divisor
+        remainder += divisor if remainder < 0 else 0
+        remainder -= divisor if remainder >= divisor else 0
+        results[i] = np.int32(remainder)
+
+
+def encode_hash(
+    sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """value modulo max_ind_range as int32, in `ids` if given."""
+    ids = np.empty(sparse.shape, np.int32) if ids is None else ids
+    hash_block(sparse, np.uint32(max_ind_range), ids)
+    return ids
+
+
+class Encoder:
+    """Parses and encodes new rows as a dataset's were.
+
+    `schema` has the columns of the rows, `features` the sparse features that
+    come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
+    """
+
+    def __init__(self, manifest: Manifest, tables: list[LookupTable], bags: MultiHotTables | None = None) -> None:
+        """`bags`: what ids are expanded to in the dataset, if anything."""
+        self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
+        self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
+        self._single = [feature for feature in self.features if feature in self.schema.single]
+        self._columns = [self.schema.single.index(feature) for feature in self._single]
+        self._bags = bags
+        self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
+        self._wraps: bool = manifest.encoding["wraps"]
+        self._tables = dict(zip(self.features, tables, strict=False))
+        entry = manifest.encoding.get("table")
+        self._table = None if entry is None else Table.from_manifest(entry)
+        self._transform = DenseTransform(manifest.encoding["dense_transform"])
+        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
+        self._range = None
+        if manifest.encoding["dense_range"]:
+            last = manifest.encoding["dense_range"][-1]
+            self._range = DenseRange(np.array(last["low"]), np.array(last["high"]))
+
+    @classmethod
+    def load(cls, root: Path) -> "Encoder":
+        """The encoder of the dataset at `root`.
+
+        Raises:
+            UserError: no dataset, an imported one, or a vocabulary missing or changed.
+        """
+        manifest = load_manifest(root)
+        encoding = manifest.encoding
+        if encoding["raw_schema"] is None:
+            raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
+        bags = None
+        if "multi_hot" in encoding:
+            chosen = MultiHot.from_plain(encoding["multi_hot"])
+            bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), chosen)
+        if encoding["order"] is None:
+            return cls(manifest, [], bags)
+        features = tuple(manifest.schema["sparse"])
+        for feature in features:
+            entry = encoding["vocabulary"][feature]
+            verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
+        return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
+
+    def parse(self, data: bytes, name: str, labelled: bool = True) -> Block:
+        """Parse rows held in memory: Criteo's, or of the user's table, with its header if it has one.
+
+        Args:
+            data: whole rows.
+            name: what to call them in an error.
+            labelled: False for rows without the label column; their labels are 0.
+
+        Raises:
+            UserError: no rows, or a row that does not fit (file, row, column, remedy).
+        """
+        if self._table is None:
+            return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
+        if not data:
+            raise UserError(f"{name}: empty file; give at least one row")
+        if not self._table.header:
+            return parse_table(data, self._table, name, 1, labelled)
+        header, _, body = data.partition(b"\n")
+        line = header.decode("utf-8-sig", "replace").rstrip("\r")
+        names = tuple(next(csv.reader([line], delimiter=self._table.delimiter), ()))
+        table = self._table.with_names(names, name, labelled)
+        return parse_table(body, table, name, 2, labelled)
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """Names of all columns of a raw file, in its order."""
+        return self.schema.columns if self._table is None else self._table.names
+
+    @property
+    def separators(self) -> dict[str, str]:
+        """What stands between the values of each multi-valued column where rows are given as text."""
+        return text_separators(self._table)
+
+    def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
+        """Parse unlabelled rows given as columns of text; see `data_prep.parsing.fields.parse_fields`."""
+        return parse_fields(columns, self.schema, self._table, name, first_row)
+
+    def unknown(self, block: Block) -> NDArray[np.bool_]:
+        """Which fields have a value without an id of its own, [rows, F] of `features`; none with `hash`."""
+        unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
+        for place, (feature, table) in enumerate(self._tables.items()):
+            bags = self._raw_bags(block, feature)
+            found = np.zeros(len(bags.ids), np.int32)
+            replace(table, unknown_id=-1).look_up(np.ascontiguousarray(bags.ids), found)
+            counts = offsets_of((found < 0).astype(np.int64))[bags.offsets - bags.offsets[0]]
+            unknown[:, place] = np.diff(counts) > 0
+        return unknown
+
+    def _raw_bags(self, block: Block, feature: str) -> Bags:
+        """The values of a feature, as bags of one where it is not multi-valued."""
+        if feature in self.schema.ragged:
+            return block.bags[self.schema.ragged.index(feature)]
+        return Bags(block.sparse[:, self.schema.single.index(feature)], np.arange(len(block.labels) + 1))
+
+    def encode(self, block: Block) -> EncodedBlock:
+        """Encode parsed rows."""
+        integers = block.dense
+        if self._transform is DenseTransform.torchrec and self._range is not None:
+            integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
+        dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
+        dense = dense.astype(np.float32, copy=False)  # what a model reads, as the shards' reader has it
+        unknown = np.zeros(len(self.features), np.int64)
+        if self._tables:
+            columns = np.ascontiguousarray(block.sparse.T[self._columns])
+            ids, misses = encode_columns(columns, [self._tables[feature] for feature in self._single])
+            unknown[[self.features.index(feature) for feature in self._single]] = misses
+            if self._wraps and self._max_ind_range is not None:
+                ids %= np.int32(self._max_ind_range)
+        else:
+            assert self._max_ind_range is not None
+            ids = encode_hash(block.sparse, self._max_ind_range)
+        bags = []
+        for feature in self.schema.ragged:
+            encoded, missing = self._encode_bags(feature, self._raw_bags(block, feature))
+            bags.append(encoded)
+            unknown[self.features.index(feature)] = missing
+        if self._bags is not None:
+            ids, bags = self._bags.expand_rows(ids)
+        return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags))
+
+    def _encode_bags(self, feature: str, bags: Bags) -> tuple[Bags, int]:
+        """The ids of a feature's bags, and how many have none of their own."""
+        values, offsets = np.ascontiguousarray(bags.ids), bags.offsets - bags.offsets[0]
+        if not self._tables:
+            assert self._max_ind_range is not None
+            return Bags(encode_hash(values, self._max_ind_range), offsets), 0
+        ids = np.empty(len(values), np.int32)
+        missing = self._tables[feature].look_up(values, ids)
+        return Bags(ids, offsets), missing

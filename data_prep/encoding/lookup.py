@@ -1,0 +1,148 @@
+"""Vocabularies as they lie on disk, and their lookup tables: value to id by open addressing."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import jit
+
+VOCABULARY_DIRECTORY = "vocab"
+OUT_OF_VOCABULARY = 0
+HASH_MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: Knuth's multiplicative hashing
+EMPTY_SLOT = np.uint64(0)
+NO_ID = -1  # which none is
+
+
+@dataclass(frozen=True)
+class LookupTable:
+    """value -> id by open addressing: a slot is value << 32 | number + 1, 0 if empty; at most half are taken."""
+
+    slots: NDArray[np.uint64]
+    shift: int
+    first_id: int = 1
+    unknown_id: int = OUT_OF_VOCABULARY
+
+    @classmethod
+    def build(
+        cls,
+        values: NDArray[np.uint32],
+        first_id: int = 1,
+        unknown_id: int = OUT_OF_VOCABULARY,
+        numbers: NDArray[np.uint32] | None = None,
+    ) -> "LookupTable":
+        """Give values[i] the id first_id + numbers[i] (by default i), and all others unknown_id."""
+        if numbers is None:
+            numbers = np.arange(len(values), dtype=np.uint32)
+        bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
+        table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
+        insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
+        return table
+
+    def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
+        """Write the ids of `values` [rows]; how many have none."""
+        last_before = np.int64(self.first_id - 1)
+        return int(lookup_column(self.slots, np.uint32(self.shift), last_before, self.unknown_id, values, ids))
+
+    @staticmethod
+    def bytes_for(num_values: int) -> int:
+        """Memory of a table of that many values."""
+        return 8 << max(4, math.ceil(math.log2(2 * num_values + 1)))
+
+
+@dataclass(frozen=True)
+class CodeTable:
+    """As a `LookupTable`, of the codes of a dictionary: the id of each, and which of them have none of their own."""
+
+    ids: NDArray[np.int32]
+    missing: NDArray[np.bool_] | None
+
+    @classmethod
+    def build(cls, table: LookupTable, dictionary: NDArray[np.uint32]) -> "CodeTable":
+        """Give each code the id of its value in the dictionary."""
+        ids = np.empty(len(dictionary), np.int32)
+        if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
+            return cls(ids, None)
+        missing = ids == NO_ID
+        ids[missing] = table.unknown_id
+        return cls(ids, missing)
+
+    def look_up(self, codes: NDArray[np.unsignedinteger], ids: NDArray[np.int32]) -> int:
+        """Write the ids of `codes` [rows]; how many have none of their own."""
+        take_ids(self.ids, codes, ids)
+        return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
+
+
+def table_of_codes(table: LookupTable, dictionary: NDArray[np.uint32] | None) -> LookupTable | CodeTable:
+    """The table for a column with a dictionary, or without one, whose codes are the values."""
+    return table if dictionary is None else CodeTable.build(table, dictionary)
+
+
+@jit
+def take_ids(ids_of, codes, ids):  # type: ignore[no-untyped-def]
+    """ids[i] = ids_of[codes[i]]."""
+    for i in range(len(codes)):
+        ids[i] = ids_of[codes[i]]
+
+
+@jit
+def insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
+    """Put distinct values, each with its number, into slots that have room for them and are half empty then."""
+    mask = np.uint32(len(slots) - 1)
+    for i in range(len(values)):
+        slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
+        while slots[slot] != EMPTY_SLOT:
+            slot = (slot + np.uint32(1)) & mask
+        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(np.int64(numbers[i]) + 1)
+
+
+@jit
+def lookup_column(slots, shift, offset, unknown_id, values, ids):  # type: ignore[no-untyped-def]
+    """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
+    mask = np.uint32(len(slots) - 1)
+    unknown = 0
+    for i in range(len(values)):
+        value = values[i]
+        slot = np.uint32(value * HASH_MULTIPLIER) >> shift
+        while True:
+            entry = slots[slot]
+            if entry == EMPTY_SLOT:
+                ids[i] = unknown_id
+                unknown += 1
+                break
+            if np.uint32(entry >> np.uint64(32)) == value:
+                ids[i] = offset + np.int64(entry & np.uint64(0xFFFFFFFF))
+                break
+            slot = (slot + np.uint32(1)) & mask
+    return unknown
+
+
+def encode_columns(columns: NDArray[np.uint32], tables: list[LookupTable]) -> tuple[NDArray[np.int32], Any]:
+    """Ids of the values of a block.
+
+    Args:
+        columns: [F, rows] values.
+        tables: one per feature.
+
+    Returns:
+        [rows, F] int32 ids and [F] int64 counts of values without an id of their own.
+    """
+    ids = np.empty(columns.shape, np.int32)
+    unknown = np.zeros(len(tables), np.int64)
+    for i, table in enumerate(tables):
+        unknown[i] = table.look_up(columns[i], ids[i])
+    return np.ascontiguousarray(ids.T), unknown
+
+
+def vocabulary_path(root: Path, feature: str) -> Path:
+    """Where the vocabulary of a feature lies: uint32 values, values[i] having the id i + 1."""
+    return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
+
+
+def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[LookupTable]:
+    """Lookup tables of the features from `root`/vocab."""
+    vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
+    return [LookupTable.build(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]

@@ -1,0 +1,193 @@
+"""What a job may use: workers within the memory budget, room on the disk."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from common.sizes import in_words
+from data_prep.config.keys import DataConfig, parse_size, usable_cpus
+from data_prep.config.presets import Rules
+from data_prep.config.table_sizes import num_embeddings
+from data_prep.dataset.multi_hot import MultiHot
+from data_prep.dataset.schema import Schema
+from data_prep.encoding.lookup import LookupTable
+from data_prep.engine.job import Job
+from data_prep.io.buffered_file import HOLD_BYTES
+from data_prep.io.disk_space import Need, require_room
+from data_prep.parsing.table_parquet import num_rows
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks
+from data_prep.stages.encode_in_passes import Slice, plan_passes
+from data_prep.vocabulary.merge import PART_BYTES
+
+MEBIBYTE = 1 << 20
+PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
+WORKER_BYTES = 190 * MEBIBYTE
+SERVER_BYTES = 110 * MEBIBYTE  # of the process that workers are forked from, what they do not share with it
+BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
+UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
+UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
+COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
+CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
+PARTS_PER_BUDGET = 16  # a feature's runs, and merging them, take two each
+WINDOWS_PER_BUDGET = 32  # where rows go is found out with two of them in memory
+SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or units as records
+SAMPLE_BYTES = MEBIBYTE
+MIN_PASS_BYTES = 128 * MEBIBYTE
+GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
+DISK_MARGIN = 1.05
+MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
+
+
+def part_bytes(data: DataConfig) -> int:
+    """Memory for the runs of a feature, and as much again to merge and rank them."""
+    return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // PARTS_PER_BUDGET)
+
+
+def window_rows(data: DataConfig) -> int:
+    """Rows whose places are held in memory at once while all are shuffled."""
+    return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
+
+
+def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
+    """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
+    wanted = min(data.workers or usable_cpus(), num_tasks)
+    if data.scheduler is not None:
+        wanted = 1  # a cluster's workers each have the budget to themselves
+    is_streamed = any(source.compressed for source in job.sources)
+    need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * part_bytes(data) if job.rules.order else 0)
+    return _within_budget(data, wanted, need, aside=_bytes_to_arrange(data, job))
+
+
+def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
+    """Whether each source of text is to be read by one worker, once, instead of in chunks and again to be summed.
+
+    It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
+    its workers has begun, so nothing it is given takes as long as a file.
+    """
+    need, aside = _bytes_to_parse(job, is_streamed=True), _bytes_to_arrange(data, job)
+    if data.scheduler is not None or _allowed(data, need, aside) < workers:
+        return False
+    loads = [0] * workers
+    for size in sorted((source.bytes for source in job.sources), reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads) * workers <= MOST_UNEVEN * sum(loads)
+
+
+def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
+    """Memory of a worker that parses; of a stream one unit is written while the next is parsed."""
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _unit_bytes(job)
+    if job.rules.order is not None:
+        need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
+    return need
+
+
+def _bytes_to_arrange(data: DataConfig, job: Job) -> int:
+    """Memory of the parent to find out where rows go, while workers fit vocabularies."""
+    return 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+
+
+def _unit_bytes(job: Job) -> int:
+    """Memory of a unit's files until they are written."""
+    return min(UNIT_BYTES, job.chunk_bytes * UNIT_BYTES_PER_CHUNK_BYTE)
+
+
+def _bytes_to_shuffle(job: Job) -> int:
+    """Memory of a shard that is put together."""
+    return int(job.shard_rows * SHUFFLE_BYTES_PER_ROW) if job.rules.is_arranged else 0
+
+
+def plan_encoding(
+    data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
+) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
+    """Processes for encoding, each of which holds its lookup tables, and the passes it takes.
+
+    No passes means that all tables fit at once.
+
+    Raises:
+        UserError: the budget is too small for any number of passes.
+    """
+    tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    in_work = BLOCK_BYTES_IN_WORK + _unit_bytes(job) + _bytes_to_shuffle(job)
+    base = WORKER_BYTES + in_work
+    if PARENT_BYTES + in_work + tables <= budget:
+        return _within_budget(data, workers, base + tables), ()
+    workers = _within_budget(data, workers, base + MIN_PASS_BYTES)
+    # a single worker is this process itself
+    shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
+    allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
+    passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES))
+    print(
+        f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
+        f"encoding in {len(passes)} passes",
+        file=sys.stderr,
+    )
+    return workers, tuple(passes)
+
+
+def _allowed(data: DataConfig, need: int, aside: int = 0) -> int:
+    """Processes that the budget has room for besides what the parent needs, at least one."""
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    return max(1, (budget - PARENT_BYTES - SERVER_BYTES - aside) // need)
+
+
+def _within_budget(data: DataConfig, wanted: int, need: int, aside: int = 0) -> int:
+    """As many processes as wanted, or as the budget allows, which is said."""
+    allowed = _allowed(data, need, aside)
+    if allowed < wanted:
+        print(
+            f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "
+            f"each may need {need / 2**20:.0f} MiB",
+            file=sys.stderr,
+        )
+    return min(allowed, wanted)
+
+
+def check_disk(path: Path, job: Job) -> None:
+    """Refuse to start where the output and the intermediate files will not fit.
+
+    Raises:
+        UserError: naming what is needed and what is free.
+    """
+    rows = sum(_estimate_rows(job, source) for source in job.sources)
+    tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
+    written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
+    needed = dataset_bytes(rows, job.schema, job.rules, job.bags) - written
+    share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
+    require_room([Need(path, needed, f"for the dataset{share}", about=True)], "free some, or choose another data.path")
+
+
+def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+    """Room on the disk that so many rows take, at most, until the dataset is made."""
+    columns = len(schema.columns)
+    if rules.order is not None:
+        columns += 2 * len(schema.sparse)
+    if rules.is_arranged:
+        columns += 2 * len(schema.columns) + 6
+    if bags is not None:
+        columns += sum(bags.sizes) + 2 * len(bags.sizes)
+    return int(rows * 4 * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
+
+
+def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+    """Bytes of the bags of all ids, where the tables' sizes are known before the rows: else asked once they are."""
+    if bags is None or rules.order is not None:
+        return 0
+    return bags.table_bytes([num_embeddings(rules, None)] * len(schema.sparse))
+
+
+def _estimate_rows(job: Job, source: Source) -> float:
+    """Rows of a source: as it says itself, else from the length of its first lines."""
+    if source.generated_rows is not None:
+        return float(source.generated_rows)
+    if job.table is not None and job.table.is_parquet:
+        return float(num_rows(source))
+    with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
+        for block in lines.until(SAMPLE_BYTES):
+            length = block.end - block.start
+            rows = int((block.buffer[block.start : block.end] == ord("\n")).sum())
+            size = source.bytes * (GZIP_RATIO if source.compressed else 1)
+            return float(rows) if block.is_last else size * rows / length
+    return 0.0

@@ -1,0 +1,153 @@
+"""What may be at `data.path` already: a dataset, the work of a killed job, another job at work."""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, digest_file, load_manifest, write_atomically
+from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
+from data_prep.engine.job import WORK_DIRECTORY, WORK_FORMAT
+from data_prep.sources.discover import Source
+from data_prep.stages.shuffle_order import SPLITS
+from data_prep.stages.split import PLAN_NAME, finish
+
+LOCK_NAME = "lock"
+JOB_NAME = "job.json"
+CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of it is ours
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[Path]:
+    """Hold <root>/.work for this process alone; it is removed afterwards if nothing in it is worth keeping.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    existed = root.exists()
+    work = root / WORK_DIRECTORY
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / LOCK_NAME
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
+                raise BlockingIOError  # whoever held it has just removed it with its directory
+        except BlockingIOError as error:
+            raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
+        try:
+            yield work
+        finally:
+            if not any(work.glob("units/*.json")) and not (work / PLAN_NAME).exists():
+                shutil.rmtree(work, ignore_errors=True)
+            if not existed and root.exists() and not any(root.iterdir()):
+                root.rmdir()
+
+
+def finish_pending(root: Path, work: Path) -> None:
+    """Complete a job that was killed during its last moves, whatever it was."""
+    if (work / PLAN_NAME).exists():
+        finish(work, root)
+        work.mkdir()
+
+
+@contextmanager
+def claimed(root: Path) -> Iterator[Path]:
+    """As `locked`, when what a killed job left to move has been moved."""
+    with locked(root) as work:
+        finish_pending(root, work)
+    with locked(root) as work:  # anew: what was pending took its lock with it
+        yield work
+
+
+def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Keep what a killed job with the same parameters and sources left; discard all else."""
+    description = {
+        "format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]
+    }  # fmt: skip
+    content = json.dumps(description).encode()
+    path = work / JOB_NAME
+    if path.exists() and path.read_bytes() == content:
+        print(f"{work.parent}: going on where the last job stopped", file=sys.stderr)
+    else:
+        if path.exists():
+            print(f"{work.parent}: discarding the unfinished work of another job", file=sys.stderr)
+        for entry in work.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK_NAME:
+                entry.unlink()
+        write_atomically(path, content)
+    (work / "units").mkdir(exist_ok=True)
+
+
+def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> None:
+    """Where the dataset's splits go there may be an older dataset's, and nothing else.
+
+    Raises:
+        UserError: a raw file lies there, or files that no dataset of ours owns.
+    """
+    ours = [root / name for name in (*SPLITS, VOCABULARY_DIRECTORY)]
+    for source in sources:
+        if any(Path(source.path).resolve().is_relative_to(directory.resolve()) for directory in ours):
+            raise UserError(f"{source.path}: lies where data.path={root} will be written; choose another data.path")
+    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists():
+        return
+    for directory in ours:
+        if directory.exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
+
+
+def find_finished(
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], overwrite: bool
+) -> Manifest | None:
+    """The dataset at `root` if it is the one asked for; None if there is none, or it is to be replaced.
+
+    Raises:
+        UserError: there is another one.
+    """
+    if not (root / MANIFEST_NAME).exists():
+        return None
+    try:
+        manifest = load_manifest(root)
+        difference = _difference(manifest, parameters, schema, sources)
+    except UserError:
+        if overwrite:
+            return None
+        raise
+    if overwrite:  # also where nothing differs: its files may be damaged
+        return None
+    if difference is None:
+        return manifest
+    raise UserError(
+        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
+    )
+
+
+def _difference(
+    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source]
+) -> str | None:
+    if manifest.encoding.get("raw_schema") != schema:
+        return "other columns"
+    for key, value in ({"multi_hot": None} | parameters).items():
+        if manifest.encoding.get(key) != value:
+            return f"{key} is {manifest.encoding.get(key)} there, {value} here"
+    return None if _same_sources(manifest, sources) else "made from other raw files"
+
+
+def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
+    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their sum."""
+    if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
+        return False
+    times = manifest.extra.get("source_mtime_ns") or [None] * len(sources)
+    return all(
+        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == told["sha256"]
+        for source, told, time in zip(sources, manifest.sources, times, strict=True)
+    )

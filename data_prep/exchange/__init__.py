@@ -1,0 +1,1 @@
+"""Datasets converted to and from other programs' files."""

@@ -1,0 +1,212 @@
+"""Files of other programs as our shards."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, Shard, ShardArrays, Split, digest_file, write_shard
+from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.schema import CRITEO
+from data_prep.encoding.dense import transform_dense
+from data_prep.engine.workspace import claimed, refuse_foreign_files
+from data_prep.exchange.foreign_rows import FLOAT32, INTEGERS, Origin, check_rows, open_rows
+from data_prep.exchange.npz import MultiHotReader
+from data_prep.sources.discover import natural_key
+from data_prep.stages.split import finish, write_plan
+
+SHARD_ROWS = 1 << 18
+SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
+IMPORTED = Path("imported")  # in the work's directory
+SPLITS = ("train", "val", "test")
+RECORD_COLUMNS = 40
+
+
+class _Builder:
+    """Collects shards and what the manifest says of them; they are moved to their places when all are there."""
+
+    def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
+        """`work`: the directory that `existing.claimed` gives; `transform`: of integers, if known.
+
+        Raises:
+            UserError: something else lies at `root`.
+        """
+        if (root / MANIFEST_NAME).exists():
+            raise UserError(f"{root}: holds a dataset already; choose another data.path")
+        refuse_foreign_files(root, work, ())
+        shutil.rmtree(work / IMPORTED, ignore_errors=True)
+        self._root, self._work, self._transform = root, work, transform
+        self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
+        self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+        self._positives = dict.fromkeys(SPLITS, 0)
+        self._largest = np.zeros(len(CRITEO.sparse), np.int64)
+        self._sources: list[dict[str, Any]] = []
+        self._schema = CRITEO
+
+    def add(
+        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: Origin
+    ) -> None:
+        """Write one shard, after checking what a reader relies on.
+
+        Args:
+            ids: of every feature, [rows, size]; bags of the sizes above 1.
+        """
+        check_rows(labels, dense, ids, origin)
+        ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
+        if any(self._shards.values()) and ragged != self._schema.ragged:
+            raise UserError(
+                f"{origin.sparse}: bags of other sizes than the files before it; give files that belong together"
+            )
+        self._schema = replace(CRITEO, ragged=ragged)
+        bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
+        single = [column for column in ids if column.shape[1] == 1]
+        sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
+        name = f"{len(self._shards[split]):05d}"
+        arrays = ShardArrays(labels, dense, sparse, bags)
+        dense_dtype = (self._transform or DenseTransform.raw).dtype
+        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype))
+        self._positives[split] += int(labels.sum(dtype=np.int64))
+        self._largest = np.maximum(self._largest, [int(column.max()) for column in ids])
+
+    def note_source(self, path: Path, rows: int) -> None:
+        """Name a file that was read."""
+        digest = digest_file(path)
+        self._sources.append({"name": path.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows})
+
+    def finish(self) -> Manifest:
+        """Move the shards to their places and write the manifest."""
+        splits = {}
+        for split, shards in self._shards.items():
+            rows = sum(shard.rows for shard in shards)
+            splits[split] = Split(rows, self._positives[split] / rows if rows else None, shards)
+        total = sum(split.rows for split in splits.values())
+        if not total:
+            raise UserError(f"{self._root}: nothing to import; check exchange.source")
+        manifest = Manifest(
+            schema=self._schema.to_manifest(),
+            encoding=self._encoding,
+            num_embeddings=dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True)),
+            splits=splits,
+            sources=self._sources,
+            rows=total,
+            label_rate=sum(self._positives.values()) / total,
+            tool_version="clickwork 0.1.0",
+        )
+        files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
+        write_plan(self._work, manifest, [(str(IMPORTED / file), str(file)) for file in sorted(files)])
+        return finish(self._work, self._root)
+
+
+def _fixed_bags(ids: NDArray[Any]) -> Bags:
+    """Bags [rows, size] of one feature."""
+    return Bags(ids.reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1])
+
+
+def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest:
+    """Take over day_N_{dense,sparse,labels}.npy, halving the last day into val and test as TorchRec's reader does.
+
+    Args:
+        is_multi_hot: ids are in day_N_sparse_multi_hot.npz, as MLPerf v2 has them.
+
+    Raises:
+        UserError: no such files, or not what they should be, or another job writes to `root`.
+    """
+    labels = sorted(source.glob("day_*_labels.npy"), key=natural_key)
+    if not labels:
+        raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
+    with claimed(root) as work:
+        builder = _Builder(root, work, "imported_multi_hot" if is_multi_hot else "imported_npy")
+        for index, path in enumerate(labels):
+            is_last = index == len(labels) - 1 and len(labels) > 1
+            builder.note_source(path, _import_day(builder, path, is_multi_hot, is_last))
+        return builder.finish()
+
+
+def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:
+    """Take over one day; its rows."""
+    stem = path.name.removesuffix("_labels.npy")
+    labels = open_rows(path, 1, INTEGERS)
+    rows = len(labels)
+    dense_path = path.with_name(f"{stem}_dense.npy")
+    dense = open_rows(dense_path, len(CRITEO.dense), FLOAT32, (path, rows))
+    sparse_path = path.with_name(f"{stem}_sparse_multi_hot.npz" if is_multi_hot else f"{stem}_sparse.npy")
+    with _open_ids(sparse_path, is_multi_hot) as ids:
+        if ids.rows != rows:
+            raise UserError(f"{sparse_path}: {ids.rows} rows, but {path.name} has {rows}; get them again")
+        step = max(1, min(SHARD_ROWS, SHARD_IDS // sum(ids.sizes)))
+        half = -(-rows // 2)
+        for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
+            for start in range(first, stop, step):
+                part = slice(start, min(start + step, stop))
+                columns = ids.read(part.stop - part.start)
+                origin = Origin(path, dense_path, sparse_path, start)
+                builder.add(split, np.array(labels[part]), np.array(dense[part]), columns, origin)
+    return rows
+
+
+class _OneHotReader:
+    """day_N_sparse.npy [rows, F], read as `MultiHotReader` reads bags."""
+
+    def __init__(self, path: Path) -> None:
+        self._array, self._done = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
+        self.rows, self.sizes = len(self._array), (1,) * len(CRITEO.sparse)
+
+    def __enter__(self) -> "_OneHotReader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def read(self, rows: int) -> list[NDArray[Any]]:
+        """The next rows of every feature, [rows, 1]."""
+        part = np.array(self._array[self._done : self._done + rows])
+        self._done += rows
+        return [part[:, feature : feature + 1] for feature in range(part.shape[1])]
+
+
+def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
+    return MultiHotReader(path, len(CRITEO.sparse)) if is_multi_hot else _OneHotReader(path)
+
+
+def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
+    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (log1p unless told otherwise).
+
+    Raises:
+        UserError: no such files, not whole records, or a transform that needs all rows first.
+    """
+    transform = transform or DenseTransform.log1p
+    if transform in (DenseTransform.torchrec, DenseTransform.minmax):
+        others = "log1p, log_float32, raw or integers"
+        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {others}")
+    with claimed(root) as work:
+        builder = _Builder(root, work, "imported_bin", transform)
+        for split in SPLITS:
+            _import_records(builder, split, source / f"terabyte_processed_{split}.bin", transform)
+        return builder.finish()
+
+
+def _import_records(builder: _Builder, split: str, path: Path, transform: DenseTransform) -> None:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check exchange.source")
+    size = path.stat().st_size
+    if size % (4 * RECORD_COLUMNS):
+        raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
+    for start, records in _records(path, size // (4 * RECORD_COLUMNS)):
+        dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
+        ids = [records[:, column : column + 1] for column in range(14, RECORD_COLUMNS)]
+        builder.add(split, records[:, :1], dense, ids, Origin(path, path, path, start))
+    builder.note_source(path, size // (4 * RECORD_COLUMNS))
+
+
+def _records(path: Path, rows: int) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """Blocks of records, each with the number of its first one."""
+    for start in range(0, rows, SHARD_ROWS):
+        count = min(SHARD_ROWS, rows - start) * RECORD_COLUMNS
+        block = np.fromfile(path, np.int32, count, offset=4 * RECORD_COLUMNS * start)
+        yield start, block.reshape(-1, RECORD_COLUMNS)

@@ -1,0 +1,1 @@
+"""Files written whole, checksummed on the way; buffers, read-ahead, disk space, progress."""

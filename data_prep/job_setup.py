@@ -1,0 +1,78 @@
+"""What a job reads, and how: its files, found, made or fetched, and their columns."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from common.errors import UserError
+from data_prep.config.checks import refuse_criteo_s_own
+from data_prep.config.keys import DataConfig, multi_hot_bags
+from data_prep.config.presets import Rules, resolve_rules
+from data_prep.config.unused_keys import refuse_idle_choices
+from data_prep.dataset.multi_hot import MultiHot
+from data_prep.dataset.options import DataSource
+from data_prep.dataset.schema import CRITEO, Schema
+from data_prep.dataset.table_spec import Table
+from data_prep.engine.memory_budget import dataset_bytes
+from data_prep.parsing.table_yaml import load_table
+from data_prep.sources.discover import Source, own_path, resolve_sources
+from data_prep.sources.remote import find_remote
+from data_prep.synthetic.days import synthetic_sources
+
+
+def refuse_early(data: DataConfig, root: Path) -> None:
+    """Before anything is fetched or generated, refuse what could not be done with it.
+
+    Raises:
+        UserError: choices that do not go together.
+    """
+    refuse_idle_choices(data)
+    refuse_criteo_s_own(data)
+    num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
+    if data.source in num_days:
+        chosen_bags(data, resolve_rules(data, num_days[data.source]), CRITEO)
+    given = data.raw if isinstance(data.raw, Sequence) and not isinstance(data.raw, str) else [data.raw]
+    if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
+        raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
+
+
+def find_sources(data: DataConfig, root: Path) -> list[Source]:
+    """What to read, made or fetched if need be."""
+    if data.source is DataSource.synthetic:
+        return synthetic_sources(data, root)
+    if data.source is DataSource.remote:
+        rules = resolve_rules(data, len(data.days or [0]))
+        room = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
+        sources = find_remote(data, root, room)
+    else:
+        sources = resolve_sources(data.raw)
+    if data.scheduler is not None:
+        return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
+    return sources
+
+
+def user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
+    """The user's own table, or None for Criteo's rows.
+
+    Raises:
+        UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
+    """
+    return None if data.schema is None else load_table(Path(data.schema), sources)
+
+
+def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
+    """What ids are expanded to, if anything.
+
+    Raises:
+        UserError: what does not fit the columns.
+    """
+    bags = multi_hot_bags(data)
+    if bags is None or max(bags.sizes) == 1:
+        return None
+    if rules.max_categories is not None:
+        raise UserError(f"data.multi_hot: not with data.encoding={rules.encoding.value}, which drops columns")
+    if schema.ragged:
+        raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
+    bags.check(len(schema.sparse))
+    return bags

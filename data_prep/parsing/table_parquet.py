@@ -1,0 +1,184 @@
+"""A user's own table in Parquet: its columns, its work units, and its rows block by block.
+
+A work unit is some row groups, or a part of one where a group is larger than a unit may be; which, depends on the
+file and `chunk_bytes` alone. Values are read column by column, each distinct text being hashed once per block.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.table_spec import Table
+from data_prep.parsing.criteo import Block
+from data_prep.parsing.parquet_chunks import RowRange, batch_rows, open_parquet
+from data_prep.sources.discover import Source
+
+MAGIC = b"PAR1"
+
+
+def is_parquet(source: Source) -> bool:
+    """Whether a file is Parquet, told by its first bytes."""
+    with open(source.path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def column_kinds(source: Source) -> dict[str, str]:
+    """What each column holds: text, integer, number, list (of text or integers), or the name of another type.
+
+    Raises:
+        UserError: not readable as Parquet.
+    """
+    schema = open_parquet(source).schema_arrow
+    return {field.name: _kind(field.type) for field in schema}
+
+
+def num_rows(source: Source) -> int:
+    """Rows of the file."""
+    return int(open_parquet(source).metadata.num_rows)
+
+
+def read_unit(source: Source, table: Table, unit: RowRange) -> Iterator[Block]:
+    """The rows of a unit, block by block, as `data_prep.parsing.table_csv.parse_table` gives them.
+
+    Raises:
+        UserError: a value that does not fit (file, row group, row, column, remedy), or a damaged file.
+    """
+    file = open_parquet(source, len(table.schema.columns))
+    place = 0
+    batches = file.iter_batches(
+        batch_rows(file.metadata, table, unit.groups),
+        row_groups=range(*unit.groups),
+        columns=list(table.schema.columns),
+        use_threads=False,
+    )
+    try:
+        for batch in batches:
+            start, stop = max(unit.first - place, 0), min(unit.first + unit.rows - place, batch.num_rows)
+            if start < stop:
+                where = _Where(source.path, file.metadata, unit.row + place + start)
+                yield _block(batch.slice(start, stop - start), table, where)
+            place += batch.num_rows
+            if place >= unit.first + unit.rows:
+                return
+    except OSError as error:
+        raise UserError(f"{source.path}: row groups {unit.groups[0]} to {unit.groups[1] - 1}: damaged "
+                        f"({' '.join(str(error).split())}); get it again") from error  # fmt: skip
+
+
+class _Where(NamedTuple):
+    """A file and the number of a row in it, from 0."""
+
+    path: str
+    metadata: Any
+    row: int
+
+    def error(self, offset: int, column: str, fault: str) -> UserError:
+        """About the row `offset` rows further on."""
+        row = self.row + offset
+        group = 0
+        for group in range(self.metadata.num_row_groups):
+            if row < self.metadata.row_group(group).num_rows:
+                break
+            row -= self.metadata.row_group(group).num_rows
+        where = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
+        return UserError(f"{where}: {fault}; correct or remove this row")
+
+
+def _block(batch: Any, table: Table, where: _Where) -> Block:
+    numbers = _numbers(batch.column(table.label), where, table.label, empty=None)
+    labels, bad = table.apply_rule(numbers)
+    if bad is not None:
+        raise where.error(bad, table.label, f"{numbers[bad]:g} is not a label (0 or 1), and the schema has no rule")
+    dense = np.empty((len(labels), len(table.dense)))
+    for i, column in enumerate(table.dense):
+        dense[:, i] = _numbers(batch.column(column), where, column, empty=0.0)
+    single = table.schema.single
+    sparse = np.empty((len(labels), len(single)), np.uint32)
+    for i, column in enumerate(single):
+        sparse[:, i] = _categories(_as_integers(batch.column(column), where, column))
+    separators = dict(table.separators)
+    bags = tuple(_bags(batch.column(column), separators[column]) for column in table.schema.ragged)
+    return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
+
+
+def _numbers(array: Any, where: _Where, column: str, empty: float | None) -> NDArray[np.float64]:
+    """Finite numbers; what a null stands for, or None if there may be none."""
+    import pyarrow as pa
+
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    if empty is None and nulls.any():
+        raise where.error(int(nulls.argmax()), column, "no value")
+    filled: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(empty or 0.0).to_numpy()
+    good = np.isfinite(filled)
+    if not good.all():
+        raise where.error(int(good.argmin()), column, f"{filled[good.argmin()]} is not a number")
+    return filled
+
+
+def _as_integers(array: Any, where: _Where, column: str) -> Any:
+    """Integers where a column has them as numbers with a fraction, as one with gaps often does, or as truths."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_boolean(array.type):
+        return array.cast(pa.int8())
+    if not pa.types.is_floating(array.type):
+        return array
+    values = array.to_numpy(zero_copy_only=False)
+    good = array.is_null().to_numpy(zero_copy_only=False) | (np.abs(values) < 2**53) & (values == np.rint(values))
+    if not good.all():
+        place = int(good.argmin())
+        raise where.error(place, column, f"{values[place]} is not a category: text or an integer")
+    return pc.cast(array, pa.int64(), safe=False)
+
+
+def _categories(array: Any) -> NDArray[np.uint32]:
+    """CRC-32 of each value's text, a null's being that of no text."""
+    import pyarrow as pa
+
+    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string()).to_pylist()
+    sums = np.array([zlib.crc32((text or "").encode()) for text in texts] + [0], np.uint32)
+    return sums[encoded.indices.cast(pa.int64()).fill_null(len(texts)).to_numpy()]
+
+
+def _bags(array: Any, separator: str) -> Bags:
+    """The categories in fields that hold any number of them; a null field, or an empty one, holds none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if separator:
+        if pa.types.is_dictionary(array.type):
+            array = array.cast(pa.string())
+        array = pc.split_pattern(array, separator)
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+    values = array.flatten()  # nulls and what lies under them left out
+    kept = values.is_valid()
+    if separator:
+        kept = pc.and_(kept, pc.not_equal(values, ""))
+    mask = kept.to_numpy(zero_copy_only=False)
+    before = offsets_of(mask)
+    return Bags(_categories(values.filter(kept)), before[offsets_of(lengths)])
+
+
+def _kind(data_type: Any) -> str:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    if types.is_string(data_type) or types.is_large_string(data_type):
+        return "text"
+    if types.is_integer(data_type) or types.is_boolean(data_type):
+        return "integer"
+    if types.is_floating(data_type) or types.is_decimal(data_type):
+        return "number"
+    is_list = types.is_list(data_type) or types.is_large_list(data_type)
+    if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
+        return str(data_type)
+    return "list" if _kind(data_type.value_type) in ("text", "integer") else str(data_type)

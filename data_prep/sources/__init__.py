@@ -1,0 +1,1 @@
+"""Raw bytes: files found, downloaded and unpacked; inflated and cut into blocks of lines."""

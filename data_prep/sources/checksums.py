@@ -1,0 +1,113 @@
+"""Sums of raw files: published ones, and those noted when a file was first read whole.
+
+sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from data_prep.io.atomic import FileDigest, write_atomically
+from data_prep.sources.discover import own_path
+
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+SUMS_NAME = "sums.json"
+PUBLISHED = "data.remote.sha256"
+
+
+@dataclass(frozen=True)
+class KnownSum:
+    """The SHA-256 that a file must have, who told it, and its size, where that is known too."""
+
+    sha256: str
+    told_by: str
+    bytes: int | None = None
+
+
+def published_sums(given: Any) -> dict[str, str]:
+    """Sums by name of file, given as a mapping, or in a file of lines as sha256sum writes them.
+
+    Raises:
+        UserError: they are neither, or no SHA-256.
+    """
+    if isinstance(given, str):
+        try:
+            lines = [line.split(maxsplit=1) for line in own_path(given).read_text().splitlines() if line.strip()]
+            given = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{PUBLISHED}={given}: not a file as sha256sum writes it ({error})") from error
+    if not isinstance(given or {}, Mapping):
+        raise UserError(f"{PUBLISHED}={given}: give {{NAME: SUM}}, or a file as sha256sum writes it")
+    for name, sha256 in (given or {}).items():
+        if not SHA256.fullmatch(str(sha256)):
+            raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
+    return {str(name): str(sha256).lower() for name, sha256 in (given or {}).items()}
+
+
+def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
+    """What a file in `directory` must be: as published (see `published_sums`), else as noted."""
+    sums = published_sums(published)
+    if name in sums:
+        return KnownSum(sums[name], PUBLISHED)
+    noted = _noted(directory).get(name)
+    return None if noted is None else KnownSum(noted.sha256, str(directory / SUMS_NAME), noted.bytes)
+
+
+def refuse_other(path: Path, known: KnownSum | None, found: FileDigest) -> None:
+    """Raises UserError for a file that is not what is known of it."""
+    if known is not None and found.sha256 != known.sha256:
+        raise UserError(f"{path}: sha256 {found.sha256} where {known.told_by} has {known.sha256}; {_remedy(known)}")
+
+
+def refuse_other_size(path: Path, known: KnownSum | None) -> None:
+    """As `refuse_other`, of a file that lies there and has not been read yet."""
+    if known is not None and known.bytes is not None and path.stat().st_size != known.bytes:
+        size = f"{path.stat().st_size:,} bytes where {known.told_by} has {known.bytes:,}"
+        raise UserError(f"{path}: {size}; {_remedy(known)}")
+
+
+def _remedy(known: KnownSum) -> str:
+    return f"delete it to have it fetched again, or, if it is right, take its name out of {known.told_by}"
+
+
+def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
+    """Note the sums of files that have been read whole; what is known of them already has been compared."""
+    if not found:
+        return
+    with _locked_sums(directory):
+        noted = _noted(directory)
+        if noted != (merged := {**noted, **found}):
+            entries = {name: asdict(digest) for name, digest in merged.items()}
+            write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _noted(directory: Path) -> dict[str, FileDigest]:
+    path = directory / SUMS_NAME
+    try:
+        content = path.read_bytes()
+        return {
+            name: FileDigest(int(of["bytes"]), str(of["sha256"])) for name, of in json.loads(content or "{}").items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: not as it was written ({error}); mend or delete it") from error
+
+
+@contextmanager
+def _locked_sums(directory: Path) -> Iterator[None]:
+    """Keep other jobs from noting sums; they wait a moment."""
+    path = directory / SUMS_NAME
+    while True:
+        with open(path, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists() and os.fstat(lock.fileno()).st_ino == path.stat().st_ino:  # else it has been replaced
+                yield
+                return

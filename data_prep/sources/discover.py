@@ -1,0 +1,236 @@
+"""Raw files: from `data.raw` to an ordered list, and opened for reading whatever their compression."""
+
+import contextlib
+import glob
+import gzip
+import mmap
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from common.errors import UserError
+from data_prep.io.atomic import FileDigest
+from data_prep.io.digest import SummedFile
+from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
+
+try:
+    from isal import igzip as gzip_module
+    from isal import isal_zlib as zlib_module
+except ImportError:  # the same bytes, but slower
+    import gzip as gzip_module  # type: ignore[no-redef]
+    import zlib as zlib_module  # type: ignore[no-redef]
+
+
+DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
+GZIP_MAGIC = b"\x1f\x8b"
+TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
+GLOB_CHARACTERS = frozenset("*?[")
+ROOM_BEFORE = BLOCK_BYTES  # of a block: for what the one before has of a line that goes on in it
+ROOM_BEHIND = 128  # for a newline, and what a kernel may read too far
+GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
+
+
+@dataclass(frozen=True)
+class Source:
+    """One raw file as it was found; `name` is its file name, `path` where it lies.
+
+    generated_rows: of a file that only describes a day, how many rows are to be generated from it.
+    """
+
+    path: str
+    name: str
+    bytes: int
+    mtime_ns: int
+    compressed: bool
+    generated_rows: int | None = None
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes to read, or to generate."""
+        return self.bytes if self.generated_rows is None else self.generated_rows * GENERATED_ROW_BYTES
+
+
+def resolve_sources(raw: Any) -> list[Source]:
+    """Raw files in the order of their days.
+
+    Args:
+        raw: a path, a glob, a directory (its files named day_*, or else all of them, in natural order), or a
+            list of these.
+
+    Raises:
+        UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
+    """
+    entries = [raw] if isinstance(raw, (str, Path)) else raw
+    if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
+        raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
+    paths = [path for entry in entries for path in _expand(str(entry))]
+    seen: dict[str, Path] = {}
+    for path in paths:
+        twin = seen.setdefault(str(path.resolve()).removesuffix(".gz"), path)
+        if twin is not path:
+            raise UserError(f"{path}: its rows are in {twin} too; name each day once in data.raw")
+    return [_inspect(path) for path in paths]
+
+
+def own_path(text: str) -> Path:
+    """A path as a user gives it, ~ standing for a home directory where there is such a user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def natural_key(path: Path) -> list[Any]:
+    """Sort key under which day_2 comes before day_10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+
+
+def _expand(entry: str) -> list[Path]:
+    path = own_path(entry)
+    if path.is_dir():
+        files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
+        files = [file for file in files if file.suffix != ".part"]  # still being fetched
+        days = [file for file in files if file.name.startswith("day_")] or files
+        if not days:
+            raise UserError(f"{path}: no files in this directory; point data.raw at the raw day files")
+        return sorted(days, key=natural_key)
+    if not path.exists() and GLOB_CHARACTERS & set(entry):
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        files = sorted((match for match in matches if match.is_file()), key=natural_key)
+        if not files:
+            raise UserError(f"data.raw={entry}: no file matches; check the pattern")
+        return files
+    return [path]
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file is compressed by gzip, told by its first bytes."""
+    with open(path, "rb") as file:
+        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+
+
+def open_gzip(file: Any) -> Any:
+    """The content of a gzip file, given by its path or open, as a file; reading it raises EOFError and DAMAGE."""
+    return gzip_module.open(file, "rb")
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, told by its first header."""
+    with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
+        return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
+    return False
+
+
+def _inspect(path: Path) -> Source:
+    try:
+        status = path.stat()
+        compressed = is_gzip(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; check data.raw") from error
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror}); check data.raw") from error
+    if status.st_size == 0:
+        raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
+    if path.suffix == ".gz" and not compressed:
+        raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
+    if is_tar(path):
+        raise UserError(
+            f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
+            f"choose data=criteo_kaggle data.raw={path}"
+        )
+    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed)
+
+
+class PlainReader:
+    """Bytes of a plain file from an offset, block by block."""
+
+    def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
+        self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
+        self._file.seek(offset)
+        self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
+        self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
+
+    def next_block(self) -> tuple[mmap.mmap, int]:
+        """Memory that holds so many bytes behind ROOM_BEFORE, 0 at the end; valid until the next is asked for."""
+        return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
+
+    def at_end(self) -> bool:
+        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class SourceStream:
+    """All bytes of a file, front to back, inflated if need be; the file is read once and summed on the way.
+
+    One thread reads and sums, another inflates, ahead of who needs the bytes.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._file = SummedFile(Path(source.path))
+        self._inflated: Any = None
+        if source.compressed:
+            self._raw = ReadAhead(self._file.readinto)
+            self._inflated = open_gzip(self._raw)
+        fill = self._inflate if source.compressed else self._file.readinto
+        self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
+
+    def _inflate(self, block: memoryview) -> int:
+        try:
+            return int(self._inflated.readinto(block))
+        except EOFError as error:
+            raise UserError(
+                f"{self._source.path}: truncated gzip file, or bytes behind its end; get it again"
+            ) from error
+        except DAMAGE as error:
+            raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
+
+    def next_block(self) -> tuple[mmap.mmap, int]:
+        """As that of PlainReader, but nothing is to be asked for after the end.
+
+        Raises:
+            UserError: a compressed file is truncated or damaged.
+        """
+        return self._content.next_block()
+
+    def at_end(self) -> bool:
+        """As that of PlainReader."""
+        return self._content.at_end()
+
+    def consumed(self) -> int:
+        """Position in the file, somewhat ahead of the bytes handed out."""
+        return self._file.position
+
+    def digest(self) -> FileDigest:
+        """Size and sum of the file, once all has been read."""
+        return self._file.digest()
+
+    def close(self) -> None:
+        """Stop reading ahead and close the file."""
+        self._content.close()
+        if self._inflated is not None:
+            self._inflated.close()
+            self._raw.close()
+        self._file.close()
+
+
+Reader = PlainReader | SourceStream
+
+
+def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
+    """A reader of the uncompressed bytes, in blocks of at most that many where the file is plain.
+
+    A compressed source can only be read from the start.
+    """
+    if source.compressed:
+        if offset:
+            raise ValueError("a compressed source has no random access")
+        return SourceStream(source)
+    return PlainReader(source, offset, block_bytes)

@@ -1,0 +1,239 @@
+"""Where every row goes, for splits and shuffles that do not keep the order of the raw files.
+
+The answer is an array on disk, int32 or, of as many rows, int64: position[i] of row i of the dataset, the train
+split's rows coming first, then val's, then test's; -1 for a row that is left out.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.config.presets import Rules
+from data_prep.dataset.options import SplitMethod
+from data_prep.engine.job import Job, UnitRecord
+from data_prep.engine.processes import Stopped
+from data_prep.stages.permutation import inverse_permutation
+
+POSITION_DTYPES: dict[str, np.dtype[Any]] = {
+    "positions.i32": np.dtype(np.int32),
+    "positions.i64": np.dtype(np.int64),
+}
+PERMUTATION = "permutation"
+LEFT_OUT = -1
+Positions: TypeAlias = NDArray[np.signedinteger]
+SPLITS = ("train", "val", "test")
+
+
+def split_sizes(rules: Rules, total: int, last_day: int) -> dict[str, int]:
+    """Rows of every split where the rows keep their order, or are shuffled within the train split.
+
+    Args:
+        total: rows of the dataset; last_day: those of the last source.
+    """
+    if rules.split is SplitMethod.last_day:
+        held_out = last_day
+    elif rules.split is SplitMethod.scikit_learn:
+        held_out = int(np.ceil(total * rules.held_out))
+        return {"train": total - held_out, "val": 0, "test": held_out}
+    else:
+        held_out = int(total * rules.held_out + 1e-9)
+        if rules.held_out and total > len(SPLITS) - 1:
+            held_out = max(held_out, len(SPLITS) - 1)
+    halves = [-(-held_out // 2), held_out // 2]
+    val, test = reversed(halves) if rules.test_first else halves
+    return {"train": total - held_out, "val": val, "test": test}
+
+
+@contextmanager
+def arranging(job: Job, records: list[UnitRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
+    """As `arrange`, beside what is done meanwhile, and ending where that fails; None where rows keep their order."""
+    if not job.rules.is_arranged:
+        yield None
+        return
+    failed = threading.Event()
+
+    def check() -> None:
+        if failed.is_set():
+            raise Stopped
+
+    with ThreadPoolExecutor(1) as aside:
+        try:
+            yield aside.submit(arrange, job, records, window_rows, check)
+        except BaseException:
+            failed.set()
+            raise
+
+
+def arrange(job: Job, records: list[UnitRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
+    """Write the positions of all rows to one of POSITION_DTYPES in <work>.
+
+    Args:
+        records: all units, in the order of the rows.
+        window_rows: of a shuffle held in memory at once.
+        check: called now and then; what it raises ends the work.
+
+    Returns:
+        rows of every split.
+    """
+    rules = job.rules
+    if rules.split is SplitMethod.random:
+        sizes = _random_sizes(job, records)
+        following = np.cumsum([0, *sizes.values()][:-1])
+        numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
+    else:
+        kept, kept_last_day = _count_kept(job, records)
+        sizes = split_sizes(rules, kept, kept_last_day)
+        numbers = _number(job, records)
+        if rules.split is SplitMethod.scikit_learn:
+            # which takes the test rows, that come last here, from the front
+            places = inverse_permutation(kept, rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, kept, sizes["train"])
+        elif rules.train_seed is not None:
+            places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sizes["train"], shift=0)
+        if rules.test_first:
+            numbers = (_swap_halves(part, sizes) for part in numbers)
+    _write_positions(job, sum(record.rows for record in records), numbers, check)
+    return sizes
+
+
+def unit_positions(job: Job, begin: int, rows: int) -> Positions:
+    """The positions of a unit's rows, of which the first is row `begin` of the dataset."""
+    path, dtype = _find_positions(job)
+    return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
+
+
+def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
+    """Where the positions are, and of what type."""
+    return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
+
+
+def kept_position(job: Job, begin: int, rows: int) -> int | None:
+    """The position of a unit's first row if the others come behind it, in their order; else None."""
+    if not rows:
+        return None
+    path, dtype = _find_positions(job)
+    positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
+    first, last = int(positions[0]), int(positions[-1])  # which tell of most units whose rows do not
+    return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
+
+
+def _kept_rows(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.bool_]]:
+    """Which rows of each unit are not dropped; the same each time."""
+    rules = job.rules
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
+    for record in records:
+        labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
+
+
+def _count_kept(job: Job, records: list[UnitRecord]) -> tuple[int, int]:
+    """How many rows are not dropped, and how many of the last source."""
+    counts = [record.rows for record in records]
+    if job.rules.negative_drop_rate:
+        counts = [int(part.sum()) for part in _kept_rows(job, records)]
+    last = len(job.sources) - 1
+    pairs = zip(records, counts, strict=True)
+    return sum(counts), sum(count for record, count in pairs if record.source == last)
+
+
+def _number(job: Job, records: list[UnitRecord]) -> Iterator[Positions]:
+    """The rows that are not dropped numbered in their order, the others LEFT_OUT."""
+    following = np.zeros(1, np.int64)
+    if job.rules.negative_drop_rate:
+        for kept in _kept_rows(job, records):
+            yield _follow(np.where(kept, 0, LEFT_OUT), following)
+    else:
+        for record in records:
+            yield np.arange(following[0], following[0] + record.rows)
+            following += record.rows
+
+
+def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
+    """Give each row the next number of its choice, which are counted on in `following`; but LEFT_OUT if it has none."""
+    numbers = np.full(len(choice), LEFT_OUT, np.int64)
+    for number in range(len(following)):
+        mine = choice == number
+        count = int(mine.sum())
+        numbers[mine] = np.arange(following[number], following[number] + count)
+        following[number] += count
+    return numbers
+
+
+def _random_choices(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.signedinteger]]:
+    """The number of the split of every row of each unit, or LEFT_OUT; the same each time."""
+    rules = job.rules
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
+    bounds = (1 - rules.held_out, 1 - rules.held_out / 2)
+    dropping = _kept_rows(job, records) if rules.negative_drop_rate else None
+    for record in records:
+        choice = np.searchsorted(bounds, rng.random(record.rows), side="right")
+        yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
+
+
+def _random_sizes(job: Job, records: list[UnitRecord]) -> dict[str, int]:
+    """Rows of every split where each row is given one."""
+    sizes = np.zeros(len(SPLITS), np.int64)
+    for choice in _random_choices(job, records):
+        sizes += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+    return dict(zip(SPLITS, sizes.tolist(), strict=True))
+
+
+def _permute(
+    numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
+) -> Iterator[Positions]:
+    """Replace the numbers below `rows`, which rise, by their places, moved on by `shift` modulo `rows`."""
+    stream = _Stream(places)
+    for part in numbers:
+        mine = (part >= 0) & (part < rows)
+        moved = stream.take(int(np.count_nonzero(mine)))
+        moved = (moved + shift) % rows if shift else moved
+        if len(moved) < len(part):
+            part[mine] = moved
+            yield part
+        else:
+            yield moved
+
+
+class _Stream:
+    """Consecutive parts of an array, taken by any number of values."""
+
+    def __init__(self, parts: Iterator[NDArray[Any]]) -> None:
+        self._parts, self._part = parts, np.zeros(0, np.int64)
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """The next values."""
+        taken = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            if not len(self._part):
+                self._part = next(self._parts)
+            size = min(len(self._part), count - done)
+            taken[done : done + size] = self._part[:size]
+            self._part = self._part[size:]
+            done += size
+        return taken
+
+
+def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
+    """Move the first half of the held-out rows behind the second."""
+    first, held_out = sizes["train"], sizes["val"] + sizes["test"]
+    mine = part >= first
+    part[mine] = first + (part[mine] - first + sizes["val"]) % max(1, held_out)
+    return part
+
+
+def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
+    for name in POSITION_DTYPES:
+        (job.work / name).unlink(missing_ok=True)
+    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)
+    with open(job.work / name, "wb") as file:
+        for part in parts:
+            check()
+            part.astype(dtype).tofile(file)

@@ -1,0 +1,145 @@
+"""Generated days: written as raw files, or only described, so that their rows are generated where they are needed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.jit import compile_notice
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import DataConfig, usable_cpus
+from data_prep.dataset.format import write_atomically
+from data_prep.io.npy import NpyWriter
+from data_prep.parsing.criteo import Block
+from data_prep.sources.discover import Source, resolve_sources
+from data_prep.synthetic.bayes_scores import truth_path
+from data_prep.synthetic.rows import (
+    GENERATOR_VERSION,
+    LabelledRows,
+    as_block,
+    as_text,
+    block_sizes,
+    calibrated_teacher,
+    day_rows,
+    label_rows,
+)
+from data_prep.synthetic.teacher import Teacher
+
+RECORD_NAME = "synthetic.json"
+DESCRIPTIONS = "generated"
+
+
+def synthetic_sources(data: DataConfig, root: Path) -> list[Source]:
+    """The days of `data.synthetic`: raw files, written unless they are there already, or their descriptions."""
+    if data.synthetic.direct:
+        if data.raw is not None:
+            raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
+        return _describe_days(data.synthetic, root / DESCRIPTIONS)
+    return resolve_sources(generate_days(data.synthetic, root, data.raw))
+
+
+def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
+    """A small file per day that says all that decides its rows, standing for the raw file."""
+    sources = []
+    for day in range(config.days):
+        path = directory / f"day_{day}.json"
+        content = json.dumps({"version": GENERATOR_VERSION, "day": day, **asdict(config)}).encode()
+        if not path.exists() or path.read_bytes() != content:
+            write_atomically(path, content)
+        [source] = resolve_sources(str(path))
+        sources.append(replace(source, generated_rows=day_rows(config, day)))
+    return sources
+
+
+@lru_cache(maxsize=1)
+def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
+    """A day by its description: the last one used is kept, as a process works through a day's units in turn."""
+    document = json.loads(content)
+    document.pop("version")
+    day = document.pop("day")
+    config = SyntheticConfig(**document)
+    return config, day, calibrated_teacher(config, day)
+
+
+def described_blocks(source: Source, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
+    """Blocks first to stop - 1 of a described day, as parsed, with the click probabilities of their rows."""
+    config, day, teacher = _described(Path(source.path).read_bytes())
+    sizes = block_sizes(day_rows(config, day))
+    for block in range(first, min(stop, len(sizes))):
+        rows = label_rows(teacher, config.seed, day, block, sizes[block])
+        yield as_block(teacher, rows), rows.probability
+
+
+def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[str]:
+    """Write the raw days of `config`, unless they are there already.
+
+    Args:
+        root: the dataset's directory; days go to its raw/ unless `raw` names a directory.
+
+    Returns:
+        their paths. The click probabilities of day_N.tsv are beside it, in truth_N.npy: [rows, 1] float32.
+    """
+    if raw is not None and not isinstance(raw, str):
+        raise UserError(f"data.raw={raw}: with data=synthetic, give the directory to write the days to, or nothing")
+    directory = Path(raw) if raw else root / "raw"
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
+    days = [directory / f"day_{day}.tsv" for day in range(config.days)]
+    wanted = {"version": GENERATOR_VERSION, **asdict(config)}
+    record = directory / RECORD_NAME
+    if record.exists():
+        found = json.loads(record.read_bytes())
+        if found["config"] == wanted and found["bytes"] == _sizes(days):
+            return [str(day) for day in days]
+    elif any(day.exists() for day in days):
+        raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
+    directory.mkdir(parents=True, exist_ok=True)
+    # A record without sizes: the days are ours, and not all there.
+    write_atomically(record, json.dumps({"config": wanted, "bytes": None}).encode())
+    print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
+    for day, path in enumerate(days):
+        with compile_notice("the generator"):
+            teacher = calibrated_teacher(config, day)
+        _write_day(config, teacher, day, path)
+    write_atomically(record, json.dumps({"config": wanted, "bytes": _sizes(days)}, indent=1).encode())
+    return [str(day) for day in days]
+
+
+def _sizes(days: list[Path]) -> list[int | None]:
+    """Bytes of the days and of their truths; None where one is missing."""
+    paths = [*days, *map(truth_path, days)]
+    return [path.stat().st_size if path.exists() else None for path in paths]
+
+
+def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
+        left_over.unlink()
+    truth = NpyWriter(truth_path(path), np.float32, 1)
+    with open(temporary, "wb") as file:
+        for text, rows in day_text(config, teacher, day, usable_cpus()):
+            file.write(text)
+            truth.append(rows.probability)
+    truth.close()
+    temporary.replace(path)
+
+
+def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:
+    """A day block by block; each block's bytes depend on the configuration, the day and the block alone."""
+    sizes = block_sizes(day_rows(config, day))
+
+    def make(block: int) -> tuple[bytes, LabelledRows]:
+        rows = label_rows(teacher, config.seed, day, block, sizes[block])
+        return as_text(teacher, rows), rows
+
+    with ThreadPoolExecutor(threads) as executor:
+        for first in range(0, len(sizes), threads):
+            yield from executor.map(make, range(first, min(first + threads, len(sizes))))

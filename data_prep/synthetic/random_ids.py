@@ -1,0 +1,131 @@
+"""`data=random`: ids that say nothing, in tables and bags of any size, for measuring speed alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.config.generator_keys import IdDistribution, RandomConfig
+from data_prep.config.keys import MAX_TABLE_ROWS
+from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.format import ShardArrays
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
+from data_prep.stages.shuffle_order import SPLITS
+from data_prep.synthetic.columns import KAGGLE_CARDINALITIES
+
+MLPERF_V2_TABLES = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
+    976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
+DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
+
+
+class RandomRows:
+    """See data_prep.synthetic.write.Generator; a shard depends on the configuration and its place alone."""
+
+    def __init__(self, config: RandomConfig, threads: int) -> None:
+        """Raises UserError for values that cannot work."""
+        validate_random(config)
+        tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+        limit = config.max_rows_per_table or MAX_TABLE_ROWS
+        self._tables = [min(rows, limit) for rows in tables]
+        self._sizes = bag_sizes(config, len(self._tables))
+        self._config = config
+        self._threads = threads
+        names = [f"cat_{i}" for i in range(len(self._tables))]
+        self._is_ragged = [config.bags_vary or size != 1 for size in self._sizes]
+        self.schema = {
+            "label": "label",
+            "dense": [f"int_{i}" for i in range(config.num_dense)],
+            "sparse": names,
+        }
+        if any(self._is_ragged):
+            self.schema["ragged"] = [name for name, ragged in zip(names, self._is_ragged, strict=True) if ragged]
+        self.num_embeddings = dict(zip(names, self._tables, strict=True))
+        settings = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(config).items()}
+        self.encoding: dict[str, Any] = {"name": "random", "random": settings}
+        self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
+        self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._sizes)) + 8.0 * sum(self._is_ragged)
+
+    def shard(self, split: str, start: int, rows: int) -> ShardArrays:
+        """Rows of a split."""
+        place = [self._config.seed, SPLITS.index(split), start]
+        rng = _generator([*place, 0])
+        labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
+        dense = rng.random((rows, self._config.num_dense), np.float32)
+        with ThreadPoolExecutor(self._threads) as executor:
+            columns = list(executor.map(lambda i: self._column(i, [*place, 1 + i], rows), range(len(self._tables))))
+        one_hot = [c.values for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
+        bags = tuple(c for c, ragged in zip(columns, self._is_ragged, strict=True) if ragged)
+        sparse = np.stack(one_hot, axis=1) if one_hot else np.empty((rows, 0), np.int32)
+        return ShardArrays(labels, dense, sparse, bags)
+
+    def _column(self, feature: int, place: list[int], rows: int) -> Bags:
+        rng = _generator(place)
+        lengths = np.full(rows, self._sizes[feature], np.int64)
+        if self._config.bags_vary:
+            lengths = rng.integers(1, self._sizes[feature] + 1, rows)
+        offsets = offsets_of(lengths)
+        return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
+
+    def extra(self) -> dict[str, Any]:
+        """Nothing more to tell."""
+        return {}
+
+
+def _generator(place: list[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(place)))
+
+
+def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:
+    """Ids [count] int32 of a table."""
+    if config.distribution is IdDistribution.uniform:
+        return rng.integers(0, table_rows, count, np.int32)
+    exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
+    if config.distribution is IdDistribution.pareto:
+        return (np.minimum(rng.pareto(exponent, count), 2.0**62).astype(np.int64) % table_rows).astype(np.int32)
+    power = 1.0 - exponent  # the inverse of the distribution of a continuous bounded power law
+    span = (table_rows + 1.0) ** power - 1.0
+    places = (span * rng.random(count) + 1.0) ** (1.0 / power)
+    return np.minimum(places.astype(np.int64) - 1, table_rows - 1).astype(np.int32)
+
+
+def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
+    """Ids per bag, the most where bags vary, of every feature.
+
+    Raises:
+        UserError: not a size per feature.
+    """
+    sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
+    sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
+    if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise UserError(
+            f"data.random.bag_sizes={sizes}: give ids per bag, one number or one per feature, or {MLPERF_V2}"
+        )
+    if len(sizes) != num_features:
+        raise UserError(f"data.random.bag_sizes: {len(sizes)} given for {num_features} features; give one per feature")
+    return list(sizes)
+
+
+def validate_random(config: RandomConfig) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+    if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
+        raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")
+    for key, limit in (("rows", 1), ("eval_rows", 0), ("num_dense", 0), ("seed", 0)):
+        if getattr(config, key) < limit:
+            raise UserError(f"data.random.{key}={getattr(config, key)}: must be at least {limit}")
+    if config.max_rows_per_table is not None and config.max_rows_per_table < 1:
+        raise UserError(f"data.random.max_rows_per_table={config.max_rows_per_table}: must be at least 1")
+    if not 0 <= config.click_rate <= 1:
+        raise UserError(f"data.random.click_rate={config.click_rate}: give a share, 0 <= share <= 1")
+    if config.exponent is not None:
+        if config.distribution is IdDistribution.uniform:
+            raise UserError("data.random.exponent: has no effect with data.random.distribution=uniform; leave it out")
+        if not 0 < config.exponent < 100 or (config.distribution is IdDistribution.zipf and config.exponent == 1):
+            raise UserError(f"data.random.exponent={config.exponent}: give a positive number, for zipf not 1 itself")

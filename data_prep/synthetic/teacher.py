@@ -1,0 +1,197 @@
+"""The model behind synthetic clicks: what makes a click likely.
+
+The logit of a row is an intercept, plus an effect of every category, plus an effect of every integer that is linear
+in log(1 + max(x, 0)) within bounds, plus interactions of low rank: the categories of some columns have vectors; each
+pair of these columns has a bilinear form of its own, which gives the pair's effect from two vectors (a factorisation
+machine, Rendle 2010, with a form per pair of fields, Sun et al. 2021), and each three of them a trilinear form, which
+gives theirs from three. Effects and vectors turn from day to day: those of days d apart correlate by cos(drift * d).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import jit
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.synthetic.columns import INTEGER_LOG_DEVIATION, INTEGER_LOG_MEAN, INTEGER_MISSING, INTEGER_SHIFT, Columns
+
+FACTORS = 2
+# Frequent values have the larger effects: rare ones could not be learned from few rows.
+CATEGORY_DECAY = FACTOR_DECAY = 0.4
+INTEGER_SHARE = 2 / 3  # deviation of an integer's effect, to that of the most frequent value of a category
+# Of the logits over the rows, where `difficulty` and `interaction` are 1.
+SINGLE_DEVIATION = 0.8
+PAIR_DEVIATION = 1.0
+TRIPLE_DEVIATION = 0.5
+MAX_STANDARD_SCORE = 2.5
+SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
+
+
+class Teacher(NamedTuple):
+    """Arrays that the kernels read, of one day. F columns, the values of each after those of the one before.
+
+    first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
+    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
+    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; pair_forms [K, K,
+    FACTORS, FACTORS] float32, of which those of pairs (i, j > i) count; triple_forms [K, K, K, FACTORS, FACTORS,
+    FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1] float64.
+    """
+
+    first: NDArray[np.int64]
+    cardinality: NDArray[np.int64]
+    exponent: NDArray[np.float64]
+    salt: NDArray[np.uint32]
+    category_missing: NDArray[np.float32]
+    integer_missing: NDArray[np.float32]
+    main: NDArray[np.float32]
+    interacting: NDArray[np.int64]
+    first_factor: NDArray[np.int64]
+    factors: NDArray[np.float32]
+    pair_forms: NDArray[np.float32]
+    triple_forms: NDArray[np.float32]
+    log_mean: NDArray[np.float64]
+    log_deviation: NDArray[np.float64]
+    slope: NDArray[np.float64]
+    shift: NDArray[np.int64]
+    intercept: NDArray[np.float64]
+
+
+class _Effects(NamedTuple):
+    """Standard normal numbers from which main, factors and slope follow."""
+
+    main: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    slope: NDArray[np.float32]
+
+
+def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
+    """The teacher of a day as drawn: its effects in proportion, not to scale (see synthetic.calibrated_teacher)."""
+    cardinality = columns.cardinality
+    interacting = np.array(columns.interacting, np.int64)
+    first = np.concatenate(([0], np.cumsum(cardinality)))
+    first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
+    effects = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
+    decay = np.concatenate([_falling(size, CATEGORY_DECAY) for size in cardinality])
+    factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
+    rng = _generator(config.seed, SHAPE_SEED)
+    salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
+    pair_forms, triple_forms = (
+        rng.standard_normal((len(interacting),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
+    )
+    return Teacher(
+        first=first[:-1],
+        cardinality=cardinality,
+        exponent=columns.exponent,
+        salt=salt,
+        category_missing=columns.missing,
+        integer_missing=np.array(INTEGER_MISSING, np.float32),
+        main=(effects.main * decay).astype(np.float32),
+        interacting=interacting,
+        first_factor=first_factor[:-1],
+        factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
+        pair_forms=pair_forms,
+        triple_forms=triple_forms,
+        log_mean=np.array(INTEGER_LOG_MEAN),
+        log_deviation=np.array(INTEGER_LOG_DEVIATION),
+        slope=effects.slope.astype(np.float64) * INTEGER_SHARE,
+        shift=np.array(INTEGER_SHIFT, np.int64),
+        intercept=np.zeros(1),
+    )
+
+
+def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
+    """Effects on the way, by an angle of `drift` a day, from one set of random numbers to another."""
+    start = _draw_effects(_generator(config.seed, START_SEED), num_values, num_vectors)
+    angle = config.drift * day
+    if angle == 0:
+        return start
+    end = _draw_effects(_generator(config.seed, END_SEED), num_values, num_vectors)
+    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+    return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
+
+
+def _draw_effects(rng: np.random.Generator, num_values: int, num_vectors: int) -> _Effects:
+    slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
+    factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
+    return _Effects(rng.standard_normal(num_values, np.float32), factors, slope)
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose])))
+
+
+def _falling(size: int, decay: float) -> NDArray[np.float32]:
+    """(1 + rank) ** -decay of ranks 0 to size - 1."""
+    return (np.arange(1, size + 1, dtype=np.float32) ** np.float32(-decay)).astype(np.float32)
+
+
+@jit
+def category_ranks(uniform, cardinality, exponent, ranks):  # type: ignore[no-untyped-def]
+    """Ranks [rows, F] from uniform numbers [rows, F], by the inverse of a bounded Zipf law's distribution."""
+    for column in range(uniform.shape[1]):
+        last = np.float64(cardinality[column] + 1)
+        power = 1.0 - exponent[column]
+        span = last**power - 1.0
+        for row in range(uniform.shape[0]):
+            place = (span * np.float64(uniform[row, column]) + 1.0) ** (1.0 / power)
+            ranks[row, column] = min(np.int32(place) - 1, np.int32(cardinality[column] - 1))
+
+
+@jit
+def integers_from_normal(normal, log_mean, log_deviation, shift, integers):  # type: ignore[no-untyped-def]
+    """Heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
+    for row in range(normal.shape[0]):
+        for column in range(normal.shape[1]):
+            value = np.exp(log_mean[column] + log_deviation[column] * np.float64(normal[row, column]))
+            integers[row, column] = np.int32(min(value, 1e9)) - shift[column]
+
+
+@jit
+def _triple_effects(teacher, i, j, a, b, product, ranks, present):  # type: ignore[no-untyped-def]
+    """Interactions of columns i and j with each later one, by the product of their factors a and b."""
+    total = 0.0
+    for k in range(j + 1, len(teacher.interacting)):
+        column = teacher.interacting[k]
+        if present[column]:
+            third = teacher.first_factor[k] + ranks[column]
+            for c in range(FACTORS):
+                total += teacher.triple_forms[i, j, k, a, b, c] * teacher.factors[third, c]
+    return total * product
+
+
+@jit
+def _interactions(teacher, ranks, present):  # type: ignore[no-untyped-def]
+    """The sum of all pairs' and triples' interactions in one row."""
+    total = 0.0
+    columns = teacher.interacting
+    for i in range(len(columns)):
+        if not present[columns[i]]:
+            continue
+        left = teacher.first_factor[i] + ranks[columns[i]]
+        for j in range(i + 1, len(columns)):
+            if not present[columns[j]]:
+                continue
+            right = teacher.first_factor[j] + ranks[columns[j]]
+            for a in range(FACTORS):
+                for b in range(FACTORS):
+                    product = np.float64(teacher.factors[left, a]) * teacher.factors[right, b]
+                    total += teacher.pair_forms[i, j, a, b] * product
+                    total += _triple_effects(teacher, i, j, a, b, product, ranks, present)
+    return total
+
+
+@jit
+def teacher_logits(teacher, integers, integer_present, ranks, category_present, logits):  # type: ignore[no-untyped-def]
+    """The logit of every row; what is missing has no effect, but for integers, which count as 0."""
+    for row in range(len(logits)):
+        logit = teacher.intercept[0]
+        for column in range(integers.shape[1]):
+            log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
+            score = (log - teacher.log_mean[column]) / teacher.log_deviation[column]
+            logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
+        for column in range(ranks.shape[1]):
+            if category_present[row, column]:
+                logit += teacher.main[teacher.first[column] + ranks[row, column]]
+        logits[row] = logit + _interactions(teacher, ranks[row], category_present[row])

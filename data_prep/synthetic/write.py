@@ -1,0 +1,107 @@
+"""A dataset from shards that a generator hands out, whole or not there: `data=random` and `data=trace`."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from data_prep.config.keys import DataConfig
+from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, shard_path, write_shard
+from data_prep.engine.workspace import CLEARING_NAME, find_finished, finish_pending, locked, refuse_foreign_files
+from data_prep.io.atomic import write_atomically
+from data_prep.io.disk_space import Need, require_room
+from data_prep.stages.shuffle_order import SPLITS
+from data_prep.stages.split import PLAN_NAME, clear_dataset, finish
+
+SHARD_ROWS = 1 << 18
+DISK_MARGIN = 1.05
+TOOL_VERSION = "clickwork 0.1.0"
+
+
+class Generator(Protocol):
+    """What makes the rows; `encoding` has all that decides them."""
+
+    schema: dict[str, Any]
+    num_embeddings: dict[str, int]
+    encoding: dict[str, Any]
+    row_bytes: float
+    rows: dict[str, int]
+
+    def shard(self, split: str, start: int, rows: int) -> ShardArrays:
+        """Rows start to start + rows of a split; asked for in order, train first, then val, then test."""
+        ...
+
+    def extra(self) -> dict[str, Any]:
+        """Figures for the manifest, once all rows are made."""
+        ...
+
+
+def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
+    """Make the dataset, or find it made.
+
+    Raises:
+        UserError: another dataset is there, or the disk is too small.
+    """
+    with locked(root) as work:
+        finish_pending(root, work)
+    with locked(root) as work:
+        found = find_finished(root, generator.encoding, None, (), data.overwrite)
+        if found is not None:
+            print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
+            return found
+        refuse_foreign_files(root, work, ())
+        needed = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
+        require_room([Need(root, needed, "for the dataset", about=True)], "free some, or choose another data.path")
+        begin = time.monotonic()
+        manifest, moves = _write(work, generator)
+        manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
+        (work / CLEARING_NAME).touch()
+        clear_dataset(root)
+        save_manifest(work / "final", manifest)
+        write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
+        manifest = finish(work, root)
+    rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
+    print(f"{root}: {manifest.rows:,} rows made, {rate:,.0f} a second", file=sys.stderr)
+    return manifest
+
+
+def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
+    """Write all shards below `work`; the manifest, and which file goes where."""
+    scratch = work / "shards"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a job that was killed
+    splits, moves, positives = {}, [], 0
+    for split in SPLITS:
+        shards, split_positives = [], 0
+        for name, start, rows in _pieces(generator.rows[split]):
+            arrays = generator.shard(split, start, rows)
+            shard = write_shard(scratch, split, name, arrays)
+            shards.append(shard)
+            split_positives += int(arrays.labels.sum())
+            for kind in shard.files:
+                target = str(shard_path(Path(), split, name, kind))
+                moves.append((f"{scratch.name}/{target}", target))
+        rows = generator.rows[split]
+        splits[split] = Split(rows, split_positives / rows if rows else None, shards)
+        positives += split_positives
+    total = sum(generator.rows.values())
+    manifest = Manifest(
+        schema=generator.schema,
+        encoding={**generator.encoding, "raw_schema": None, "dense_transform": None},
+        num_embeddings=generator.num_embeddings,
+        splits=splits,
+        sources=[],
+        rows=total,
+        label_rate=positives / total,
+        tool_version=TOOL_VERSION,
+        extra=generator.extra(),
+    )
+    return manifest, moves
+
+
+def _pieces(rows: int) -> Iterator[tuple[str, int, int]]:
+    """Name, first row and rows of each shard of a split."""
+    for number, start in enumerate(range(0, rows, SHARD_ROWS)):
+        yield f"{number:05d}", start, min(SHARD_ROWS, rows - start)

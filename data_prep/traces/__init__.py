@@ -1,0 +1,1 @@
+"""Locality of accesses: stack distances of a trace, and accesses generated with the same locality."""

@@ -1,0 +1,153 @@
+"""Temporal locality of accesses to a table: stack distances, and how an LRU cache would do.
+
+The stack distance of an access is the number of different ids used since the last use of its id (Mattson et al.
+1970); the first use of an id has none. A cache that keeps the C ids used last hits exactly the accesses with a
+distance below C, so the distribution of stack distances is the hit rate of every LRU cache, and the greatest
+difference of two such distributions (Kolmogorov-Smirnov) is the greatest difference in hit rate at any size.
+"""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.io.atomic import temporary_path
+from data_prep.traces.stack_distance import LruStack
+
+# Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
+EXACT_BINS, BINS_PER_OCTAVE, OCTAVES = 256, 128, 32
+NUM_BINS = EXACT_BINS + BINS_PER_OCTAVE * OCTAVES
+FORMAT = "clickwork-locality-1"
+DISTANCE_KEYS = ("distances", "nearest", "farthest")
+
+
+def bin_starts() -> NDArray[np.int64]:
+    """The lowest number of every bin, and the end of the last: [NUM_BINS + 1]."""
+    octave = np.arange(OCTAVES)[:, None]
+    starts = (EXACT_BINS << octave) + np.arange(BINS_PER_OCTAVE) * ((EXACT_BINS // BINS_PER_OCTAVE) << octave)
+    return np.concatenate((np.arange(EXACT_BINS), starts.ravel(), [EXACT_BINS << OCTAVES]))
+
+
+BIN_STARTS = bin_starts()
+
+
+def bins_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bin of each number."""
+    return np.searchsorted(BIN_STARTS, numbers, side="right") - 1
+
+
+@dataclass
+class TableProfile:
+    """The locality of the accesses to one table.
+
+    Attributes:
+        num_embeddings: rows of the table. accesses: how many there were.
+        distances: [NUM_BINS] int64, accesses by stack distance, first uses left out.
+        nearest, farthest: [NUM_BINS] int64, the smallest and largest distance in each bin that is not empty.
+        first_uses: [NUM_BINS] int64, first uses of an id by the number of accesses before.
+        bag_lengths: [longest + 1] int64, bags by number of ids.
+    """
+
+    num_embeddings: int
+    accesses: int = 0
+    distances: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
+    nearest: NDArray[np.int64] = field(default_factory=lambda: BIN_STARTS[1:] - 1)
+    farthest: NDArray[np.int64] = field(default_factory=BIN_STARTS[:-1].copy)
+    first_uses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
+    bag_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))
+
+    @property
+    def distinct(self) -> int:
+        """Different ids."""
+        return int(self.first_uses.sum())
+
+    def hit_rates(self) -> NDArray[np.float64]:
+        """Share of the accesses that an LRU cache of BIN_STARTS[1:] ids would hit: [NUM_BINS]."""
+        return np.cumsum(self.distances) / max(1, self.accesses)
+
+
+class Profiler:
+    """Takes a table's accesses piece by piece."""
+
+    def __init__(self, num_embeddings: int) -> None:
+        self.profile = TableProfile(num_embeddings)
+        self._stack = LruStack(num_embeddings)
+
+    def feed(self, ids: NDArray[np.integer], bag_lengths: NDArray[np.integer] | None = None) -> None:
+        """Accesses in their order; bag_lengths: None where each is a bag of its own."""
+        profile = self.profile
+        found = self._stack.use(ids)
+        again = found >= 0
+        bins = bins_of(found[again])
+        profile.distances += np.bincount(bins, minlength=NUM_BINS)
+        np.minimum.at(profile.nearest, bins, found[again])
+        np.maximum.at(profile.farthest, bins, found[again])
+        first = profile.accesses + np.flatnonzero(~again)
+        profile.first_uses += np.bincount(bins_of(first), minlength=NUM_BINS)
+        profile.accesses += len(ids)
+        counts = np.array([0, len(ids)]) if bag_lengths is None else np.bincount(bag_lengths)
+        longest = max(len(counts), len(profile.bag_lengths))
+        profile.bag_lengths = np.pad(profile.bag_lengths, (0, longest - len(profile.bag_lengths)))
+        profile.bag_lengths[: len(counts)] += counts
+
+
+def distance_between(one: TableProfile, other: TableProfile) -> float:
+    """The Kolmogorov-Smirnov distance of two tables' stack distances, a first use counting as infinitely far."""
+    return float(np.abs(one.hit_rates() - other.hit_rates()).max())
+
+
+def joint_hit_rates(profiles: Sequence[TableProfile]) -> NDArray[np.float64]:
+    """Hit rate over all tables' accesses, each table having a cache of BIN_STARTS[1:] ids: [NUM_BINS]."""
+    return np.asarray(sum(np.cumsum(p.distances) for p in profiles) / max(1, sum(p.accesses for p in profiles)))
+
+
+def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> None:
+    """Write the profiles of all tables, by name, of a trace of `rows` samples; the file appears whole or not at all."""
+    arrays: dict[str, Any] = {}
+    for number, profile in enumerate(profiles.values()):
+        filled, used = np.flatnonzero(profile.distances), np.flatnonzero(profile.first_uses)
+        distances = [getattr(profile, key)[filled] for key in DISTANCE_KEYS]
+        arrays[f"{number}.distances"] = np.stack((filled, *distances))
+        arrays[f"{number}.first_uses"] = np.stack((used, profile.first_uses[used]))
+        arrays[f"{number}.bag_lengths"] = profile.bag_lengths
+        arrays[f"{number}.sizes"] = np.array([profile.num_embeddings, profile.accesses])
+    header = json.dumps({"format": FORMAT, "tables": list(profiles), "rows": rows})
+    temporary = temporary_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, header=np.array(header), **arrays)
+    temporary.replace(path)
+
+
+def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
+    """What `save_profiles` wrote.
+
+    Raises:
+        UserError: not there, or not such a file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            if header["format"] != FORMAT:
+                raise KeyError(header["format"])
+            profiles = {}
+            for number, name in enumerate(header["tables"]):
+                num_embeddings, accesses = file[f"{number}.sizes"].tolist()
+                profile = TableProfile(num_embeddings, accesses, bag_lengths=file[f"{number}.bag_lengths"])
+                bins, *distances = file[f"{number}.distances"]
+                for key, values in zip(DISTANCE_KEYS, distances, strict=True):
+                    getattr(profile, key)[bins] = values
+                bins, counts = file[f"{number}.first_uses"]
+                profile.first_uses[bins] = counts
+                profiles[name] = profile
+            return profiles, int(header["rows"])
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{path}: not a locality profile ({error}); make one with python -m data_prep.profile"
+        ) from error

@@ -1,0 +1,145 @@
+"""Accesses with the locality of a profile: ids chosen by their depth in an LRU stack."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import jit
+from data_prep.traces.histogram import BIN_STARTS, NUM_BINS, TableProfile
+from data_prep.traces.stack_distance import LruStack, move_to_top, push, slot_at_depth
+
+PIECE = 1 << 16
+ACCESS_SEED = 0x7ACE
+# places in `state`: accesses so far, ids used so far, bins that are wholly or partly in reach, draws left within them,
+# first uses still to come in the present bin of time, that bin
+DONE, USED, IN_REACH, LEFT, NEW_LEFT, TIME_BIN = range(6)
+
+
+class AccessGenerator:
+    """A table's accesses, one after the other, for as long as one likes.
+
+    First uses come as often as they came at that time in the profiled trace. All other accesses draw a stack distance
+    from an urn that holds the profile's, without putting it back, among those that the stack is deep enough for: so
+    over the length of the profile the distances are the profile's, whatever the order. An empty urn is filled again.
+    The id is the one at that depth; new ids come in a random order. What is kept is how soon ids are used again, not
+    which ids those are.
+    """
+
+    def __init__(self, profile: TableProfile, seed: tuple[int, ...]) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, ACCESS_SEED])))
+        new_ids = self._rng.permutation(profile.num_embeddings).astype(np.int32)[: profile.distinct]
+        self._fixed = (
+            profile.accesses,
+            profile.first_uses,
+            profile.distances,
+            new_ids,
+            BIN_STARTS,
+            profile.nearest,
+            profile.farthest,
+        )
+        self._stack = LruStack(profile.num_embeddings)
+        self._urn = profile.distances.copy()
+        self._tree = np.zeros(NUM_BINS + 1, np.int64)
+        fill_tree(self._urn, self._tree)
+        self._state = np.zeros(6, np.int64)
+        self._state[TIME_BIN] = -1
+
+    def draw(self, count: int) -> NDArray[np.int32]:
+        """The next accesses, [count] int32."""
+        ids = np.empty(count, np.int32)
+        start = 0
+        while start < count:
+            stop = min(count, start + min(PIECE, self._stack.room()))
+            uniform = self._rng.random((stop - start, 2))
+            draw_accesses(ids[start:stop], uniform, self._fixed, self._urn, self._tree, self._state, self._stack.arrays)
+            start = stop
+        return ids
+
+
+@jit
+def fill_tree(urn, tree):  # type: ignore[no-untyped-def]
+    """A Fenwick tree of the urn's counts."""
+    tree[:] = 0
+    for i in range(len(urn)):
+        tree[i + 1] += urn[i]
+        parent = i + 1 + ((i + 1) & -(i + 1))
+        if parent < len(tree):
+            tree[parent] += tree[i + 1]
+
+
+@jit
+def _take(tree, urn, draw):  # type: ignore[no-untyped-def]
+    """Take the draw-th distance from the urn: its bin."""
+    place, step = 0, 1
+    while step * 2 < len(tree):
+        step *= 2
+    while step > 0:
+        if place + step < len(tree) and tree[place + step] <= draw:
+            place += step
+            draw -= tree[place]
+        step >>= 1
+    urn[place] -= 1
+    position = place + 1
+    while position < len(tree):
+        tree[position] -= 1
+        position += position & -position
+    return place
+
+
+@jit
+def _is_first_use(uniform, length, first_uses, starts, state):  # type: ignore[no-untyped-def]
+    """Whether the next access is of a new id: as many in each bin of time as in the profile, at random places."""
+    done = state[DONE]
+    if done >= length:
+        return False
+    if state[TIME_BIN] < 0 or done >= starts[state[TIME_BIN] + 1]:
+        state[TIME_BIN] += 1
+        state[NEW_LEFT] = first_uses[state[TIME_BIN]]
+    left = min(starts[state[TIME_BIN] + 1], length) - done
+    if uniform * left < state[NEW_LEFT]:
+        state[NEW_LEFT] -= 1
+        return True
+    return False
+
+
+@jit
+def _draw_depth(uniform, distances, nearest, farthest, urn, tree, state):  # type: ignore[no-untyped-def]
+    """A depth below the number of ids used so far."""
+    deep = state[USED]
+    while state[IN_REACH] < len(urn) and nearest[state[IN_REACH]] < deep:
+        state[LEFT] += urn[state[IN_REACH]]
+        state[IN_REACH] += 1
+    if state[LEFT] == 0:
+        for i in range(len(urn)):
+            urn[i] += distances[i]
+        fill_tree(urn, tree)
+        for i in range(state[IN_REACH]):
+            state[LEFT] += urn[i]
+        if state[LEFT] == 0:  # the profile has no distance that could be: any id will do
+            return min(np.int64(uniform * deep), deep - 1)
+    place = uniform * state[LEFT]
+    draw = min(np.int64(place), state[LEFT] - 1)
+    state[LEFT] -= 1
+    chosen = _take(tree, urn, draw)
+    low, high = nearest[chosen], min(farthest[chosen] + 1, deep)
+    return low + min(np.int64((place - draw) * (high - low)), high - low - 1)
+
+
+@jit
+def draw_accesses(ids, uniform, profile, urn, counts, own, stack):  # type: ignore[no-untyped-def]
+    """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `own` and the stack's arrays change."""
+    length, first_uses, distances, new_ids, starts, nearest, farthest = profile
+    words, tree, id_at, slot_of, state = stack
+    for i in range(len(ids)):
+        is_new = own[USED] == 0 or _is_first_use(uniform[i, 0], length, first_uses, starts, own)
+        if is_new and own[USED] < len(new_ids):
+            identity = np.int64(new_ids[own[USED]])
+            push(identity, words, tree, id_at, slot_of, state)
+            own[USED] += 1
+        else:
+            depth = _draw_depth(uniform[i, 1], distances, nearest, farthest, urn, counts, own)
+            slot = slot_at_depth(depth, words, tree, state)
+            identity = id_at[slot]
+            if depth > 0:
+                move_to_top(slot, words, tree, id_at, slot_of, state)
+        ids[i] = identity
+        own[DONE] += 1

@@ -1,0 +1,205 @@
+"""An LRU stack: ids in the order of their last use, asked for an id's depth or for the id at a depth.
+
+Every use takes the next slot of a bitmap, and the id's former slot is cleared, so set bits are ids in the order of
+their last use and a depth is a count of bits. A Fenwick tree (Fenwick 1994) over the words counts them in O(log n), as
+Bennett and Kruskal (1975) did for stack distances; when the slots are used up, the set bits move to the front.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import count_ones, count_trailing_zeros, jit
+
+WORD_BITS = 64
+MIN_WORDS = 64
+NEAR_WORDS = 4  # so close to the top of the stack counting the bits is faster than asking the tree
+NEVER = -1
+NEXT, LIVE = 0, 1  # places in `state`: the next free slot, the number of ids in the stack
+
+
+class LruStack:
+    """The stack of ids in [0, num_ids), at first empty."""
+
+    def __init__(self, num_ids: int) -> None:
+        self._slot_of = np.full(num_ids, NEVER, np.int64)
+        self._state = np.zeros(2, np.int64)
+        self._allocate(MIN_WORDS)
+
+    def _allocate(self, num_words: int) -> None:
+        self._words = np.zeros(num_words, np.uint64)
+        self._tree = np.zeros(num_words + 1, np.int32)
+        self._id_at = np.zeros(num_words * WORD_BITS, np.int64)
+
+    @property
+    def arrays(
+        self,
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """What the kernels of this module change: words, tree, id_at, slot_of, state."""
+        return self._words, self._tree, self._id_at, self._slot_of, self._state
+
+    @property
+    def depth(self) -> int:
+        """How many ids are in the stack."""
+        return int(self._state[LIVE])
+
+    def room(self) -> int:
+        """How many uses can be made at once, at least one; moves the ids to the front or to more room if need be."""
+        capacity = len(self._id_at)
+        if self._state[NEXT] == capacity:
+            live = self.depth
+            ids = np.empty(live, np.int64)
+            ids_in_order(self._words, self._id_at, ids)
+            self._allocate(len(self._words) * (2 if live > capacity // 2 else 1))
+            refill(ids, *self.arrays)
+        return len(self._id_at) - int(self._state[NEXT])
+
+    def use(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Use ids in turn: how many others were used since the last use of each; -1 the first time. [n] int64."""
+        distances = np.empty(len(ids), np.int64)
+        start = 0
+        while start < len(ids):
+            stop = start + self.room()
+            use_ids(ids[start:stop], distances[start:stop], *self.arrays)
+            start = stop
+        return distances
+
+
+@jit
+def _add(tree, word, change):  # type: ignore[no-untyped-def]
+    position = word + 1
+    while position < len(tree):
+        tree[position] += change
+        position += position & -position
+
+
+@jit
+def _count_up_to(words, tree, slot):  # type: ignore[no-untyped-def]
+    """Set bits at slots 0 to `slot`."""
+    word = slot >> 6
+    count = np.int64(count_ones(words[word] << np.uint64(63 - (slot & 63))))
+    position = word
+    while position > 0:
+        count += tree[position]
+        position &= position - 1
+    return count
+
+
+@jit
+def _count_after(words, tree, slot, state):  # type: ignore[no-untyped-def]
+    """Set bits behind `slot`."""
+    word, last = slot >> 6, (state[NEXT] - 1) >> 6
+    if last - word > NEAR_WORDS:
+        return state[LIVE] - _count_up_to(words, tree, slot)
+    count = np.int64(count_ones((words[word] >> np.uint64(slot & 63)) >> np.uint64(1)))
+    for later in range(word + 1, last + 1):
+        count += np.int64(count_ones(words[later]))
+    return count
+
+
+@jit
+def _select_in_word(word, rank):  # type: ignore[no-untyped-def]
+    """Place of the set bit that has `rank` others below it."""
+    place = np.uint64(0)
+    width = np.uint64(32)
+    while width > np.uint64(0):
+        below = np.int64(count_ones(word & ((np.uint64(1) << width) - np.uint64(1))))
+        if rank >= below:
+            rank -= below
+            word >>= width
+            place += width
+        width >>= np.uint64(1)
+    return np.int64(place)
+
+
+@jit
+def _select(words, tree, rank):  # type: ignore[no-untyped-def]
+    """Slot of the set bit that has `rank` others before it."""
+    word, step = 0, 1
+    while step * 2 < len(tree):
+        step *= 2
+    while step > 0:
+        if word + step < len(tree) and tree[word + step] <= rank:
+            word += step
+            rank -= tree[word]
+        step >>= 1
+    return (word << 6) + _select_in_word(words[word], rank)
+
+
+@jit
+def move_to_top(slot, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+    """Use again the id whose last use had `slot`."""
+    top = state[NEXT]
+    identity = id_at[slot]
+    words[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
+    words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
+    if slot >> 6 != top >> 6:
+        _add(tree, slot >> 6, -1)
+        _add(tree, top >> 6, 1)
+    id_at[top] = identity
+    slot_of[identity] = top
+    state[NEXT] = top + 1
+
+
+@jit
+def push(identity, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+    """Use an id for the first time."""
+    top = state[NEXT]
+    words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
+    _add(tree, top >> 6, 1)
+    id_at[top] = identity
+    slot_of[identity] = top
+    state[NEXT] = top + 1
+    state[LIVE] += 1
+
+
+@jit
+def slot_at_depth(depth, words, tree, state):  # type: ignore[no-untyped-def]
+    """Slot of the id that has `depth` others above it."""
+    last = (state[NEXT] - 1) >> 6
+    for back in range(NEAR_WORDS):
+        word = last - back
+        if word < 0:
+            break
+        here = np.int64(count_ones(words[word]))
+        if depth < here:
+            return (word << 6) + _select_in_word(words[word], here - 1 - depth)
+        depth -= here
+    for back in range(NEAR_WORDS):
+        if last - back >= 0:
+            depth += np.int64(count_ones(words[last - back]))
+    return _select(words, tree, state[LIVE] - 1 - depth)
+
+
+@jit
+def use_ids(ids, distances, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+    """See LruStack.use; there must be room for as many uses."""
+    for i in range(len(ids)):
+        slot = slot_of[ids[i]]
+        if slot < 0:
+            distances[i] = NEVER
+            push(ids[i], words, tree, id_at, slot_of, state)
+        elif slot == state[NEXT] - 1:
+            distances[i] = 0
+        else:
+            distances[i] = _count_after(words, tree, slot, state)
+            move_to_top(slot, words, tree, id_at, slot_of, state)
+
+
+@jit
+def ids_in_order(words, id_at, ids):  # type: ignore[no-untyped-def]
+    """The ids of all set bits, the one longest unused first."""
+    count = 0
+    for word in range(len(words)):
+        bits = words[word]
+        while bits != np.uint64(0):
+            ids[count] = id_at[(word << 6) + np.int64(count_trailing_zeros(bits))]
+            bits &= bits - np.uint64(1)
+            count += 1
+
+
+@jit
+def refill(ids, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+    """Put ids, the one longest unused first, into an empty bitmap."""
+    state[NEXT] = state[LIVE] = 0
+    for i in range(len(ids)):
+        push(ids[i], words, tree, id_at, slot_of, state)

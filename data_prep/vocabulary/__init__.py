@@ -1,0 +1,1 @@
+"""Distinct values of a column counted, merged and ranked in bounded memory."""

@@ -1,0 +1,101 @@
+"""The values of a column of one work unit, counted.
+
+A *run* is a column's distinct values in rising order with their counts. Every work unit leaves one per column
+on disk; data_prep/vocabulary/merge.py makes one of them. A *coding* is a column as small numbers, where its values
+repeat.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.vocabulary.count_kernels import count_repeated, make_room
+
+FEW_CODES, MOST_CODES = 1 << 8, 1 << 16  # of one byte, of two
+
+
+class Run(NamedTuple):
+    """Distinct values [n] uint32 in rising order, how often each occurs [n] int64, in which row first [n] int64.
+
+    Rows count from 0 over the whole dataset; where the order of appearance does not matter, `first` is all 0.
+    """
+
+    values: NDArray[np.uint32]
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @property
+    def entries(self) -> int:
+        """n."""
+        return len(self.values)
+
+    def part(self, start: int, stop: int) -> "Run":
+        """Some of its entries, as views."""
+        return Run(self.values[start:stop], self.counts[start:stop], self.first[start:stop])
+
+
+class Coding(NamedTuple):
+    """A column as numbers: the value of row i is dictionary[codes[i]]; uint32, and uint8 or uint16 [rows]."""
+
+    dictionary: NDArray[np.uint32]
+    codes: NDArray[np.unsignedinteger]
+
+
+class Counted(NamedTuple):
+    """A column's run, and its coding where one was found on the way."""
+
+    run: Run
+    coding: Coding | None
+
+
+def count_values(values: NDArray[np.uint32]) -> Counted:
+    """Count a column, without the order of appearance; `values` may be sorted in place."""
+    found = _count_repeated(values)
+    if found is not None:
+        return found._replace(run=found.run._replace(first=np.zeros(len(found.run.first), np.int64)))
+    values.sort()
+    starts = _starts(values)
+    return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
+
+
+def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Counted:
+    """Count a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
+    if not len(values):
+        return count_values(values)
+    found = _count_repeated(values)
+    if found is not None:
+        return found._replace(run=found.run._replace(first=rows[found.run.first]))
+    keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
+    keys.sort()
+    sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
+    starts = _starts(sorted_values)
+    first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
+    return Counted(Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None)
+
+
+def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
+    """The run of values most of which occur again and again, `first` counting from 0; None of others."""
+    found, counts, first, codes = make_room(len(values))
+    number = count_repeated(values, found, counts, first, codes)
+    if number < 0:
+        return None
+    order = _sorting_order(found[:number])
+    run = Run(found[order], counts[order], first[order])
+    if number > MOST_CODES:
+        return Counted(run, None)
+    return Counted(run, Coding(found[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
+
+
+def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """As a stable argsort, but by sorting numbers of 64 bits, which NumPy does several times faster."""
+    keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Where each distinct value of a sorted array begins."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))

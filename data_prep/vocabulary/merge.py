@@ -1,0 +1,147 @@
+"""The runs of a column as one, value range by value range, so that memory does not grow with the data."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import jit
+from data_prep.vocabulary.count import Run
+
+PART_BYTES = 128 << 20
+PART_BYTES_PER_ENTRY = 96  # of a merged entry, its copies, and what ranking makes of it
+STEP_ENTRIES = 1 << 17  # merged at once, in the processor's cache
+STEP_ENTRIES_PER_RUN = 1 << 12  # of fewer each, most time would go into calls
+SAMPLES_PER_RUN = 64
+
+
+class Mergeable(Protocol):
+    """A run, in memory or on disk."""
+
+    @property
+    def entries(self) -> int:
+        """How many distinct values it has."""
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """All of them."""
+
+    def part(self, start: int, stop: int) -> Run:
+        """Some of its entries."""
+
+
+def merge_in_parts(
+    runs: Sequence[Mergeable],
+    part_bytes: int = PART_BYTES,
+    begins: Sequence[int] | None = None,
+    threshold: int = 1,
+) -> Iterator[Run]:
+    """Merge runs, however many and large, into one, handed out in consecutive value ranges.
+
+    Args:
+        part_bytes: memory for merging and ranking a part.
+        begins: numbers of the rows from which those in each run's `first` count; by default 0.
+        threshold: values that occur less often in all are left out.
+    """
+    most = part_bytes // PART_BYTES_PER_ENTRY
+    step_entries = max(1, min(most, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
+    num_steps = -(-sum(run.entries for run in runs) // step_entries)
+    cuts = _value_cuts(runs, num_steps)
+    bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
+    sizes = np.diff(bounds).sum(axis=0).tolist()
+    room = _Room(max(sizes))
+    part, number = _empty_run(max(most, *sizes)), 0
+    for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
+        if number + size > len(part.values):
+            yield part.part(0, number)
+            part, number = _empty_run(len(part.values)), 0
+        rest = part.part(number, len(part.values))
+        number += room.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
+    if number:
+        yield part.part(0, number)
+
+
+def _empty_run(entries: int) -> Run:
+    """Room for that many entries: only as much memory is taken as is written to."""
+    return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
+
+
+class _Room:
+    """Memory to merge up to that many entries, again and again: fresh memory would cost more than the merging."""
+
+    def __init__(self, entries: int) -> None:
+        self._keys = np.empty(entries, "<u8")
+        self._numbers = np.arange(entries, dtype=np.uint32)
+        self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
+
+    def merge(
+        self,
+        runs: Sequence[Mergeable],
+        starts: list[int],
+        ends: list[int],
+        begins: Sequence[int],
+        threshold: int,
+        to: Run,
+    ) -> int:
+        """Merge the entries starts[i]..ends[i] of every run into the first ones of `to`; how many they are there.
+
+        For `begins` and `threshold` see `merge_in_parts`.
+        """
+        halves = self._keys.view("<u4").reshape(-1, 2)
+        end = 0
+        for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
+            if start == stop:
+                continue
+            mine = slice(end, end + stop - start)
+            end = mine.stop
+            values, counts, first = run.part(start, stop)
+            halves[mine, 1] = values
+            self._counts[mine] = counts
+            np.add(first, begin, out=self._first[mine], dtype=np.int64)
+        halves[:end, 0] = self._numbers[:end]
+        keys = self._keys[:end]
+        keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
+        return int(sum_equal(keys, self._counts, self._first, threshold, *to))
+
+
+@jit
+def sum_equal(keys, counts, first, threshold, to_values, to_counts, to_first):  # type: ignore[no-untyped-def]
+    """Sum the counts and take the earliest row of each value, without a branch.
+
+    Args:
+        keys: [n] uint64, rising: value << 32 | entry.
+        counts, first: [n] int64, of each entry.
+        threshold: values that occur less often are left out.
+        to_values, to_counts, to_first: outputs.
+
+    Returns:
+        how many values there are in the outputs.
+    """
+    number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
+    for i in range(len(keys)):
+        value = np.uint32(keys[i] >> np.uint64(32))
+        entry = np.int64(keys[i] & np.uint64(0xFFFFFFFF))
+        is_same = (value == last) & (i > 0)
+        number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # else the last one is written over
+        total = counts[entry] + (total if is_same else 0)
+        earliest = min(first[entry], earliest) if is_same else first[entry]
+        to_values[number], to_counts[number], to_first[number] = value, total, earliest
+        last = value
+    return number + np.int64(len(keys) > 0 and total >= threshold)
+
+
+def _value_cuts(runs: Sequence[Mergeable], num_parts: int) -> NDArray[np.uint32]:
+    """Values that cut the union of the runs into about equal parts."""
+    if num_parts <= 1:
+        return np.zeros(0, np.uint32)
+    samples, weights = [], []
+    for run in runs:
+        sample = np.array(run.values[:: max(1, run.entries // SAMPLES_PER_RUN)])
+        samples.append(sample)
+        weights.append(np.full(len(sample), run.entries / max(1, len(sample))))
+    values, weight = np.concatenate(samples), np.concatenate(weights)
+    order = np.argsort(values, kind="stable")
+    cumulative = np.cumsum(weight[order])
+    positions = np.searchsorted(cumulative, cumulative[-1] * np.arange(1, num_parts) / num_parts)
+    return np.unique(values[order][positions])

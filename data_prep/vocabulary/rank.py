@@ -1,0 +1,149 @@
+"""The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import jit
+from data_prep.dataset.options import VocabularyOrder
+from data_prep.io.memory_map import unload
+from data_prep.io.npy import npy_header
+from data_prep.vocabulary.count import Run
+from data_prep.vocabulary.merge import SAMPLES_PER_RUN
+from data_prep.vocabulary.spill import AnyRun
+
+ROWS_PER_KEY = 1 << 32  # a key has room for so many rows, and a value beside them
+
+
+class CountClasses(NamedTuple):
+    """How many values occur how often: counts rising, sizes beside them."""
+
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
+    """Of every part the values that are among the `limit` most frequent of all; of equal counts the smaller values."""
+    counts, sizes = count_classes(parts)
+    no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
+    whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
+    least = counts[whole] if whole < len(counts) else counts[-1] + 1
+    left = limit - int(no_rarer[whole]) if whole < len(counts) else limit
+    for part in parts:
+        occurs = part.counts
+        kept = occurs >= least
+        if whole and left:
+            equal = np.flatnonzero(occurs == counts[whole - 1])[:left]
+            kept[equal] = True
+            left -= len(equal)
+        if kept.any():
+            yield Run(part.values[kept], occurs[kept], part.first[kept])
+
+
+def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
+    """Write the vocabulary of a column: values in the order of their ids.
+
+    Args:
+        parts: the merged run, in consecutive value ranges.
+        path: the .npy file to write, [n] uint32.
+
+    Returns:
+        n, the number of values with an id of their own.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(len(part.values) for part in parts)
+    with open(path, "wb+") as file:
+        file.write(npy_header(np.dtype(np.uint32), size, None))
+        if size and order is VocabularyOrder.frequency:
+            file.flush()
+            _reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
+            _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
+        elif size:
+            for values in _batches(parts, order):
+                values.tofile(file)
+    return size
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its size, on the disk where the system can: writing to a mapped hole on a full one would be fatal."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
+
+
+def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
+    """The values by rising value or by first appearance."""
+    if order is VocabularyOrder.value:
+        for part in parts:
+            yield part.values
+    else:
+        for low, high in _row_ranges(parts):
+            yield _first_seen_between(parts, low, high)
+
+
+def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
+    """Ranges of first rows, none beyond a key's, that hold about as many values as one part."""
+    firsts = (part.first for part in parts)
+    sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
+    even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
+    end = max(int(part.first.max()) for part in parts) + 1
+    cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
+    return list(pairwise(cuts))
+
+
+def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
+    """Values first seen in the rows low..high, in that order."""
+    keys = []
+    for part in parts:
+        first = part.first
+        kept = (first >= low) & (first < high)
+        mine = (first[kept] - low).view(np.uint64)
+        mine <<= np.uint64(32)
+        mine |= part.values[kept]
+        keys.append(mine)
+    joined = np.concatenate(keys)
+    joined.sort()
+    return joined.astype(np.uint32)
+
+
+def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
+    """Values by falling count, ties by rising value, from an offset of a file on: a counting sort over the counts."""
+    counts, sizes = count_classes(parts)
+    larger = np.cumsum(sizes[::-1])[::-1] - sizes
+    vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
+    for part in parts:
+        place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+        unload(mapped)
+
+
+def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
+    """The number of values per count over all parts, of which there is at least one."""
+    pairs = [np.unique(part.counts, return_counts=True) for part in parts]
+    counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)
+    sizes = np.zeros(len(counts), np.int64)
+    np.add.at(sizes, inverse, np.concatenate([pair[1] for pair in pairs]))
+    return CountClasses(counts, sizes)
+
+
+@jit
+def place_by_rank(values, counts, classes, next_rank, vocabulary):  # type: ignore[no-untyped-def]
+    """Put each value at the next rank of its count's class.
+
+    Args:
+        values, counts: a part of a run.
+        classes: the counts that occur, rising.
+        next_rank: of each class, advanced here.
+        vocabulary: output, values by rank.
+    """
+    for i in range(len(values)):
+        index = np.searchsorted(classes, counts[i])
+        rank = next_rank[index]
+        next_rank[index] = rank + 1
+        vocabulary[rank] = values[i]

@@ -1,0 +1,107 @@
+"""A checkpoint from somebody else runs nothing of theirs, however well its sums fit."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from app.checkpoint import whole_checkpoints
+from app.checkpoint.safe_reader import METADATA, SafeReader
+from data_prep.dataset.format import digest_file
+from tests.app.conftest import SMALL, Command
+
+
+class _Command:
+    """What unpickles as a call of os.system."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+def _hide_a_command(metadata: Any, command: str) -> Any:
+    metadata.planner_data = _Command(command)
+    return metadata
+
+
+def _be_a_command(metadata: Any, command: str) -> Any:
+    return _Command(command)
+
+
+class _Attribute:
+    """What unpickles as getattr(owner, name): how Python 3.11.0 to 3.11.3 write an enum's member."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        return getattr, (self.owner, self.name)
+
+
+def _reach_for_a_method(metadata: Any, command: str) -> Any:
+    metadata.planner_data = _Attribute(Metadata, "__init__")
+    return metadata
+
+
+def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
+    key = next(key for key in metadata.state_dict_metadata if "over_arch" in key)
+    metadata.state_dict_metadata[key] = BytesStorageMetadata()
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_hide_a_command, "it asks for posix.system"),
+        (_be_a_command, "it asks for posix.system"),
+        (_reach_for_a_method, "it asks for __init__ of"),
+        (_call_a_tensor_bytes, "is not a tensor"),
+        (lambda metadata, command: {}, "not a checkpoint's metadata"),
+    ],
+)
+def test_what_is_no_tensor_is_not_loaded(
+    change: Callable[[Any, str], Any], said: str, run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=2").returncode == 0
+    (checkpoint,) = whole_checkpoints(tmp_path / "runs/run/checkpoints")
+    metadata = pickle.loads((checkpoint / METADATA).read_bytes())
+    (checkpoint / METADATA).write_bytes(pickle.dumps(change(metadata, f"touch {tmp_path}/ran")))
+    state = json.loads((checkpoint / "state.json").read_bytes())
+    state["files"][METADATA] = asdict(digest_file(checkpoint / METADATA))
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+    for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
+        done = run_app(*command)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+class _OlderPickler(pickle.Pickler):
+    def reducer_override(self, instance: object) -> Any:
+        return (getattr, (type(instance), instance.name)) if isinstance(instance, Enum) else NotImplemented
+
+
+def test_an_enums_member_may_be_written_as_an_attribute(tmp_path: Path) -> None:
+    entry = TensorStorageMetadata(TensorProperties(memory_format=torch.channels_last), torch.Size([2]), [])
+    with open(tmp_path / METADATA, "wb") as file:
+        _OlderPickler(file).dump(Metadata(state_dict_metadata={"x": entry}))
+    assert b"getattr" in (tmp_path / METADATA).read_bytes()
+    found = SafeReader(tmp_path).read_metadata()
+    assert found.state_dict_metadata["x"].properties.memory_format is torch.channels_last

@@ -1,0 +1,119 @@
+"""What is refused before anything is built, and how it is said."""
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain
+from app.config.validation import validate
+from common.cli import compose_config
+from common.errors import UserError
+from tests.app.conftest import REPOSITORY
+from tests.forks import run_module
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
+        ("+train.foo=1", "'foo' not in 'TrainConfig'"),
+        ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
+        ("train.max_steps", "'train.max_steps' .*missing EQUAL"),
+        (
+            "model.interaction=transformer",
+            r"model.interaction=transformer .*expected one of \[dot, cat, dcn, projection, scalar_pairs\]",
+        ),
+        ("optimizer=lion", "'optimizer/lion' .*adagrad adam lamb rowwise_adagrad rowwise_adam"),
+        ("recipe=nothing", "'recipe/nothing'"),
+        ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
+        ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),
+        ("optimizer.lr=0", "optimizer.lr=0.0: must be a finite number above 0"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number above 0"),
+        ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
+        ("loss=hinge", "'loss/hinge' .*bce mse weighted_bce"),
+        ("loss.threshold=0.5", "loss.threshold=0.5: must be at least 0 and below 0.5"),
+        ("loss.class_weights=[1,2]", "has no effect with loss=bce"),
+        ("model.embedding_dim=6", "model.embedding_dim=6: must be a multiple of 4"),
+        ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
+        ("model.over_arch=[8,2]", "its last width must be 1"),
+        ("model.over_arch=[]", "must be a list of widths"),
+        (
+            "sharding.types=diagonal",
+            "sharding.types=diagonal: must be one of data_parallel, table_wise, row_wise",
+        ),
+        ("sharding.types=[row_wise,diagonal]", "must be one of"),
+        ("sharding.types=[]", "must be one of"),
+        ("sharding.kernels=dense", "dense is no other type's; table_wise"),
+        ("sharding.kernels=fast", "must be one of dense, fused"),
+        ("sharding.cache_load_factor=0.1", "has no effect without the kernel fused_uvm_caching"),
+        ("sharding.min_partition=8", "has no effect without a column-wise type"),
+        ("+sharding.tables.cat_0.tpyes=row_wise", "must be keys of types, kernels"),
+        ("+sharding.tables.cat_0=row_wise", "must be keys of types, kernels"),
+        ("+sharding.tables.cat_0.types=skewed", "sharding.tables.cat_0.types=skewed: must be one of"),
+        ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),
+    ],
+)
+def test_is_refused(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        validate(compose_config(AppConfig, CONFIG_DIR, [override]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.interaction=cat", "model.interaction_itself=true"], "no meaning with model.interaction=cat"),
+        (["loss=weighted_bce", "loss.class_weights=[1]"], "must be the weights of label 0 and of label 1"),
+        (["loss=weighted_bce", "loss.class_weights=[1,0]"], "must be the weights of label 0 and of label 1"),
+        (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no meaning with model.interaction=dot"),
+        (["model.interaction=dcn", "model.dcn_low_rank_dim=0"], "model.dcn_low_rank_dim=0: must be at least 1"),
+        (["model.interaction=projection", "model.projection_branch1=[8,24]"], "must be a multiple of .*=16"),
+        (["model.interaction=projection", "model.projection_branch2=[]"], "must be a list of widths"),
+        (["optimizer=rowwise_adagrad", "sharding=column_wise"], "another algorithm"),
+        (["optimizer=rowwise_adam", "sharding=column_wise"], "rowwise_adam would look at each shard's columns"),
+        (["optimizer=lamb", "sharding=column_wise"], "lamb would look at each shard's columns"),
+        (["optimizer=sgd", "optimizer.beta1=0.9"], "optimizer.beta1=0.9: has no effect with sgd"),
+        (["optimizer=sgd", "optimizer.dense=adam"], "optimizer.eps=null: adam and sgd needs one"),
+        (["optimizer.dense=rowwise_adam"], "only tables have rows; use adam"),
+        (["optimizer=adam", "optimizer.beta2=1"], r"optimizer.beta2=1.0: must be in \[0, 1\)"),
+        (["optimizer.max_grad_norm=0"], "optimizer.max_grad_norm=0.0: must be a finite number above 0"),
+        (["train.local_batch_size=8"], "train.global_batch_size=512: has no effect with train.local_batch_size=8"),
+        (["train.eval_every_steps=9", "train.eval_every_fraction=0.1"], "set one of them to null"),
+        (["train.target_accuracy=79"], r"train.target_accuracy=79.0: must be in \(0, 1\]"),
+        (["data.published_tables=mine"], "must be one of dac_sample, criteo_kaggle"),
+        (["model.mixes_samples=true"], "no meaning with model.interaction=dot; use model.interaction=scalar_pairs"),
+        (["schedule=cosine"], "schedule.decay_steps=0: schedule=cosine needs"),
+        (["schedule=warmup_poly", "schedule.end_factor=0.1"], "has no effect with schedule=warmup_poly"),
+        (["optimizer=rowwise_adagrad", "sharding=table_column_wise"], "another algorithm"),
+        (["optimizer=rowwise_adagrad", "sharding=grid_shard"], "another algorithm"),
+        (["optimizer=rowwise_adagrad", "+sharding.tables.cat_1.types=grid"], "sharding.tables.cat_1.types=grid_shard"),
+        (["schedule=warmup_poly", "schedule.decay_start_step=5"], "may not start before the warm-up ends"),
+    ],
+)
+def test_combinations_that_mean_nothing_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        validate(compose_config(AppConfig, CONFIG_DIR, overrides))
+
+
+@pytest.mark.parametrize("value", ["row_wise", "[row_wise]"])
+def test_a_sharding_type_may_stand_alone_or_in_a_list(value: str) -> None:
+    validate(compose_config(AppConfig, CONFIG_DIR, [f"sharding.types={value}"]))
+
+
+def test_a_configuration_survives_its_file() -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["model.interaction=cat", "data.raw=[a,b]", "schedule=warmup_poly"])
+    assert from_plain(to_plain(config)) == config
+
+
+def test_run_dir_follows_its_name() -> None:
+    assert compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]).run.dir == "runs/x"
+
+
+def test_what_must_be_given_is_named() -> None:
+    with pytest.raises(UserError, match="run is not given; add run="):
+        compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
+
+
+def test_help_lists_keys_with_their_values() -> None:
+    done = run_module("app.train", "--help", cwd=REPOSITORY)
+    assert done.returncode == 0
+    assert "python -m app.train" in done.stdout
+    assert "train.global_batch_size=512" in done.stdout

@@ -1,0 +1,182 @@
+"""Recipes: each composes, has its published number of parameters, trains tiny and goes on where it was."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.config import CONFIG_DIR, AppConfig
+from app.config.published_tables import PUBLISHED_TABLES
+from app.config.validation import validate
+from app.training import meta_build
+from common.cli import compose_config
+from common.errors import UserError
+from tests.app.conftest import SMALL, Command
+from tests.told import error_line
+
+RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
+PUBLISHED = [name for name in RECIPES if name != "quickstart"]
+QUARTERS = ["train.eval_every_steps=null", "train.eval_every_fraction=0.25"]
+
+
+def perceptron(*widths: int) -> int:
+    return sum(inputs * outputs + outputs for inputs, outputs in itertools.pairwise(widths))
+
+
+def cross(width: int, layers: int, rank: int) -> int:
+    """Two matrices of low rank and a bias a layer (Wang et al. 2020)."""
+    return layers * (2 * width * rank + width)
+
+
+# From the sources' own descriptions, not from our configuration.
+MLPERF_V2 = 204_184_588 * 128 + perceptron(13, 512, 256, 128) + cross(27 * 128, 3, 512)
+MLPERF_V2 += perceptron(27 * 128, 1024, 1024, 512, 256, 1)
+PARAMETERS = {
+    "amd_blog_2024": 2_195_553,
+    "amd_blog_2024_fixed": 2_195_553,
+    "meta_kaggle_2019": 33_762_577 * 16 + perceptron(13, 512, 256, 64, 16) + perceptron(16 + 351, 512, 256, 1),
+    "deepspark_3day": 4_057_300 * 64 + perceptron(13, 512, 256, 64) + perceptron(64 + 351, 512, 512, 256, 1),
+    "mlperf_v1": 187_767_399 * 128 + perceptron(13, 512, 256, 128) + perceptron(128 + 351, 1024, 1024, 512, 256, 1),
+    "mlperf_v2": MLPERF_V2,
+    "amd_2026": MLPERF_V2,
+}
+
+
+def test_every_recipe_is_counted_here() -> None:
+    assert set(PARAMETERS) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}"])
+    validate(config)
+    assert config.run.name == config.published.recipe == recipe
+    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]
+    tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=3"])
+    validate(tiny)
+    assert tiny.run.name == f"{recipe}_tiny"
+    assert tiny.train.log_every_steps == 3
+    assert vars(tiny.model) == vars(config.model)
+    assert tiny.optimizer.name is config.optimizer.name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> None:
+    text = (CONFIG_DIR / f"recipe/{recipe}.yaml").read_text()
+    header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert "Hardware: " in header
+    if recipe != "quickstart":
+        assert re.search(r"Published: .*Tolerance: ", header)
+        assert set(yaml.safe_load(text)["published"]) >= {"recipe"}
+
+
+def test_published_sizes_add_up() -> None:
+    """To the totals that their sources give."""
+    totals = {name: sum(tables.values()) for name, tables in PUBLISHED_TABLES.items()}
+    assert totals == {"dac_sample": 34_405, "criteo_kaggle": 33_762_577, "deepspark_3day": 4_057_300,
+                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588}  # fmt: skip
+
+
+def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
+    """97 GiB of tables, on a machine that has none of them, in an arithmetic that this machine has not."""
+    done = run_app("train", "recipe=amd_2026", "train.max_steps=0")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/amd_2026/summary.json").read_bytes())
+    assert (summary["status"], summary["steps"]) == ("completed", 0)
+    assert summary["parameters"]["total"] == PARAMETERS["amd_2026"]
+    assert summary["memory"]["host_peak_bytes"] < 4 << 30
+    assert summary["eval"]["auc"] is None
+    manifest = json.loads((tmp_path / "runs/amd_2026/manifest.json").read_bytes())
+    assert {table["type"] for table in manifest["plan"].values()} == {"table_wise"}
+    assert sum(table["bytes"] for table in manifest["tables"].values()) == 204_184_588 * 128 * 4
+
+
+def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
+    done = run_app("train", "recipe=mlperf_v2")
+    assert done.returncode == 2
+    assert "data.scale=tiny" in error_line(done.stderr)
+    assert "data.raw=" in done.stderr
+
+
+def test_a_recipe_without_tiny_values_refuses_the_scale() -> None:
+    with pytest.raises(UserError, match="does not say what it would be"):
+        compose_config(AppConfig, CONFIG_DIR, ["data.scale=tiny", "~recipe", "run.name=x"])
+
+
+# The models are as large as published, on three thousand rows: a minute for all of them.
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
+    overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512",
+                 "run.name=tiny", "data.prep.random.rows=2000" if recipe == "amd_2026" else "data.synthetic.rows=3000",
+                 "train.target_auc=null", "runtime.num_threads=2"]  # fmt: skip
+    for steps in (2, 4):
+        done = run_app("train", *overrides, f"train.max_steps={steps}")
+        assert done.returncode == 0, done.stderr
+    assert "resume: from runs/tiny/checkpoints/step_00000002, step 2" in done.stderr
+    run = tmp_path / "runs/tiny"
+    summary = json.loads((run / "summary.json").read_bytes())
+    assert (summary["status"], summary["steps"]) == ("completed", 4)
+    assert summary["eval"]["samples"] > 0
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
+    features = json.loads((run / "manifest.json").read_bytes())["tables"]
+    assert len(features) == (19 if recipe.startswith("amd_blog") else 26)
+    if recipe.startswith("amd_blog"):
+        assert re.search(
+            r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", done.stderr
+        )
+        assert re.search(r"train accuracy = \d\d\.\d\d%, avg loss = ", done.stderr)
+    if recipe == "meta_kaggle_2019":
+        assert re.search(r"step 4/4 epoch 0 loss 0\.\d+ accuracy", done.stderr)
+    if recipe == "mlperf_v2":
+        _require_compliant(run / "mllog.txt", "6.0.0")
+
+
+@pytest.mark.parametrize(("ruleset", "benchmark", "optimizer"), [("6.0.0", "dlrm_dcnv2", "adagrad"),
+                                                                 ("1.0.0", "dlrm", "sgd")])  # fmt: skip
+def test_the_mlperf_log_passes_the_compliance_checker(
+    ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    """Of a run that was stopped at its target, after it had been resumed on the way."""
+    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}", "run.name=log", "mlperf.enabled=true",
+                 f"mlperf.benchmark={benchmark}", "train.epochs=3", *QUARTERS]  # fmt: skip
+    first = run_app("train", *overrides, "train.max_steps=3")
+    assert first.returncode == 0, first.stderr
+    auc = json.loads((tmp_path / "runs/log/summary.json").read_bytes())["eval"]["auc"]
+    second = run_app("train", *overrides, f"train.target_auc={auc + 0.01}")
+    assert second.returncode == 0, second.stderr
+    assert json.loads((tmp_path / "runs/log/summary.json").read_bytes())["status"] == "target_reached", second.stderr
+    entries = _require_compliant(tmp_path / "runs/log/mllog.txt", ruleset)
+    assert entries[-1]["key"] == "run_stop"
+    assert entries[-1]["metadata"]["status"] == "success"
+    evaluations = [entry["metadata"]["step"] for entry in entries if entry["key"] == "eval_accuracy"]
+    assert evaluations == sorted(set(evaluations))
+    assert evaluations[:2] == [3, 7]
+    samples = {entry["key"]: entry["value"] for entry in entries if entry["key"].endswith("_samples")}
+    assert samples == {"train_samples": 2000, "eval_samples": 501}
+
+
+def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={dataset}", "train.epochs=2", *QUARTERS,
+                   "train.target_accuracy=0.4", "run.name=x")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_bytes())
+    assert summary["status"] == "target_reached"
+    assert summary["steps"] == 7  # a quarter of 31 steps, rounded down
+    assert not (tmp_path / "runs/x/mllog.txt").exists()
+
+
+def _require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
+    """The log's entries, once MLCommons' own checker has passed it."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset,
+               "--log_output", str(log.with_suffix(".checked")), str(log)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]

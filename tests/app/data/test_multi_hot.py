@@ -1,0 +1,246 @@
+"""Bags of any size from shards to batches, and ids expanded to bags while they are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from app.config import DataConfig, MultiHotConfig
+from app.data import Split
+from app.data.batch import Batch
+from common.errors import UserError
+from data_prep.dataset.bags import Bags, join, pack, unpack
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
+from data_prep.dataset.multi_hot import Distribution
+from data_prep.pipeline import preprocess
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
+from tests.data_prep.conftest import config as prep_config
+from tests.reference import multi_hot_tables
+
+CONFIG = DataConfig(shuffle_block_rows=37, shuffle_window_blocks=3)
+ROWS = {"train": 400, "val": 101}
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ragged")
+    write_ragged_dataset(root, ROWS)
+    return root
+
+
+def samples(batch: Batch) -> list[dict[str, list[int]]]:
+    """The bags of each sample, by TorchRec's own reading of the batch."""
+    bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
+    return [{name: bag[i].tolist() for name, bag in bags.items()} for i in range(len(batch.labels))]
+
+
+def numbers(batch: Batch, rows: int) -> NDArray[np.int64]:
+    return np.rint(batch.dense_features[: batch.num_valid, 0].numpy() * rows).astype(int)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
+    manifest, truth = load_manifest(ragged), ragged_rows("train", ROWS["train"])
+    arguments: dict[str, Any] = {"global_batch_size": 24, "seed": 5, "epoch": 1, "first": 0}
+    seen: list[int] = []
+    for rank in range(world_size):
+        split = Split(ragged, manifest, "train", CONFIG, rank, world_size)
+        for batch in split.train_batches(**arguments):
+            rows = numbers(batch, ROWS["train"])
+            assert samples(batch) == [truth[row] for row in rows]
+            assert batch.sparse_features.keys() == list(RAGGED_EMBEDDINGS)
+            assert batch.sparse_features.stride() == 24 // world_size
+            assert batch.sparse_features.length_per_key() == batch.sparse_features.lengths().view(4, -1).sum(1).tolist()
+            seen += rows.tolist()
+    assert len(seen) == len(set(seen)) == 400 // 24 * 24
+    assert seen != sorted(seen)
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 16])
+def test_going_on_in_mid_epoch_gives_the_rest(ragged: Path, first: int) -> None:
+    split = Split(ragged, load_manifest(ragged), "train", CONFIG, 0, 1)
+    whole = [samples(batch) for batch in split.train_batches(24, 5, 0, 0)]
+    assert [samples(batch) for batch in split.train_batches(24, 5, 0, first)] == whole[first:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
+    manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
+    seen: list[int] = []
+    for rank in range(world_size):
+        for batch in Split(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
+            bags = samples(batch)
+            assert len(bags) == 48 // world_size
+            assert bags[: batch.num_valid] == [truth[row] for row in numbers(batch, ROWS["val"])]
+            assert all(row["tags"] == row["genres"] == [] for row in bags[batch.num_valid :])
+            seen += numbers(batch, ROWS["val"]).tolist()
+    assert sorted(seen) == list(range(ROWS["val"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "message"),
+    [
+        ("values", 11, 30, r"shard 00001, row \d+, tags, a table of 30 rows: an id of its bag is not in it"),
+        ("values", 11, -1, "an id of its bag is not in it"),
+        ("values", -1, 9, "row 69, genres, a table of 9 rows: an id of its bag is not in it"),
+        ("offsets", 5, 10_000, "row 4, tags: its bag's offsets are not in order"),
+        ("offsets", 0, -2, "row 0, tags: its bag's offsets are not in order"),
+        ("offsets", -1, 7, r"00001\.values\.npy"),
+    ],
+)
+def test_what_data_prep_would_not_write_is_named(
+    tmp_path: Path, kind: str, place: int, value: int, message: str
+) -> None:
+    manifest = write_ragged_dataset(tmp_path, {"train": 140})
+    array = np.load(shard_path(tmp_path, "train", "00001", kind), mmap_mode="r+")
+    array[place] = value
+    array.flush()
+    with pytest.raises(UserError, match=message):
+        list(Split(tmp_path, manifest, "train", CONFIG, 0, 1).train_batches(10, 0, 0, 0))
+
+
+def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
+    manifest = write_ragged_dataset(tmp_path, {"train": 10})
+    assert load_manifest(tmp_path).ragged == ["tags", "genres"]
+    manifest.schema["ragged"] = ["genres", "tags"]
+    (tmp_path / MANIFEST_NAME).unlink()
+    save_manifest(tmp_path, manifest)
+    with pytest.raises(UserError, match=r"schema\.ragged"):
+        load_manifest(tmp_path)
+    write_dataset(tmp_path / "one_hot", {"train": 10})
+    assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
+
+
+@pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])
+def test_ids_are_expanded_while_they_are_read(
+    dataset: Path, tmp_path: Path, distribution: str, seed: int | None
+) -> None:
+    sizes = [3, 1, 40, 2]
+    chosen = MultiHotConfig(sizes, Distribution(distribution), seed, str(tmp_path / "tables"))
+    manifest = load_manifest(dataset)
+    tables = multi_hot_tables(list(NUM_EMBEDDINGS.values()), sizes, distribution, seed or 0)
+    config = DataConfig(shuffle_block_rows=97, multi_hot=chosen)
+    one_hot, multi_hot = (Split(dataset, manifest, "val", c, 0, 1) for c in (CONFIG, config))
+    for one, many in zip(one_hot.eval_batches(200), multi_hot.eval_batches(200), strict=True):
+        assert one.num_valid == many.num_valid
+        expected = [
+            {name: tables[f][bag[name][0]].tolist() if row < one.num_valid or sizes[f] == 1 else []
+             for f, name in enumerate(NUM_EMBEDDINGS)}
+            for row, bag in enumerate(samples(one))
+        ]  # fmt: skip
+        assert samples(many) == expected
+
+
+def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    def split(root: Path, *choices: Any) -> None:
+        Split(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
+
+    with pytest.raises(UserError, match=r"2 given for 4 features"):
+        split(dataset, [1, 2])
+    with pytest.raises(UserError, match="each at least 1"):
+        split(dataset, [1, 2, 0, 3])
+    with pytest.raises(UserError, match=r"data\.multi_hot\.seed: has no effect"):
+        split(dataset, None, None, 3)
+    with pytest.raises(UserError, match="has multi-hot columns of its own"):
+        split(ragged, [1, 2, 2, 3])
+
+
+def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
+    """MovieLens' columns in Parquet, no dense feature at all; nothing but a schema is written."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(0)
+    genres = ["Action", "Comedy", "Drama", "Horror", "Sci-Fi"]
+    of_movie = [[genres[g] for g in rng.permutation(5)[: rng.integers(0, 4)]] for _ in range(50)]
+    users, movies = rng.integers(0, 80, 1_500), rng.integers(0, 50, 1_500)
+    liked = np.array(["Drama" in of_movie[movie] for movie in movies]) ^ (users % 4 == 0)
+    ratings = np.where(rng.random(1_500) < 0.9, liked, ~liked) * 2.0 + rng.integers(2, 4, 1_500)
+    table = pa.table({"userId": users, "movieId": movies, "rating": ratings, "genres": [of_movie[m] for m in movies]})
+    pq.write_table(table, tmp_path / "ratings.parquet", row_group_size=400)
+    (tmp_path / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId, genres]\n")
+    made = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
+    done = run_app("train", *SMALL, *made, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "runs/ratings/summary.json").read_bytes())
+    assert figures["eval"]["auc"] > 0.75
+    assert load_manifest(tmp_path / "ratings").ragged == ["genres"]
+    (tmp_path / "new.csv").write_text("userId,movieId,genres\n5,3,Drama|Comedy\n4,3,\n5,999,Western\n")
+    ranked = run_app("recommend", "run=runs/ratings", "candidates=new.csv", "out=ranked.csv")
+    assert ranked.returncode == 0, ranked.stderr
+    assert len((tmp_path / "ranked.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
+    processes: int, run_app: Command, ragged: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={ragged}", "train.global_batch_size=24", "train.epochs=3",
+                 "data.shuffle_block_rows=37", "data.shuffle_window_blocks=3"]  # fmt: skip
+    whole = run_app("train", *overrides, "run.name=whole", processes=processes)
+    assert whole.returncode == 0, whole.stderr
+    stopped = run_app("train", *overrides, "run.name=parts", "train.max_steps=21", processes=processes)
+    assert stopped.returncode == 0, stopped.stderr
+    resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = (json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes()) for name in ("whole", "parts"))
+    assert one["steps"] == other["steps"] == 48
+    assert one["digest"] == other["digest"]
+
+
+def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
+    """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
+    rows = criteo_rows(600)
+    (tmp_path / "day.tsv").write_text(rows)
+    chosen = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
+    common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40", "data.workers=1"]
+    for name, more in (("one_hot", []), ("multi_hot", chosen)):
+        preprocess(prep_config(*common, *more, f"data.path={tmp_path}/{name}"))
+    digests = []
+    for name, more in (("one_hot", chosen), ("multi_hot", [])):
+        done = run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
+        assert done.returncode == 0, done.stderr
+        digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
+    assert digests[0] == digests[1]
+
+
+def criteo_rows(count: int) -> str:
+    rng = np.random.default_rng(0)
+    rows = [
+        [str(rng.integers(2)), *map(str, rng.integers(0, 9, 13)), *(f"{v:08x}" for v in rng.integers(1, 99, 26))]
+        for _ in range(count)
+    ]
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+LISTS = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12)
+
+
+def bags_of(rows: list[list[int]]) -> Bags:
+    return Bags(
+        np.array([value for row in rows for value in row], np.int32), np.cumsum([0] + [len(row) for row in rows])
+    )
+
+
+def rows_of(bags: Bags) -> list[list[int]]:
+    ends = zip(bags.offsets[:-1], bags.offsets[1:], strict=True)
+    return [bags.values[start:stop].tolist() for start, stop in ends]
+
+
+@given(rows=LISTS, more=LISTS, fixed=st.booleans(), data=st.data())
+def test_bags_do_as_lists_do(rows: list[list[int]], more: list[list[int]], fixed: bool, data: st.DataObject) -> None:
+    rows = [row + [7] * (4 - len(row)) for row in rows] if fixed else rows
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    order = data.draw(st.lists(st.integers(0, max(0, stop - start - 1)), max_size=20 if stop > start else 0))
+    part = bags_of(rows).part(start, stop)
+    assert rows_of(part) == rows[start:stop]
+    assert rows_of(part.take(np.array(order, np.int64))) == [rows[start:stop][i] for i in order]
+    assert rows_of(join([part, bags_of(more)])) == rows[start:stop] + more
+    other = [[len(row)] for row in rows[start:stop]]
+    values, offsets = pack([part, bags_of(other)])
+    assert [rows_of(bags) for bags in unpack(values, offsets, 2)] == [rows[start:stop], other]

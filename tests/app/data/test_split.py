@@ -1,0 +1,119 @@
+"""The order of rows: a function of seed, epoch and global batch; nothing lost, nothing twice."""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config import DataConfig, VerifyData
+from app.data import Split, verify_splits
+from common.errors import UserError
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
+from tests.app.datasets import write_dataset
+
+CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
+
+
+def _rows(
+    dataset: Path, name: str, batches: str, rank: int = 0, world_size: int = 1, **arguments: int
+) -> list[list[int]]:
+    """The numbers of the rows in each batch, told from dense feature 0; padding left out."""
+    manifest = load_manifest(dataset)
+    split = Split(dataset, manifest, name, CONFIG, rank, world_size)
+    return [
+        np.rint(batch.dense_features[: batch.num_valid, 0].numpy() * split.rows).astype(int).tolist()
+        for batch in getattr(split, batches)(**arguments)
+    ]
+
+
+def _joined(batches: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: int) -> None:
+    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 1, "first": 0}
+    alone = _rows(dataset, "train", "train_batches", **arguments)
+    parts = [_rows(dataset, "train", "train_batches", rank, world_size, **arguments) for rank in range(world_size)]
+    together = [_joined(batches) for batches in zip(*parts, strict=True)]
+    assert together == alone
+    seen = _joined(alone)
+    assert len(alone) == 2_000 // 64
+    assert len(seen) == len(set(seen)) == 31 * 64
+
+
+@given(first=st.integers(0, 31))
+def test_going_on_in_mid_epoch_gives_the_rest(dataset: Path, first: int) -> None:
+    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 0}
+    whole = _rows(dataset, "train", "train_batches", first=0, **arguments)
+    assert _rows(dataset, "train", "train_batches", first=first, **arguments) == whole[first:]
+
+
+def test_epochs_and_seeds_differ_and_repeat(dataset: Path) -> None:
+    orders = [
+        tuple(_joined(_rows(dataset, "train", "train_batches", global_batch_size=50, seed=s, epoch=e, first=0)))
+        for s, e in [(0, 0), (0, 1), (1, 0), (0, 0)]
+    ]
+    assert orders[0] == orders[3]
+    assert len(set(orders)) == 3
+    assert all(sorted(order) == list(range(2_000)) for order in orders)
+    position = np.empty(2_000)
+    position[list(orders[0])] = np.arange(2_000)
+    assert abs(np.corrcoef(position, np.arange(2_000))[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_sees_every_row_once(dataset: Path, world_size: int) -> None:
+    parts = [
+        _joined(_rows(dataset, "val", "eval_batches", rank, world_size, global_batch_size=96))
+        for rank in range(world_size)
+    ]
+    assert sorted(_joined(parts)) == list(range(501))
+    assert parts[0][:5] == [0, 1, 2, 3, 4]
+
+
+def test_batches_hold_what_the_shards_hold(dataset: Path) -> None:
+    manifest = load_manifest(dataset)
+    split = Split(dataset, manifest, "val", CONFIG, rank=0, world_size=1)
+    (batch,) = split.eval_batches(501)
+    shards = manifest.splits["val"].shards
+    on_disk = {
+        kind: np.concatenate([np.load(shard_path(dataset, "val", shard.name, kind)) for shard in shards])
+        for kind in ("labels", "dense", "sparse")
+    }  # fmt: skip
+    np.testing.assert_array_equal(batch.labels.numpy(), on_disk["labels"][:, 0])
+    np.testing.assert_array_equal(batch.dense_features.numpy(), on_disk["dense"])
+    for column, feature in enumerate(manifest.num_embeddings):
+        np.testing.assert_array_equal(batch.sparse_features[feature].values().numpy(), on_disk["sparse"][:, column])
+
+
+def test_a_changed_byte_is_named(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100, "val": 50})
+    verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.auto)
+    path = shard_path(tmp_path, "val", "00000", "sparse")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"val/00000\.sparse\.npy"):
+        verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.auto)
+    verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.never)
+
+
+def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100})
+    manifest.num_embeddings = {**manifest.num_embeddings, "cat_2": 100}
+    (tmp_path / MANIFEST_NAME).unlink()
+    save_manifest(tmp_path, manifest)
+    with pytest.raises(
+        UserError, match=r"train: shard 00000, row \d+, cat_2, a table of 100 rows: the id is not in it"
+    ):
+        _rows(tmp_path, "train", "train_batches", global_batch_size=10, seed=0, epoch=0, first=0)
+
+
+def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
+    with pytest.raises(UserError, match="no split 'tst'; it has train, val, test"):
+        _rows(dataset, "tst", "eval_batches", global_batch_size=10)

@@ -1,0 +1,61 @@
+"""Metrics against scikit-learn and torchmetrics."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+from torchmetrics.functional.classification import binary_calibration_error
+
+from app.metrics.clicks import CALIBRATION_BINS, click_metrics
+
+
+def _case(seed: int, size: int, decimals: int | None) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(-1, 2, size)
+    labels = (rng.random(size) < 1 / (1 + np.exp(-logits * 0.7))).astype(np.float32)
+    labels[:2] = 0, 1
+    return (logits if decimals is None else logits.round(decimals)).astype(np.float32), labels
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
+def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
+    logits, labels = _case(seed, size, decimals)
+    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    base_rate = labels.mean(dtype=np.float64)
+    expected = {
+        "auc": sk.roc_auc_score(labels, preds),
+        "logloss": sk.log_loss(labels, preds),
+        "ne": sk.log_loss(labels, preds) / sk.log_loss(labels, np.full(size, base_rate)),
+        "accuracy": sk.accuracy_score(labels, preds > 0.5),
+        "pr_auc": sk.average_precision_score(labels, preds),
+        "calibration": preds.sum() / labels.sum(),
+        "base_rate": base_rate,
+    }
+    found = click_metrics(logits, labels)
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def test_calibration_error_equals_torchmetrics() -> None:
+    logits, labels = _case(3, 5_000, None)
+    preds = torch.sigmoid(torch.from_numpy(logits))
+    expected = binary_calibration_error(preds, torch.from_numpy(labels).int(), n_bins=CALIBRATION_BINS)
+    assert click_metrics(logits, labels)["ece"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_what_is_not_defined_is_none() -> None:
+    only_negative = click_metrics(np.array([0.5, -1], np.float32), np.zeros(2, np.float32))
+    assert [key for key, value in only_negative.items() if value is None] == [
+        "auc",
+        "ne",
+        "pr_auc",
+        "calibration",
+    ]
+    assert set(click_metrics(np.empty(0, np.float32), np.empty(0, np.float32)).values()) == {None}
+
+
+def test_extreme_logits_stay_finite() -> None:
+    found = click_metrics(np.array([1e4, -1e4, 1e4], np.float32), np.array([1, 0, 0], np.float32))
+    assert found["logloss"] == pytest.approx(1e4 / 3)
+    assert all(value is not None and np.isfinite(value) for value in found.values())

@@ -1,0 +1,82 @@
+"""Curves of an evaluation, against scikit-learn and against the definition by pairs."""
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
+
+from app.metrics import curves
+from app.metrics.curves import auc_standard_error, click_curves
+
+
+def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(n) < 0.25).astype(np.float32)
+    logits = (rng.standard_normal(n) + labels - 1.5).astype(np.float32)
+    return np.round(logits, 2), labels  # with ties
+
+
+def farthest(points: np.ndarray, known: np.ndarray) -> float:
+    """How far the points [2, n] lie from the nearest of [2, m] at most."""
+    return float(np.abs(points[:, :, None] - known[:, None]).max(axis=0).min(axis=1).max())
+
+
+def test_every_point_lies_on_the_curves_of_scikit_learn() -> None:
+    logits, labels = scores(5000)
+    ours = click_curves(logits, labels)
+    fpr, tpr, _ = roc_curve(labels, logits, drop_intermediate=False)
+    mine = np.array([ours["roc"]["fpr"], ours["roc"]["tpr"]])
+    assert farthest(mine, np.array([fpr, tpr])) < 1e-6
+    assert mine[:, 0].tolist() == [0, 0]
+    assert mine[:, -1].tolist() == [1, 1]
+    assert auc(*mine) == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+    precision, recall, _ = precision_recall_curve(labels, logits)
+    mine = np.array([ours["pr"]["recall"], ours["pr"]["precision"]])
+    assert farthest(mine, np.array([recall, precision])) < 1e-6
+
+
+def test_reliability_is_scikit_learns_by_quantiles() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal(4000).astype(np.float32)
+    labels = (rng.random(4000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    share, mean = calibration_curve(labels, 1 / (1 + np.exp(-logits)), n_bins=20, strategy="quantile")
+    bins = click_curves(logits, labels)["reliability"]
+    assert [entry["samples"] for entry in bins] == [200] * 20
+    np.testing.assert_allclose([entry["preds"] for entry in bins], mean, atol=2e-3)
+    np.testing.assert_allclose([entry["labels"] for entry in bins], share, atol=6e-3)
+
+
+def test_the_standard_error_is_delongs_by_pairs() -> None:
+    logits, labels = scores(300)
+    x, y = logits[labels == 1], logits[labels == 0]
+    wins = (x[:, None] > y).astype(float) + 0.5 * (x[:, None] == y)
+    expected = np.sqrt(wins.mean(1).var(ddof=1) / len(x) + wins.mean(0).var(ddof=1) / len(y))
+    assert auc_standard_error(np.sort(x), np.sort(y)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_standard_error_is_the_spread_over_samples() -> None:
+    estimates = [roc_auc_score(labels, logits) for logits, labels in (scores(500, seed) for seed in range(200))]
+    logits, labels = scores(500, 999)
+    estimate = click_curves(logits, labels)["auc_standard_error"]
+    assert estimate == pytest.approx(np.std(estimates), rel=0.2)
+
+
+def test_score_counts_are_whole() -> None:
+    logits, labels = scores(1000)
+    counts = click_curves(logits, labels)["scores"]
+    assert sum(counts["positive"]) == labels.sum()
+    assert sum(counts["positive"]) + sum(counts["negative"]) == 1000
+    assert len(counts["edges"]) == len(counts["positive"]) + 1
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [1, 1], []])
+def test_one_label_alone_has_no_thresholds(labels: list[int]) -> None:
+    ours = click_curves(np.zeros(len(labels), np.float32), np.array(labels, np.float32))
+    assert ours["roc"] is ours["pr"] is ours["auc_standard_error"] is None
+    assert sum(entry["samples"] for entry in ours["reliability"]) == len(labels)
+
+
+def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "MOST_SAMPLES", 1000)
+    ours = click_curves(*scores(2500))
+    assert (ours["samples"], ours["of"]) == (834, 2500)

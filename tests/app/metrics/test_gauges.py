@@ -1,0 +1,80 @@
+"""What every run tells of its steps: phases, FLOPs and bytes, exchanges between processes, traces on request."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.config import Interaction, ModelConfig
+from app.metrics.phases import PHASES
+from app.metrics.timing import Meter
+from app.model.flops import training_flops
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS
+
+
+def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    meter = Meter(torch.device("cpu"))
+    meter.start()
+    for _ in range(3):
+        now[0] += 0.02  # waiting for input is none of them
+        meter.step_begins()
+        for phase, seconds in zip(PHASES, (0.01, 0.03, 0.0), strict=True):
+            now[0] += seconds
+            meter.phase_done(phase)
+        meter.step_done(input_wait=0.02)
+    seconds, _ = meter.take()
+    assert meter.phases == pytest.approx({"forward": 0.01, "backward": 0.03, "optimizer": 0.0})
+    assert sum(meter.phases.values()) == pytest.approx(seconds.mean() - 0.02)
+    meter.take()
+    assert set(meter.phases) == set(PHASES)  # no step since: what was known stays
+
+
+@pytest.mark.parametrize(
+    ("interaction", "outputs", "products"),
+    [
+        (Interaction.dot, 4 + 6, 4 * 4 * 4),
+        (Interaction.cat, 4 * 4, 0),
+        (Interaction.dcn, 4 * 4, 2 * 2 * 16 * 3),
+    ],
+)
+def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, outputs: int, products: int) -> None:
+    model = ModelConfig(interaction, embedding_dim=4, dense_arch=[8, 4], over_arch=[6, 1], dcn_num_layers=2,
+                        dcn_low_rank_dim=3)  # fmt: skip
+    dense, over = 5 * 8 + 8 * 4, outputs * 6 + 6 * 1
+    forward = 2 * (dense + over + products)
+    needless = 2 * 5 * 8  # the inputs want no gradient
+    assert training_flops(model, num_dense=5, num_sparse=3) == 3 * forward - needless
+
+
+def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=24",
+                   "runtime.profile_steps=[12,13]", "train.warmup_steps_excluded=5", processes=2)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/a"
+    summary = json.loads((run / "summary.json").read_bytes())
+    phases = summary["phase_seconds"]
+    assert all(phases[name] > 0 for name in (*PHASES, "communication")), phases
+    figures = summary["utilisation"]
+    dim, features = 16, len(NUM_EMBEDDINGS)
+    assert figures["table_bytes_per_sample"] == features * (3 * 4 * dim + 2 * 4 * dim)  # Adagrad
+    rate = summary["throughput"]["samples_per_second_per_device"]
+    assert figures["flops_per_second"] == pytest.approx(rate * figures["flops_per_sample"])
+    over = dim + (features + 1) * features // 2
+    dense = NUM_DENSE * 32 + 32 * dim + over * 32 + 32 + (features + 1) ** 2 * dim
+    assert figures["flops_per_sample"] == 3 * 2 * dense - 2 * NUM_DENSE * 32
+    assert figures["model_flops_utilisation"] is None  # a run of seconds is not worth measuring ceilings
+    traces = sorted((run / "tensorboard").glob("rank*.pt.trace.json.gz"))
+    assert [path.name.split(".")[0] for path in traces] == ["rank0", "rank1"]
+    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    assert "aten::addmm" in names
+
+
+def test_steps_that_cannot_be_profiled_are_refused(run_app: Command, dataset: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]")
+    assert done.returncode == 2
+    assert "runtime.profile_steps=[5, 2]" in done.stderr

@@ -1,0 +1,59 @@
+"""Energy from counters as RAPL lays them out; a machine without any measures nothing."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from app.metrics import power
+from app.metrics.power import EnergyMeter
+
+CPU = torch.device("cpu")
+
+
+def zone(root: Path, name: str, kind: str, microjoules: int, most: int = 1_000_000_000) -> Path:
+    directory = root / name
+    directory.mkdir()
+    for file, value in (("name", kind), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
+        (directory / file).write_text(f"{value}\n")
+    return directory
+
+
+def test_packages_are_summed_and_counters_go_on_where_they_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000, most=10_000_000)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 0)
+    zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
+    zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)  # the whole platform, packages included
+    clock = iter([0.0, 2.0, 4.0, 4.0])
+    monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (first / "energy_uj").write_text("9000000")
+    (second / "energy_uj").write_text("2000000")
+    assert meter.watts() == pytest.approx((4 + 2) / 2)
+    (first / "energy_uj").write_text("1000000")  # beyond 10 J it began again: 2 J more
+    assert meter.watts() == pytest.approx(2 / 2)
+    figures = meter.figures()
+    assert figures is not None
+    assert figures["joules"] == pytest.approx(8)
+    assert figures["mean_watts"] == pytest.approx(2)
+    assert "RAPL" in figures["source"]
+
+
+def test_where_nobody_measures_there_is_no_figure(tmp_path: Path) -> None:
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    assert meter.watts() is None
+    assert meter.figures() is None
+
+
+def test_a_counter_that_goes_away_ends_the_measurement(tmp_path: Path) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (package / "energy_uj").unlink()
+    assert meter.watts() is None
+    assert meter.figures() is None

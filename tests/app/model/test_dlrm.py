@@ -1,0 +1,232 @@
+"""Architecture against the oracle and TorchRec's own DLRM, forward and backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.models import dlrm
+
+from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
+from app.config.model import DenseInit
+from app.model import (
+    DLRM,
+    CatInteraction,
+    DCNInteraction,
+    DotInteraction,
+    ProjectionInteraction,
+    ScalarPairsInteraction,
+)
+from app.model.embeddings import make_sparse_arch
+from common.cli import compose_config
+from tests import reference
+
+FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
+DIM, NUM_DENSE, BATCH = 8, 6, 9
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_dot_interaction_and_its_gradient_equal_the_oracle(itself: bool) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
+    ours = DotInteraction(3, DIM, itself)(dense, sparse)
+    theirs = reference.interact(dense, list(sparse.unbind(1)), "dot", itself)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn_like(ours)
+    found = torch.autograd.grad((ours * weights).sum(), [dense, sparse])
+    expected = torch.autograd.grad((theirs * weights).sum(), [dense, sparse])
+    torch.testing.assert_close(found, expected)
+
+
+def test_cat_interaction_equals_the_oracle() -> None:
+    dense, sparse = torch.randn(BATCH, DIM), torch.randn(BATCH, 3, DIM)
+    expected = reference.interact(dense, list(sparse.unbind(1)), "cat", itself=False)
+    torch.testing.assert_close(CatInteraction(3, DIM)(dense, sparse), expected, rtol=0, atol=0)
+
+
+def test_dcn_and_its_gradients_equal_the_oracle() -> None:
+    torch.manual_seed(0)
+    ours = DCNInteraction(3, DIM, num_layers=3, low_rank_dim=5).double()
+    for bias in ours.crossnet.bias:
+        torch.nn.init.normal_(bias)  # they begin as zeros
+    net = ours.crossnet
+    layers = list(zip(net.W_kernels, net.V_kernels, net.bias, strict=True))
+    _assert_equals_oracle(ours, lambda dense, sparse: reference.cross(dense, sparse, layers))
+
+
+def test_projection_and_its_gradients_equal_the_oracle() -> None:
+    torch.manual_seed(0)
+    ours = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
+    branches = [[(layer.weight, layer.bias) for layer in branch[::2]] for branch in (ours.branch1, ours.branch2)]
+    _assert_equals_oracle(ours, lambda dense, sparse: reference.project(dense, sparse, *branches))
+
+
+def _assert_equals_oracle(ours: torch.nn.Module, oracle: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
+    """Outputs and the gradients of inputs and parameters, in float64."""
+    dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
+    found, expected = ours(dense, sparse), oracle(dense, list(sparse.unbind(1)))
+    assert found.shape == (BATCH, ours.num_outputs)
+    torch.testing.assert_close(found, expected)
+    weights, inputs = torch.randn_like(found), [dense, sparse, *ours.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("interaction", "itself", "over_inputs"),
+    [
+        (Interaction.dot, False, DIM + 6),
+        (Interaction.dot, True, DIM + 10),
+        (Interaction.cat, False, 4 * DIM),
+        (Interaction.dcn, False, 4 * DIM),
+        (Interaction.projection, False, DIM + 16 * 16),
+    ],
+)
+def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, over_inputs: int) -> None:
+    model = _model(interaction, itself)
+    assert model.over_arch[0].in_features == over_inputs
+    assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
+
+
+DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
+BRANCHES = ([9, 3 * DIM], [2 * DIM])
+TORCHREC = {
+    Interaction.dot: (dlrm.DLRM, {}, {}),
+    Interaction.dcn: (dlrm.DLRM_DCN, DCN, DCN),
+    Interaction.projection: (
+        dlrm.DLRM_Projection,
+        {"projection_branch1": BRANCHES[0], "projection_branch2": BRANCHES[1]},
+        {"interaction_branch1_layer_sizes": BRANCHES[0], "interaction_branch2_layer_sizes": BRANCHES[1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("interaction", TORCHREC)
+def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interaction) -> None:
+    make, our_settings, their_settings = TORCHREC[interaction]
+    ours = _model(interaction, itself=False, **our_settings)
+    theirs = make(
+        _tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
+    )
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    dense, ids, weights = torch.randn(BATCH, NUM_DENSE), _ids(), torch.randn(BATCH)
+    found, expected = ours(dense, ids), theirs(dense, ids).squeeze(1)
+    assert torch.equal(found, expected)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    pairs = list(zip(ours.named_parameters(), theirs.parameters(), strict=True))
+    assert len(pairs) > 10
+    for (name, mine), other in pairs:
+        assert mine.grad is not None
+        assert torch.count_nonzero(mine.grad), name
+        assert torch.equal(mine.grad, other.grad), name
+
+
+def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        Interaction.projection, embedding_dim=DIM, dense_arch=[400, DIM], over_arch=[300, 1],
+        projection_branch1=[500, DIM], dense_init=DenseInit.facebookresearch,
+    )  # fmt: skip
+    model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    for layer in (model.dense_arch[0], model.over_arch[0], model.interaction.branch1[0]):
+        outputs, inputs = layer.weight.shape
+        assert layer.weight.std().item() == pytest.approx((2 / (inputs + outputs)) ** 0.5, rel=0.05)
+        assert layer.bias.std().item() == pytest.approx(outputs**-0.5, rel=0.15)
+        assert layer.weight.abs().max() > 3 * layer.weight.std()  # normal, not uniform
+
+
+# MLPerf's DLRM-DCNv2: rows of its 26 tables, none above 40 million.
+MLPERF_ROWS = [
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
+    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "rows", "embedding", "dense"),
+    [
+        ("dlrm", [1_000] * 26, 26_000 * 16, 155_984 + 320_001),  # 13-512-256-64-16 and 367-512-256-1
+        ("dlrm_dcn", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 3 * 3_542_400 + 5_245_953),
+        ("dlrm_projection", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 2 * 11_276_288 + 2_100_225),
+    ],
+)
+def test_parameters_of_whole_models_are_counted_without_memory(
+    group: str, rows: list[int], embedding: int, dense: int
+) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [f"model={group}"]).model
+    num_embeddings = {f"cat_{i}": n for i, n in enumerate(rows)}
+    with torch.device("meta"):
+        model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings, torch.device("cpu")))
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    assert counts.pop("sparse_arch") == embedding
+    assert sum(counts.values()) == dense
+
+
+def test_a_prediction_does_not_depend_on_the_batch() -> None:
+    model = _model(Interaction.dot, itself=True)
+    dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
+    alone = [
+        model(
+            dense[i : i + 1],
+            KeyedJaggedTensor(list(FEATURES), ids.values()[i::BATCH], lengths=torch.ones(3).int()),
+        )
+        for i in range(BATCH)
+    ]
+    torch.testing.assert_close(torch.cat(alone), model(dense, ids), rtol=1e-5, atol=1e-6)
+
+
+def _tables() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name=f"t_{k}", embedding_dim=DIM, num_embeddings=n, feature_names=[k])
+            for k, n in FEATURES.items()
+        ]
+    )
+
+
+def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
+    torch.manual_seed(1)
+    config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1], **settings)
+    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    tables = model.sparse_arch.bags.to_empty(device="cpu")
+    for table in tables.parameters():
+        torch.nn.init.normal_(table)
+    return model
+
+
+def _ids() -> KeyedJaggedTensor:
+    torch.manual_seed(2)
+    values = torch.cat([torch.randint(0, n, (BATCH,)) for n in FEATURES.values()])
+    return KeyedJaggedTensor(list(FEATURES), values, lengths=torch.ones(3 * BATCH, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_scalar_pairs_equal_the_blogs_computation(mixes: bool) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(BATCH, 4, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(BATCH, 3, 4, dtype=torch.float64, requires_grad=True)
+    ours = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
+    theirs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    weights = torch.randn_like(ours)
+    found = torch.autograd.grad((ours * weights).sum(), [dense, sparse])
+    torch.testing.assert_close(found, torch.autograd.grad((theirs * weights).sum(), [dense, sparse]))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mixes: bool) -> None:
+    model = _model(Interaction.scalar_pairs, itself=False, mixes_samples=mixes)
+    dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
+    before = model(dense, ids)
+    values = ids.values().clone()
+    values[BATCH] = (values[BATCH] + 1) % FEATURES["cat_1"]  # the second feature of the first sample: vector 9 of 27
+    changed = model(dense, KeyedJaggedTensor(list(FEATURES), values, lengths=ids.lengths())) != before
+    assert changed.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
+    alone = model(dense[:1], KeyedJaggedTensor(list(FEATURES), ids.values()[::BATCH], lengths=torch.ones(3).int()))
+    assert torch.allclose(alone, before[:1], rtol=1e-5, atol=1e-6) != mixes

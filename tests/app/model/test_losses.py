@@ -1,0 +1,55 @@
+"""Training losses against the oracle's, which are of predictions; a run that is not trained on the logloss."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.config import LossConfig, LossName
+from app.model.losses import make_loss
+from tests import reference
+from tests.app.conftest import SMALL, Command
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("name", "class_weights"), [(LossName.bce, None), (LossName.weighted_bce, [0.7, 3.0]), (LossName.mse, None)]
+)
+def test_loss_and_gradient_equal_the_oracle(
+    name: LossName, class_weights: list[float] | None, threshold: float
+) -> None:
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(64, dtype=torch.float64)).requires_grad_()
+    labels = torch.randint(0, 2, (64,), dtype=torch.float64)
+    found = make_loss(LossConfig(name, class_weights, threshold))(logits, labels)
+    weights = (1.0, 1.0) if class_weights is None else (class_weights[0], class_weights[1])
+    kind = "mse" if name is LossName.mse else "bce"
+    expected = reference.loss_of_predictions(logits, labels, kind, weights, threshold)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(gradient, *torch.autograd.grad(expected, logits))
+    beyond = torch.sigmoid(logits.detach()) - 0.5
+    assert torch.equal(gradient == 0, beyond.abs() > 0.5 - threshold)
+    assert not threshold or 0 < int((gradient == 0).sum()) < 64
+
+
+def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
+    logits = torch.tensor([-200.0, 120.0], requires_grad=True)
+    loss = make_loss(LossConfig(LossName.bce))(logits, torch.tensor([1.0, 0.0]))
+    loss.backward()
+    assert (loss.item(), logits.grad.tolist()) == (160.0, [-0.5, 0.5])
+
+
+def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=30", "loss=mse",
+                   "loss.threshold=0.01", "optimizer.lr=0.05")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "runs/squares/summary.json").read_bytes())
+    assert figures["train"]["logloss"] is None
+    assert figures["train"]["loss"] < 0.3
+    assert 0.5 < figures["eval"]["logloss"] < 1
+    assert figures["eval"]["auc"] > 0.6
+    again = run_app("train", *SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=40")
+    assert again.returncode == 2
+    assert "loss.name=bce" in again.stderr

@@ -1,0 +1,220 @@
+"""Schedules against golden numbers; that the learning rate reaches tables and dense parameters alike."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app import checkpoint, optimizer, sharding
+from app.checkpoint import resume
+from app.config import (
+    AppConfig,
+    ModelConfig,
+    OptimizerConfig,
+    OptimizerName,
+    RunConfig,
+    ScheduleConfig,
+    ScheduleName,
+    ShardingConfig,
+    TrainConfig,
+)
+from app.config.optimizer import ADAMS
+from app.data import Split
+from app.runtime.platform import Runtime
+from app.sharding import from_config
+from app.training import session
+from app.training.state import State
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from tests import reference
+
+GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden/lr_policy.npz"
+
+
+@pytest.mark.skipif(not GOLDEN.is_file(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
+def test_schedule_equals_facebookresearch() -> None:
+    golden = np.load(GOLDEN)
+    assert len(golden) == 3
+    for key in golden:
+        match = re.fullmatch(r"lr_w(\d+)_s(\d+)_d(\d+)", key)
+        assert match
+        warmup, start, steps = map(int, match.groups())
+        config = ScheduleConfig(ScheduleName.warmup_poly, warmup, start, steps)
+        ours = [optimizer.learning_rate(1.0, config, step) for step in range(len(golden[key]))]
+        np.testing.assert_array_equal(ours, golden[key], err_msg=key)
+
+
+def test_constant_schedule_is_the_base_rate() -> None:
+    assert optimizer.learning_rate(0.3, ScheduleConfig(ScheduleName.constant), 1_000) == 0.3
+
+
+def test_cosine_equals_torch() -> None:
+    config = ScheduleConfig(ScheduleName.cosine, warmup_steps=5, decay_start_step=9, decay_steps=20, end_factor=0.1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    half_cosine = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([parameter], lr=0.4), 20, eta_min=0.04)
+    rates = []
+    for _ in range(21):
+        rates += half_cosine.get_last_lr()
+        half_cosine.optimizer.step()
+        half_cosine.step()
+    expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
+    ours = [optimizer.learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
+    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+
+
+FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [*((algorithm, "table_wise") for algorithm in FUSED_HERE), *((each, "data_parallel") for each in OptimizerName)],
+)
+def test_steps_at_changing_rates_equal_the_oracle(
+    algorithm: OptimizerName, kind: str, here: Runtime, dataset: Path
+) -> None:
+    """Tables (fused, or replicated) and dense parameters follow a schedule exactly as plain torch does."""
+    config = AppConfig(
+        run=RunConfig(name="rates"),
+        model=ModelConfig(embedding_dim=8, dense_arch=[16, 8], over_arch=[16, 1]),
+        optimizer=optimizer_config(algorithm, lr=0.05, sparse_lr=0.03),
+        schedule=ScheduleConfig(ScheduleName.warmup_poly, warmup_steps=3, decay_start_step=5, decay_steps=6),
+        sharding=ShardingConfig(types=kind),
+        train=TrainConfig(global_batch_size=128),
+    )
+    manifest = load_manifest(dataset)
+    this = session.build(config, here, dataset, manifest)
+    split = Split(dataset, manifest, "train", config.data, rank=0, world_size=1)
+    names = [name for name, _ in sharding.table_weights(this.model)]
+    tables = [w.clone().double().requires_grad_() for w in _tables(this)]
+    dense = [p.detach().clone().double().requires_grad_() for p in _dense(this)]
+    layers = list(zip(dense[::2], dense[1::2], strict=True))
+    oracle = reference.Optimizer(algorithm.value, tables, dense, eps=1e-8)
+    features = [name.removeprefix("t_") for name in names]
+    for step, batch in enumerate(split.train_batches(128, seed=5, epoch=0, first=0)):
+        lr = optimizer.learning_rate(config.optimizer.lr, config.schedule, step)
+        optimizer.set_learning_rate(this.optimizer, lr, 0.6 * lr)
+        this.optimizer.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
+        loss.backward()
+        this.optimizer.step()
+        ids = [batch.sparse_features[feature].values().long() for feature in features]
+        bags = [list(torch.split(values, 1)) for values in ids]
+        logits = reference.dlrm_logits(batch.dense_features.double(), bags, tables, layers[:2], layers[2:])
+        expected = reference.bce(logits, batch.labels.double())
+        expected.backward()
+        oracle.step(lr, 0.6 * lr)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    # Adagrad divides a first gradient by its own size: where that is almost 0, rounding decides (fp32, float64).
+    for ours, theirs in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), atol=1e-4)
+
+
+ANY = AppConfig(
+    run=RunConfig(name="any"),
+    model=ModelConfig(embedding_dim=8, dense_arch=[16, 8], over_arch=[16, 1]),
+    schedule=ScheduleConfig(ScheduleName.constant),
+    train=TrainConfig(global_batch_size=128),
+)
+
+
+@pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
+def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, dataset: Path, tmp_path: Path) -> None:
+    """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
+    config = replace(ANY, optimizer=optimizer_config(OptimizerName(algorithm), lr=0.01))
+    whole, resumed = (session.build(config, here, dataset, load_manifest(dataset)) for _ in range(2))
+    expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
+    assert {entry["type"] for entry in sharding.plan_summary(whole.model).values()} == {expected}
+    _train(whole, 0, 4)
+    saver = checkpoint.Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
+    saver.save(4, whole.model, whole.optimizer, resume.saved(whole, State(step=4), {}), best=False)
+    saver.wait()
+    resume.restore(tmp_path / "step_00000004", resumed)
+    optimizer.set_step(resumed.optimizer, 4)
+    for this in (whole, resumed):
+        _train(this, 4, 9)
+    assert whole.parameters_digest() == resumed.parameters_digest()
+
+
+def test_fused_optimizers_are_told_the_step(here: Runtime, dataset: Path) -> None:
+    """FBGEMM's own count, which Adam and LAMB use, starts anew in each process and goes on in evaluations."""
+    this = session.build(replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), here, dataset,
+                         load_manifest(dataset))  # fmt: skip
+    optimizer.set_step(this.optimizer, 3)
+    fused = [keyed._emb_module for _, keyed in this.model.fused_optimizer.optimizers[0][1].optimizers]
+    assert [(module.iter_cpu.item(), module.iter.item()) for module in fused] == [(3, 3)]
+
+
+def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
+    here: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(ANY, optimizer=optimizer_config(OptimizerName.adam, 0.01))
+    monkeypatch.setattr(session.log, "propagate", True)
+    with caplog.at_level("INFO", "clickwork"):
+        session.build(config, here, dataset, load_manifest(dataset))
+    assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
+    monkeypatch.setattr(from_config, "MOST_REPLICATED", 361 * 8 - 1)
+    with pytest.raises(
+        UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
+    ):
+        session.build(config, here, dataset, load_manifest(dataset))
+
+
+def test_only_dense_gradients_are_clipped_and_by_their_common_norm(here: Runtime, dataset: Path) -> None:
+    """With SGD, the step of all dense parameters together then has the length lr * max_grad_norm."""
+    algorithm = optimizer_config(OptimizerName.sgd, 0.1)
+    free, clipped = (
+        session.build(replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), here, dataset,
+                      load_manifest(dataset))
+        for norm in (None, 0.001)
+    )  # fmt: skip
+    before = [parameter.detach().clone() for parameter in _dense(clipped)]
+    for this in (free, clipped):
+        _train(this, 0, 1)
+    squares = [((new - old) ** 2).sum() for new, old in zip(_dense(clipped), before, strict=True)]
+    assert torch.stack(squares).sum().sqrt().item() == pytest.approx(0.1 * 0.001, rel=1e-3)
+    longer = [((new - old) ** 2).sum() for new, old in zip(_dense(free), before, strict=True)]
+    assert torch.stack(longer).sum().sqrt().item() > 0.1 * 0.01
+    for ours, theirs in zip(_tables(clipped), _tables(free), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_dense_parameters_may_have_another_algorithm(here: Runtime, dataset: Path) -> None:
+    """Row-wise Adagrad for tables, Adam for the rest: Adam's first step moves every weight by lr."""
+    algorithm = OptimizerConfig(OptimizerName.rowwise_adagrad, 0.001, 1e-12, OptimizerName.adam, 0.05, 0.9, 0.999)
+    this = session.build(replace(ANY, optimizer=algorithm), here, dataset, load_manifest(dataset))
+    before = [parameter.detach().clone() for parameter in _dense(this)]
+    _train(this, 0, 1, rates=(0.001, 0.05))
+    moved = torch.cat([(new - old).abs().flatten() for new, old in zip(_dense(this), before, strict=True)])
+    torch.testing.assert_close(moved[moved > 0].detach(), torch.full_like(moved[moved > 0], 0.001), rtol=1e-3, atol=0)
+
+
+def _train(this: session.Session, first: int, last: int, rates: tuple[float, float] = (0.01, 0.01)) -> None:
+    """Steps [first, last) at the configured rate, or at these of dense parameters and tables."""
+    if this.config.optimizer.name is OptimizerName.sgd:
+        rates = (0.1, 0.1)
+    batches = this.split("train").train_batches(128, seed=5, epoch=0, first=first)
+    for _, batch in zip(range(first, last), batches, strict=False):
+        optimizer.set_learning_rate(this.optimizer, *rates)
+        this.optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
+        this.optimizer.step()
+
+
+def optimizer_config(algorithm: OptimizerName, lr: float, sparse_lr: float | None = None) -> OptimizerConfig:
+    """The algorithm with the settings it has."""
+    beta1, beta2 = (0.9, 0.999) if algorithm in ADAMS else (None, None)
+    eps = None if algorithm is OptimizerName.sgd else 1e-8
+    return OptimizerConfig(algorithm, lr, eps, sparse_lr=sparse_lr, beta1=beta1, beta2=beta2)
+
+
+def _tables(this: session.Session) -> list[torch.Tensor]:
+    return [torch.cat([*sharding.table_blocks(weight)]) for _, weight in sharding.table_weights(this.model)]
+
+
+def _dense(this: session.Session) -> list[torch.nn.Parameter]:
+    model = this.model.module
+    return [*model.dense_arch.parameters(), *model.over_arch.parameters()]

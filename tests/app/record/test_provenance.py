@@ -1,0 +1,43 @@
+"""What a run's manifest says of the checkout it ran from."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.record import provenance
+
+
+def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files git does not know count, by name and content; a link to a directory, one that leads nowhere, another
+    checkout, and a file that is gone by the time it is read."""
+
+    def git(*arguments: str, cwd: Path = tmp_path) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@y"]
+        done = subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def code() -> dict[str, str | None]:
+        return provenance.describe_run()["code"]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    clean = code()
+    assert clean == {"git_sha": git("rev-parse", "HEAD"), "dirty_diff_sha256": None}
+    (tmp_path / "new.txt").write_bytes(b"x" * 3_000_000)
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"new.txt" + b"x" * 3_000_000).hexdigest()
+    (tmp_path / "new.txt").unlink()
+    (tmp_path / "data").symlink_to("/usr")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "other").mkdir()
+    git("init", "--quiet", cwd=tmp_path / "other")
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"data/usr" + b"nowheregone" + b"other/").hexdigest()
+    listed = provenance._git
+
+    def listed_with_one_gone(*arguments: str) -> bytes | None:
+        return b"swap\0" if arguments[0] == "ls-files" else listed(*arguments)
+
+    monkeypatch.setattr(provenance, "_git", listed_with_one_gone)
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"swap").hexdigest()

@@ -1,0 +1,61 @@
+"""Files of candidates that cannot be read are named, with the row and the column."""
+
+from pathlib import Path
+
+import pytest
+
+from app.scoring.candidates import ignored_columns, read_candidates, with_user
+from common.errors import UserError
+
+RAW = ["label", "age", "city"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "", "no rows"),
+        ("a.csv", "age,city\n", "no rows"),
+        ("a.csv", "age,city\n1,x\n2\n", "row 3: 1 columns"),
+        ("a.tsv", "1\t2\tx\n1\t2\tx\ty\n", "row 2: 4 columns"),
+        ("a.csv", "age,age,city\n1,2,x\n", "row 1: a column is named twice"),
+        ("a.jsonl", '{"age": 1}\n{"age"\n', "row 2: not JSON"),
+        ("a.jsonl", '{"age": 1}\n[1]\n', "row 2: not an object"),
+        ("a.jsonl", '{"age": {"years": 1}}\n', "row 1, column age: dict"),
+        ("a.json", '{"age": 1}', "give a list of objects"),
+        ("a.json", "[", "not JSON"),
+        ("a.parquet", "PAR", "not readable as Parquet"),
+        ("a.png", "", "of no known kind"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        read_candidates(tmp_path / name, RAW, "label")
+    assert str(tmp_path / name) in str(error.value)
+    assert words in str(error.value)
+
+
+def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
+    with pytest.raises(UserError, match=r"a\.csv: not UTF-8"):
+        read_candidates(tmp_path / "a.csv", RAW, "label")
+    with pytest.raises(UserError, match=r"b\.csv: No such file"):
+        read_candidates(tmp_path / "b.csv", RAW, "label")
+
+
+def test_columns_wanted_and_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,title,id\n1,x,7\n")
+    found = read_candidates(path, RAW, "label")
+    with pytest.raises(UserError, match="no column city"):
+        ignored_columns(found, path, ["age", "city"], spare=["id"])
+    assert ignored_columns(found, path, ["age"], spare=["id"]) == ["title"]
+
+
+def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
+    (tmp_path / "ads.csv").write_text("city,id\nx,1\ny,2\n")
+    (tmp_path / "user.csv").write_text("age,city\n30,z\n")
+    ads, user = (read_candidates(tmp_path / name, RAW, "label") for name in ("ads.csv", "user.csv"))
+    assert with_user(ads, user, tmp_path).columns == {"age": ["30", "30"], "city": ["x", "y"], "id": ["1", "2"]}
+    with pytest.raises(UserError, match="2 rows; the user is one row"):
+        with_user(ads, ads, tmp_path)

@@ -1,0 +1,236 @@
+"""Tables in other precisions against row-wise quantization in NumPy; exported files in a process without our code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import log_loss, roc_auc_score
+from torchrec import KeyedJaggedTensor
+
+from app.checkpoint import choice
+from app.config import AppConfig, ModelConfig, RuntimeConfig
+from app.config.serving import TablePrecision, row_bytes
+from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
+from app.data import Split
+from app.model import DLRM
+from app.scoring import export_program, served_model
+from app.scoring.export_program import Program
+from app.scoring.packed_tables import packed_rows
+from common.errors import UserError
+from data_prep.dataset.format import Manifest, load_manifest
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
+
+CPU = torch.device("cpu")
+PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
+LOADER = """
+import sys, numpy as np, torch
+for name in sys.argv[3:]:
+    __import__(name)
+assert not [name for name in sys.modules if name.split(".")[0] in ("app", "torchrec")]
+program = torch.export.load(sys.argv[1]).module()
+given = np.load(sys.argv[2])
+logits = {}
+first = [torch.from_numpy(given[name]) for name in given if name.startswith("7_")]
+first[1].view(-1)[0] += 1 << 32
+try:
+    program(*first)
+    sys.exit("an id beyond its table was taken")
+except RuntimeError:
+    first[1].view(-1)[0] -= 1 << 32
+for samples in ("1", "7"):
+    inputs = [torch.from_numpy(given[name]) for name in given if name.startswith(samples + "_")]
+    logits[samples] = program(*inputs).detach().numpy()
+np.savez(sys.argv[2] + ".out.npz", **logits)
+"""
+
+
+def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
+    """A table's values as they come back from a precision: the oracle."""
+    if precision is TablePrecision.fp32:
+        return weight
+    if precision is TablePrecision.fp16:
+        return weight.astype(np.float16).astype(np.float32)
+    if precision is TablePrecision.bf16:  # round to nearest even at the 16th bit
+        bits = weight.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    most = {TablePrecision.int8: 255, TablePrecision.int4: 15}[precision]
+    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
+    bias = low.astype(np.float16).astype(np.float32)
+    scale = ((high - bias) / np.float32(most)).astype(np.float16).astype(np.float32)
+    scale[scale == 0] = 1
+    steps = np.clip(np.rint((weight - bias) * (np.float32(1) / scale)), 0, most).astype(np.float32)
+    return steps * scale + bias
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return write_ragged_dataset(tmp_path_factory.mktemp("ragged"), {"train": 10})
+
+
+def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
+    """A model of random weights, the same ones every time; some rows constant, some of large values."""
+    config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
+    torch.manual_seed(0)
+    model = served_model.unsharded(config, manifest)
+    for name, parameter in model.named_parameters():
+        if "sparse_arch" in name:
+            torch.nn.init.normal_(parameter.data)
+            parameter.data[0] = 0.25
+            parameter.data[1] *= 100
+    return model
+
+
+@pytest.mark.parametrize("precision", list(TablePrecision))
+@pytest.mark.parametrize(
+    "tables",
+    [
+        TablesConfig(),
+        TablesConfig(pooling=Pooling.mean, kind=TableKind.mixed_dimension, min_rows=5, storage=Storage.fp16),
+        TablesConfig(kind=TableKind.qr, min_rows=5, overrides={"tags": {"pooling": "mean"}}),
+        TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.concat, shared={"both": ["user", "item"]}),
+        TablesConfig(pooling=Pooling.weighted),
+    ],
+    ids=["plain", "mixed", "qr", "concat", "weighted"],
+)
+def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
+    program = export_program.program_of(random_model(ragged, tables), [], RAGGED)
+    inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 9)
+    bags = KeyedJaggedTensor(list(RAGGED_EMBEDDINGS), inputs[1].int(), lengths=inputs[2].flatten().int())
+    truth = random_model(ragged, tables)
+    for name, parameter in truth.named_parameters():
+        if ".bags." in name or ".rows." in name:
+            parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
+    served = served_model.in_precision(random_model(ragged, tables), precision, CPU)
+    with torch.no_grad():
+        wanted, found = truth(inputs[0], bags), served(inputs[0], bags)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("precision", PACKED)
+def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) -> None:
+    values, scales = packed_rows(torch.randn(5, 12), precision)
+    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == row_bytes(precision, 12)
+
+
+def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
+    for tables, processes in (("int4", 2), ("bf16", 1)):
+        wanted = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
+        done = run_app("evaluate", *wanted, processes=processes)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        logits, labels = scored(uninterrupted, TablePrecision[tables])
+        assert found["tables"] == tables
+        assert found["samples"] == len(labels)
+        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        assert found["logloss"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+        assert found["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+
+
+def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits and labels of the run's test split by torch's own lookup in tables that the oracle rounded."""
+    trained = choice.trained_config(run, RuntimeConfig(), None)
+    root = Path(trained.data.path or "")
+    manifest = load_manifest(root)
+    checkpoint = Path(choice.newest_of(run, None))
+    model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, CPU)
+    for name, parameter in model.named_parameters():
+        if ".bags." in name:
+            parameter.data = torch.from_numpy(rounded(parameter.data.numpy(), precision))
+    split = Split(root, manifest, "test", trained.data, 0, 1)
+    (batch,) = split.eval_batches(split.rows)
+    return model(batch.dense_features, batch.sparse_features).numpy(), batch.labels.numpy()
+
+
+@pytest.mark.parametrize("tables", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_the_file_scores_without_our_code(
+    tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, here: Any
+) -> None:
+    done = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["largest_difference"] <= 1e-5
+    assert json.loads(done.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
+    assert [path.name for path in tmp_path.glob("*model*")] == ["model.pt2"]
+    if tables == "fp32":
+        (tmp_path / "file").touch()
+        done_in_vain = run_app("export", f"run={uninterrupted}", "out=file/m.pt2", "runtime.platform=cpu")
+        assert done_in_vain.returncode == 2
+        assert "file/m.pt2: cannot be written" in done_in_vain.stderr
+    trained = choice.trained_config(uninterrupted, RuntimeConfig(), None)
+    manifest = load_manifest(Path(trained.data.path or ""))
+    checkpoint = Path(choice.newest_of(uninterrupted, None))
+    model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
+    compare(export_program.program_of(model, list(manifest.num_embeddings), []), manifest, tmp_path,
+            done.stdout)  # fmt: skip
+
+
+def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
+    manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
+    few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
+    assert run_app("train", *few, "run.name=bags", "model.tables.kind=qr", "model.tables.qr_operation=concat",
+                   "model.tables.min_rows=5").returncode == 0  # fmt: skip
+    done = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
+    assert done.returncode == 0, done.stderr
+    trained = choice.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
+    checkpoint = Path(choice.newest_of(tmp_path / "runs/bags", None))
+    model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
+    compare(export_program.program_of(model, list(manifest.num_embeddings), RAGGED), manifest, tmp_path,
+            done.stdout)  # fmt: skip
+
+
+def compare(program: Program, manifest: Manifest, tmp_path: Path, told: str) -> None:
+    """model.pt2, loaded by a fresh process that has torch and what the file asks for, gives the program's logits."""
+    given = {}
+    for samples in (1, 7):
+        inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
+        given |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
+    np.savez(tmp_path / "inputs.npz", **given)
+    command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(told)["imports"]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "inputs.npz.out.npz")
+    for samples in (1, 7):
+        inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
+        np.testing.assert_allclose(found[str(samples)], program(*inputs).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["out=model.bin"], "the name must end in .pt2"),
+        (["out=m.pt2", "tables=bf16"], "no bf16 tables"),
+        (["out=m.pt2", "tables=int2"], "int2"),
+        (["out=m.pt2", "tolerance=-1"], "at least 0"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(run_app: Command, overrides: list[str], words: str) -> None:
+    done = run_app("export", "run=runs/none", *overrides)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
+    model = random_model(ragged, TablesConfig(pooling=Pooling.weighted))
+    program = export_program.program_of(model, list(RAGGED_EMBEDDINGS), RAGGED)
+    with pytest.raises(UserError, match=r"user, tags, item, genres: torch\.export cannot follow"):
+        export_program.export(program, 2, RAGGED_EMBEDDINGS)
+
+
+def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    exported = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    seen = []
+
+    def refuse(loaded: torch.export.ExportedProgram) -> None:
+        seen.extend(loaded.module()(torch.ones(3, 2)).flatten().tolist())
+        raise UserError("too far off")
+
+    with pytest.raises(UserError, match="too far off"):
+        export_program.save(exported, tmp_path / "m.pt2", {}, refuse)
+    assert len(seen) == 3
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,78 @@
+"""What is known of hardware, what is found here, and the units in which TorchRec gets it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.config import TopologyConfig
+from app.config.topology import HARDWARE
+from app.sharding import topology
+from app.sharding.topology import Device
+from common.errors import UserError
+
+DEVICES = {
+    "mi250x": Device("AMD Instinct MI250X", "gfx90a", 63.98),
+    "mi300x": Device("AMD Instinct MI300X", "gfx942", 191.69),
+    "mi325x": Device("AMD Instinct MI325X", "gfx942", 255.98),
+    "mi350x": Device("AMD Instinct MI350X", "gfx950", 287.98),
+    "mi355x": Device("AMD Instinct MI355X", "gfx950", 287.98),
+    "a100_40": Device("NVIDIA A100-SXM4-40GB", "sm_80", 39.39),
+    "a100_80": Device("NVIDIA A100-SXM4-80GB", "sm_80", 79.15),
+    "h100": Device("NVIDIA H100 80GB HBM3", "sm_90", 79.11),
+    "h200": Device("NVIDIA H200", "sm_90", 139.72),
+    "b200": Device("NVIDIA B200", "sm_100", 178.35),
+    "cpu": topology.probe("cpu"),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_is_known_by_architecture_and_memory(name: str) -> None:
+    assert topology.identify(DEVICES[name], topology.known()).name == name
+
+
+def test_every_figure_has_a_source() -> None:
+    assert set(topology.known()) == set(DEVICES)
+    for name, entry in topology.known().items():
+        assert set(entry.sources) == set(HARDWARE[1:]), name
+        assert entry.name == name
+
+
+def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> None:
+    strange = Device("AMD Instinct MI300A", "gfx942", 127.5)
+    with pytest.raises(UserError, match=r"AMD Instinct MI300A \(gfx942, 127.5 GiB\) is not known") as caught:
+        topology.resolve(TopologyConfig(), lambda: strange, 4)
+    assert "\n" not in str(caught.value)
+    shown = str(caught.value).split("one way: ")[1].split("; then")[0]
+    path = tmp_path / "mine.yaml"
+    path.write_text(shown.replace("...", "100"))
+    found = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+    assert (found.name, found.memory_gib, found.inter_host_gb_per_s) == ("mine", 128, 100)
+    path.write_text(shown.replace("...", "fast"))
+    with pytest.raises(UserError, match=r"mine\.yaml: not a topology"):
+        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+    path.write_text("{name: mine, architecture: gfx942}")
+    with pytest.raises(UserError, match=r"topology\.memory_gib=null: topology mine needs it"):
+        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+
+
+def test_what_is_given_comes_before_what_is_known() -> None:
+    found = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
+    assert (found.name, found.intra_host_gb_per_s, found.memory_gb_per_s) == ("a100_40", 25, 1555)
+
+
+def test_units_are_those_of_torchrec() -> None:
+    """Bytes a millisecond."""
+    h100 = topology.resolve(topology.named("h100"), lambda: DEVICES["h100"], 8)
+    made = topology.to_torchrec(h100, 16, 8)
+    assert made.hbm_mem_bw == 3350e9 / 1000
+    assert made.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
+    assert made.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
+    assert made.devices[15].storage.hbm == 80 * 2**30
+    assert (made.world_size, made.local_world_size, made.compute_device) == (16, 8, "cuda")
+
+
+def test_a_cpus_memory_is_shared_by_its_processes() -> None:
+    resolved = topology.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
+    made = topology.to_torchrec(resolved, 4, 4)
+    assert made.compute_device == "cpu"
+    assert made.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)

@@ -1,0 +1,260 @@
+"""What goes wrong: at exact moments, on disk, in the user's directories; and that the run goes on all the same."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.checkpoint import whole_checkpoints
+from app.config import DataConfig
+from app.data import Split
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, shard_path
+from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.datasets import NUM_DENSE, write_dataset
+from tests.app.test_train import events, losses, summary, wait_for
+from tests.told import error_line
+
+
+def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return ended(forked("train", *overrides, cwd=cwd, fault=f"{fault}:{number}"), cwd)
+
+
+@pytest.mark.parametrize(
+    ("fault", "number", "asynchronous", "at_step"),
+    [
+        ("in the step", 31, False, 24),
+        ("before the save", 3, True, 20),
+        ("in the save", 2, True, 12),
+        ("in the save", 2, False, 12),
+        ("before the rename", 3, True, 20),
+        ("after the rename", 3, True, 24),
+        ("in the pruning", 1, True, 24),
+        ("before the best", 1, True, 20),
+    ],
+)
+def test_a_kill_at_any_moment_changes_nothing(
+    fault: str, number: int, asynchronous: bool, at_step: int, overrides: list[str], uninterrupted: Path,
+    run_app: Command, tmp_path: Path
+) -> None:  # fmt: skip
+    """Saves come at steps 12, 20 (the first evaluation is the best so far), 24, 36 …"""
+    mode = f"checkpoint.asynchronous={asynchronous}"
+    killed = _injected(fault, number, *overrides, mode, "run.name=killed", cwd=tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run_app("train", *overrides, "run.name=killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"step_{at_step:08d}, step {at_step}" in resumed.stderr
+    run = tmp_path / "runs/killed"
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+    assert losses(run) == losses(uninterrupted)
+    assert [event["auc"] for event in events(run, "eval")] == [event["auc"] for event in events(uninterrupted, "eval")]
+    names, expected = (
+        sorted(path.name for path in (which / "checkpoints").iterdir()) for which in (run, uninterrupted)
+    )
+    assert names == expected
+    assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("again", [[], ["checkpoint.resume=never"]])
+def test_a_kill_before_the_first_step_is_no_hindrance(
+    number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    """Before the manifest or the configuration gets its name, in a new directory or over a run that was there."""
+    short = [*overrides, "train.max_steps=3", "run.name=x"]
+    if again:
+        assert run_app("train", *short).returncode == 0
+    killed = _injected("in the beginning", number, *short, *again, cwd=tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = run_app("train", *short, *again)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "runs/x")["steps"] == 3
+
+
+def test_a_stop_at_an_evaluation_loses_none(
+    overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    stopped = _injected("stop", 20, *overrides, "run.name=stopped", cwd=tmp_path)
+    assert stopped.returncode == 75, stopped.stderr
+    assert run_app("train", *overrides, "run.name=stopped").returncode == 0
+    run = tmp_path / "runs/stopped"
+    assert [event["step"] for event in events(run, "eval")] == [20, 40, 60]
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+    manifest = json.loads((run / "manifest.json").read_bytes())
+    assert manifest["from_step"] == 20
+    assert [part["from_step"] for part in manifest["earlier"]] == [0]
+
+
+def test_a_full_disk_leaves_the_older_checkpoint(
+    overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    assert run_app("train", *overrides, "run.name=full", "train.max_steps=12").returncode == 0
+    full = _injected("disk full", 20_000, *overrides, "run.name=full", cwd=tmp_path)
+    assert full.returncode == 2, full.stderr
+    assert "the checkpoint cannot be written" in full.stderr
+    assert "Traceback" not in full.stderr
+    run = tmp_path / "runs/full"
+    assert summary(run)["status"] == "failed"
+    assert [path.name for path in whole_checkpoints(run / "checkpoints")] == ["step_00000012"]
+    assert run_app("train", *overrides, "run.name=full").returncode == 0
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+
+
+@pytest.mark.parametrize("damage", ["a changed byte", "cut short", "gone", "state.json empty", "arrays.npz cut short"])
+def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=damaged", "checkpoint.every_steps=10"]
+    assert run_app("train", *overrides, "train.max_steps=20").returncode == 0
+    newest = whole_checkpoints(tmp_path / "runs/damaged/checkpoints")[-1]
+    (tensors,) = newest.glob("*.distcp")
+    content = bytearray(tensors.read_bytes())
+    if damage == "a changed byte":
+        content[len(content) // 2] ^= 1
+        tensors.write_bytes(content)
+    elif damage == "cut short":
+        tensors.write_bytes(content[:-1])
+    elif damage == "gone":
+        tensors.unlink()
+    elif damage == "state.json empty":
+        (newest / "state.json").write_text("{}")
+    else:
+        (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-9])
+    asked = run_app("evaluate", "run=runs/damaged", f"checkpoint={newest}")
+    assert asked.returncode == 2
+    assert newest.name in error_line(asked.stderr)
+    resumed = run_app("train", *overrides, "train.max_steps=25")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"passed over {newest.relative_to(tmp_path)}" in resumed.stderr
+    assert "step_00000010, step 10" in resumed.stderr
+    assert len(losses(tmp_path / "runs/damaged")) == 25
+
+
+def test_going_back_to_an_earlier_checkpoint(
+    overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
+    run = tmp_path / "runs/back"
+    back = ["run.name=back", "checkpoint.keep=9", "checkpoint.resume=runs/back/checkpoints/step_00000024"]
+    again = run_app("train", *overrides, *back, "train.max_steps=30")
+    assert again.returncode == 0, again.stderr
+    steps = [path.name for path in whole_checkpoints(run / "checkpoints")]
+    assert steps == ["step_00000012", "step_00000020", "step_00000024", "step_00000030"]
+    assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+    elsewhere = run_app("train", *overrides, "run.name=branch", "checkpoint.resume=runs/back")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert summary(tmp_path / "runs/branch")["steps"] == 60
+
+
+def test_a_higher_target_goes_on(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=target", "train.max_steps=40", "train.eval_every_steps=10"]
+    assert run_app("train", *overrides, "train.target_auc=0.55").returncode == 0
+    first = summary(tmp_path / "runs/target")
+    assert first["status"] == "target_reached"
+    same = run_app("train", *overrides, "train.target_auc=0.55")
+    assert "target_reached already" in same.stderr
+    assert run_app("train", *overrides, "train.target_auc=0.999").returncode == 0
+    assert summary(tmp_path / "runs/target")["status"] == "completed"
+    assert summary(tmp_path / "runs/target")["steps"] == 40
+
+
+def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data")
+    before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    for extra in ([], ["checkpoint.resume=never"]):
+        done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
+        assert done.returncode == 2, done.stderr
+        assert "run.dir=data: holds" in done.stderr
+    after = {
+        path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.name != ".lock" and path.is_file()
+    }
+    assert after == before
+
+
+def test_starting_over_with_a_mistake_keeps_what_was_there(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=kept", "train.max_steps=5"]
+    assert run_app("train", *overrides).returncode == 0
+    before = summary(tmp_path / "runs/kept")
+    assert run_app("train", *overrides, "checkpoint.resume=never", "train.global_batch_size=5000").returncode == 2
+    assert summary(tmp_path / "runs/kept") == before
+    assert whole_checkpoints(tmp_path / "runs/kept/checkpoints")
+
+
+def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=shared", "train.epochs=6000"]
+    (tmp_path / "first").mkdir()
+    forks = forked("train", *overrides, f"run.dir={tmp_path}/runs/shared", cwd=tmp_path / "first")
+    try:
+        wait_for(tmp_path / "runs/shared/metrics.jsonl", lambda: True, forks)
+        second = run_app("train", *overrides)
+    finally:
+        forks[0].kill()
+        forks[0].join()
+    assert second.returncode == 2
+    assert "another process trains there" in second.stderr
+
+
+def test_two_processes_stop_together_and_go_on_to_the_same_bits(
+    run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=6000"]
+    stopped = tmp_path / "runs/stopped"
+    forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)
+    wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, forks)
+    os.kill(forks[1].pid, signal.SIGTERM)  # one of them is told; a launcher tells all: test_launch
+    ended(forks, tmp_path)
+    assert [fork.exitcode for fork in forks] == [75, 75]
+    step = summary(stopped)["steps"]
+    assert summary(stopped)["status"] == "interrupted"
+    for name in ("stopped", "whole"):
+        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={step + 20}", processes=2)
+        assert done.returncode == 0, done.stderr
+    assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
+
+
+@pytest.mark.parametrize("interaction", ["dot", "cat"])
+def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    figures = []
+    for precision in ("fp32", "bf16"):
+        done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={precision}", "train.max_steps=31",
+                       f"runtime.precision={precision}", f"model.interaction={interaction}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
+    assert figures[0] != figures[1]
+    assert figures[0] == pytest.approx(figures[1], rel=0.02)
+
+
+def test_half_of_a_launchers_environment_is_refused(dataset: Path, tmp_path: Path) -> None:
+    half = {"WORLD_SIZE": "2"}
+    forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=x", cwd=tmp_path, environment=half)
+    done = ended(forks, tmp_path)
+    assert done.returncode == 2
+    assert "WORLD_SIZE is set but not RANK" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "value", "said"),
+    [
+        ("dense", 3, np.nan, "row 41, int_3: is not a finite number"),
+        ("dense", 0, np.inf, "row 41, int_0: is not a finite number"),
+        ("labels", 0, 7, "row 41, label: is not 0 or 1"),
+        ("labels", 0, -1, "row 41, label: is not 0 or 1"),
+        ("sparse", 1, -1, "row 41, cat_1, a table of 7 rows: the id is not in it"),
+    ],
+)
+def test_values_that_data_prep_does_not_write_are_named(
+    kind: str, column: int, value: Any, said: str, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path, {"train": 300}, shard_rows=100)
+    path = shard_path(tmp_path, "train", "00001", kind)
+    array = np.load(path)
+    array[41, column] = value
+    np.save(path, array)
+    split = Split(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
+    with pytest.raises(UserError, match=f"shard 00001, {said}"):
+        list(split.train_batches(50, seed=0, epoch=0, first=0))
+    assert len(split.dense_names) == NUM_DENSE

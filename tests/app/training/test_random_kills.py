@@ -1,0 +1,190 @@
+"""What the machine does to a run: full and read-only disks, no memory, files that change, kills at any time."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.checkpoint import whole_checkpoints
+from app.config import DataConfig
+from app.data import Split
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, shard_path
+from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.datasets import write_dataset
+from tests.app.test_train import events, losses, summary
+from tests.told import error_line
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own of 400 KiB: room for one checkpoint of the small model and the beginning of another."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("no right to mount a small disk here: a full or read-only disk was not tried")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_in_mid_checkpoint(
+    asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
+) -> None:
+    run = small_disk / "run"
+    here = [*overrides, f"run.dir={run}", "run.name=x", f"checkpoint.asynchronous={asynchronous}",
+            "record.tensorboard=false"]  # fmt: skip
+    full = run_app("train", *here, "checkpoint.keep=99")
+    assert full.returncode == 2, full.stderr
+    assert "the checkpoint cannot be written" in full.stderr
+    assert "No space left on device" in full.stderr
+    assert "Traceback" not in full.stderr
+    whole = [path.name for path in whole_checkpoints(run / "checkpoints")]
+    assert whole
+    assert whole[-1] != "step_00000060"
+    assert not list((run / "checkpoints").glob("*.part"))
+    assert summary(run)["status"] == "failed"
+    remount(small_disk, "size=4m")
+    resumed = run_app("train", *here)
+    assert resumed.returncode == 0, resumed.stderr
+    assert whole[-1] in resumed.stderr
+    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+
+
+def test_training_meets_the_disk_that_a_checkpoint_fills(overrides: list[str], small_disk: Path) -> None:
+    """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
+    here = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "record.tensorboard=false"]
+    failed = ended(forked("train", *here, cwd=small_disk.parent, fault="disk filled:1"), small_disk.parent)
+    assert failed.returncode == 2, failed.stderr
+    assert "No space left on device" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not list((small_disk / "run/checkpoints").glob("*.part"))
+    assert summary(small_disk / "run")["status"] == "failed"
+
+
+def test_a_read_only_directory_is_said_before_anything_is_trained(
+    overrides: list[str], run_app: Command, small_disk: Path
+) -> None:
+    remount(small_disk, "ro")
+    refused = run_app("train", *overrides, f"run.dir={small_disk}/run", "run.name=x")
+    assert refused.returncode == 2, refused.stderr
+    assert f"run.dir={small_disk}/run: cannot be written (Read-only file system)" in error_line(refused.stderr)
+
+
+def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list[str], tmp_path: Path) -> None:
+    """As a user whom the directory does not belong to, where the tests run as root."""
+    if os.getuid():
+        pytest.skip("not root: no other user to become, so a directory of root's was not tried")
+    (tmp_path / "runs").mkdir(mode=0o755)
+    refused = ended(forked("train", *overrides, "run.name=x", cwd=tmp_path, fault="another user:65534"), tmp_path)
+    assert refused.returncode == 2, refused.stderr
+    assert "run.dir=runs/x: cannot be written (Permission denied)" in error_line(refused.stderr)
+
+
+def test_without_memory_it_says_so_and_goes_on_later(
+    overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+) -> None:
+    failed = ended(forked("train", *overrides, "run.name=x", cwd=tmp_path, fault="no memory:41"), tmp_path)
+    assert failed.returncode == 2, failed.stderr
+    assert "error: out of memory (" in failed.stderr
+    assert "a smaller train.global_batch_size" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert run_app("train", *overrides, "run.name=x").returncode == 0
+    assert summary(tmp_path / "runs/x")["digest"] == summary(uninterrupted)["digest"]
+
+
+def test_a_process_that_is_killed_ends_the_others_clearly(
+    overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    """As the kernel kills one for want of memory; the next start says that the part before was killed."""
+    forks = forked("train", *overrides, "train.max_steps=5000", "run.name=x", cwd=tmp_path, processes=2)
+    run = tmp_path / "runs/x"
+    deadline = time.monotonic() + 240
+    while not (run / "checkpoints/latest").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    forks[1].kill()
+    done = ended(forks, tmp_path)
+    assert forks[0].exitcode == 75, done.stderr
+    assert "another process is gone or out of reach" in done.stderr
+    assert "killed perhaps for want of memory" in done.stderr
+    assert "Traceback" not in done.stderr
+    (run / "summary.json").unlink()  # as after the kill of all
+    step = int((run / "checkpoints/latest").read_text().removeprefix("step_"))
+    resumed = run_app("train", *overrides, f"train.max_steps={step + 5}", "run.name=x", processes=2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "the part before was killed" in resumed.stderr
+
+
+@pytest.mark.parametrize("change", ["a value", "cut short", "replaced", "removed"])
+def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
+    """Before the next window that reads it is trained on; windows are 100 rows, and one more is read ahead."""
+    write_dataset(tmp_path, {"train": 1000}, shard_rows=500)
+    config = DataConfig(shuffle_block_rows=100, shuffle_window_blocks=1)
+    split = Split(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
+    batches = split.train_batches(50, seed=0, epoch=0, first=0)
+    next(batches)
+    path = shard_path(tmp_path, "train", "00001", "dense")
+    content = path.read_bytes()
+    if change == "a value":
+        with open(path, "r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(np.float32(3).tobytes())
+    elif change == "cut short":
+        os.truncate(path, len(content) - 4096)
+    elif change == "replaced":
+        path.with_suffix(".new").write_bytes(content)
+        path.with_suffix(".new").rename(path)
+    else:
+        path.unlink()
+    with pytest.raises(UserError, match=r"00001.dense.npy: changed while the run was reading it"):
+        list(batches)
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command, tmp_path: Path) -> None:
+    """kill -9 at any time after a part of the run began (in steps, saves, renames), fifty times over, then the end."""
+    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=1000", "checkpoint.every_steps=5",
+                 "train.eval_every_steps=150", "train.log_every_steps=5", "record.tensorboard=false"]  # fmt: skip
+    rng, run, steps = random.Random(0), tmp_path / "runs/killed", []
+    for number in range(50):
+        (fork,) = forked("train", *overrides, "run.name=killed", cwd=tmp_path)
+        # At times while it finds its place, at times once it has saved: slow machines get on, too.
+        watched = run / ("checkpoints/latest" if number % 2 else "metrics.jsonl")
+        before = _state(watched)
+        while _state(watched) == before and fork.exitcode is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.15))
+        fork.kill()
+        fork.join()
+        assert fork.exitcode == -signal.SIGKILL, (tmp_path / ".stderr").read_text()
+        assert "passed over" not in (tmp_path / ".stderr").read_text()  # a kill never leaves a damaged one
+        steps += [int(path.name.removeprefix("step_")) for path in whole_checkpoints(run / "checkpoints")[-1:]]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 10
+    for name in ("killed", "whole"):
+        done = run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
+        assert done.returncode == 0, done.stderr
+    assert summary(run)["digest"] == summary(tmp_path / "runs/whole")["digest"]
+    assert losses(run) == losses(tmp_path / "runs/whole")
+    evaluated = [[event["auc"] for event in events(tmp_path / "runs" / name, "eval")] for name in ("whole", "killed")]
+    assert evaluated[0] == evaluated[1]
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What a change of the file changes: at its end, or in its place."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

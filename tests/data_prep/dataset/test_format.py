@@ -1,0 +1,171 @@
+"""The contract on disk: what is written is read back; what is not whole or not ours is refused by name."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    digest_file,
+    load_manifest,
+    open_shard,
+    save_manifest,
+    shard_path,
+    verify_shard,
+    write_atomically,
+)
+from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset
+
+F = len(NUM_EMBEDDINGS)
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    assert load_manifest(tmp_path) == manifest
+
+
+def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path / "a")
+    same = write_dataset(tmp_path / "b")
+    same.extra["peak"], same.tool_version = 5, "other"
+    assert same.digest == manifest.digest
+    assert write_dataset(tmp_path / "c", seed=1).digest != manifest.digest
+
+
+def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 10})
+    (shard,) = manifest.splits["train"].shards
+    arrays = open_shard(tmp_path, "train", shard, manifest)
+    found = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind != "bags"}
+    assert found == {
+        "labels": ((10, 1), np.int32),
+        "dense": ((10, NUM_DENSE), np.float32),
+        "sparse": ((10, F), np.int32),
+    }
+    assert (tmp_path / "train/00000.labels.npy").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 and 2; use the version"),
+        (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
+        (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
+        (
+            lambda d: d.update(surprise=1),
+            "'surprise' is unknown; another version .* may have written it; use that",
+        ),
+        (lambda d: d["splits"].update(train=None), r"key 'splits\.train' is null, not an object"),
+        (lambda d: d["splits"]["train"].update(rows=11), "split 'train' has 11 rows, but its shards have others"),
+        (lambda d: d["num_embeddings"].update(cat_1=0), r"key 'num_embeddings\.cat_1' is 0, not a whole number from 1"),
+        (lambda d: d["num_embeddings"].update(cat_1="7"), r"key 'num_embeddings\.cat_1' is \"7\", not"),
+        (lambda d: d["num_embeddings"].pop("cat_1"), "different sparse features"),
+        (lambda d: d.update(schema=[]), "key 'schema' is \\[\\], not an object"),
+        (lambda d: d["splits"]["train"]["shards"].append(d["splits"]["train"]["shards"][0] | {"rows": 0}), "one name"),
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"train": 10})
+    path = tmp_path / MANIFEST_NAME
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=said) as caught:
+        load_manifest(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
+def test_a_manifest_cut_short_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(UserError, match=MANIFEST_NAME):
+        load_manifest(tmp_path)
+
+
+def test_a_directory_without_manifest_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no dataset here"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["labels", "dense", "sparse"])
+def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100})
+    (shard,) = manifest.splits["train"].shards
+    path = shard_path(tmp_path, "train", shard.name, kind)
+    whole = path.read_bytes()
+    for number in (len(whole) - 1, 130):
+        changed = bytearray(whole)
+        changed[number] ^= 0x40
+        path.write_bytes(changed)
+        with pytest.raises(UserError, match=rf"{kind}\.npy: sha256"):
+            verify_shard(tmp_path, "train", shard)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"):
+        open_shard(tmp_path, "train", shard, manifest)
+    path.unlink()
+    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
+        open_shard(tmp_path, "train", shard, manifest)
+    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
+        verify_shard(tmp_path, "train", shard)
+
+
+def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100})
+    (shard,) = manifest.splits["train"].shards
+    with pytest.raises(UserError, match=r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"):
+        open_shard(tmp_path, "train", shard, replace(manifest, schema={**manifest.schema, "dense": list("abcdef")}))
+
+
+DENSE = np.zeros((10, NUM_DENSE), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "cut", "said"),
+    [
+        (DENSE, 8, "file not readable"),
+        (DENSE, 1 << 20, "file not readable"),
+        (DENSE.astype(object), 0, "file not readable"),
+        ({"dense": DENSE}, 0, "file not readable"),
+        (np.asfortranarray(DENSE), 0, "column by column"),
+        (DENSE.astype(">f4"), 0, r">f4 \(10, 5\), but the manifest says float32"),
+        (DENSE.ravel(), 0, r"float32 \(50,\), but the manifest says float32 \(10, 5\)"),
+    ],
+    ids=["cut short", "empty", "objects", "archive", "by column", "big-endian", "flat"],
+)
+def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, said: str, tmp_path: Path) -> None:
+    """Even if its size is the one that the manifest gives."""
+    manifest = write_dataset(tmp_path, {"train": 10})
+    (shard,) = manifest.splits["train"].shards
+    path = shard_path(tmp_path, "train", shard.name, "dense")
+    with open(path, "wb") as file:
+        if isinstance(array, dict):
+            np.savez(file, **array)
+        else:
+            np.save(file, array)
+    path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
+    shard.files["dense"] = digest_file(path)
+    with pytest.raises(UserError, match=rf"dense\.npy: {said}") as caught:
+        open_shard(tmp_path, "train", shard, manifest)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "new/file"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+    assert digest_file(path).bytes == 3
+
+
+def test_saving_again_changes_no_byte(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    before = (tmp_path / MANIFEST_NAME).read_bytes()
+    save_manifest(tmp_path, manifest)
+    assert (tmp_path / MANIFEST_NAME).read_bytes() == before

@@ -1,0 +1,85 @@
+"""Whatever is wrong with a manifest, each of its readers says so in one line that names it and the key."""
+
+import json
+
+import numpy as np
+import pytest
+
+from app.data.shards import SplitShards
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.damage import damaged
+from tests.data_prep.conftest import config
+
+# Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
+ACCEPTED = {
+    ("encoding.dense_range.0.low.0", "-1"),
+    ("encoding.table.delimiter", "'x'"),
+    ("encoding.table.names.4", "'x'"),  # of a column that is not used
+    ("encoding.table.names.4", "deleted"),
+    ("encoding.table.rule", "None"),
+    ("encoding.table.separators.0.1", "'x'"),
+    ("extra", "deleted"),
+    ("extra.surprise", "added"),
+    ("sources.0.name", "'x'"),
+    ("tool_version", "'x'"),
+}
+SCHEMA = """
+label: rating >= 4
+delimiter: "|"
+dense: [age]
+sparse: [item, {column: tags, separator: ","}]
+"""
+
+
+def read_all(root):
+    """Every row of every split, as training reads them."""
+    manifest = load_manifest(root)
+    for name, split in manifest.splits.items():
+        SplitShards(root, manifest, name).read([(0, split.rows)], np.arange(split.rows))
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A table with all that a manifest can tell of: a rule, a range, a vocabulary, multi-hot features."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.integers(1, 6)}|{rng.integers(99)}|{rng.integers(9)}|{','.join(map(str, rng.integers(0, 5, size)))}|"
+        for size in rng.integers(0, 4, 60)
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more", *rows]) + "\n")
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    names = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
+    preprocess(config("data=custom", *names, "data.dense_transform=minmax"))
+    return tmp_path / "out"
+
+
+def refusal(read, root):
+    """What is said of a dataset; None if nothing is wrong with it. All but a UserError is a failure."""
+    try:
+        read(root)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_any_key_deleted_added_or_of_another_value(dataset):
+    path = dataset / "manifest.json"
+    accepted, refused = set(), 0
+    for key, what, document in damaged({**json.loads(path.read_text()), "extra": {}}):
+        path.write_text(json.dumps(document))
+        said = refusal(verify_dataset, dataset)
+        if said is None:
+            accepted.add((key, what))
+        else:
+            refused += 1
+            assert said.startswith((f"{path}: ", f"{dataset}/")), (key, what)
+            assert "manifest" in said, (key, what)
+            assert key.split(".")[0] in said or ".npy: " in said, (key, what)
+        for message in (said, refusal(read_all, dataset), refusal(Encoder.load, dataset)):
+            assert "\n" not in (message or ""), (key, what)
+    assert accepted == ACCEPTED
+    assert refused > 700

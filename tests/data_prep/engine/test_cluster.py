@@ -1,0 +1,115 @@
+"""Work units on a Dask cluster of two worker processes give the same bytes."""
+
+import gzip
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import UserError
+from data_prep.engine import cluster
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config, sums
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    import dask
+
+    patient = dask.config.set({f"distributed.comm.timeouts.{what}": "240s" for what in ("connect", "tcp")})
+    local = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with pytest.MonkeyPatch.context() as patch, patient, distributed.LocalCluster(**local) as made:
+        patch.setattr(cluster, "CONNECT_SECONDS", 240)  # on a machine that does other work
+        yield made.scheduler_address
+
+
+@pytest.mark.filterwarnings("ignore")  # of a library that is not ours
+@pytest.mark.parametrize("encoding", ["hash", "vocabulary", "torchrec"])
+def test_the_same_bytes(tmp_path, scheduler, encoding):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
+    (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))
+    arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000"]
+    arguments += ["data.max_ind_range=500"]
+    whole = preprocess(config(*arguments, f"data.path={tmp_path}/one"))
+    both = preprocess(
+        config(*arguments, f"data.path={tmp_path}/two", "data.workers=null", f"data.scheduler={scheduler}")
+    )
+    assert sums(tmp_path / "two") == sums(tmp_path / "one")
+    assert both.digest == whole.digest
+    verify_dataset(tmp_path / "two")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bad_row_is_named(tmp_path, scheduler):
+    lines = oracle.make_rows(100, 0).splitlines(keepends=True)
+    lines[70] = b"2" + lines[70][1:]
+    (tmp_path / "day_0").write_bytes(b"".join(lines))
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"]
+    with pytest.raises(UserError, match="row 71, column label"):
+        preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_named_from_here_are_found_by_workers_elsewhere(tmp_path, scheduler, monkeypatch):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(100, 0))
+    monkeypatch.chdir(tmp_path)
+    preprocess(config("data.raw=day_0", "data.path=out", "data.workers=null", f"data.scheduler={scheduler}"))
+    verify_dataset(tmp_path / "out")
+
+
+CLUSTER_ELSEWHERE = """
+from distributed import LocalCluster
+cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, protocol='tcp', dashboard_address=None)
+print(cluster.scheduler.address, flush=True)
+input()
+"""
+
+
+def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 240)
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", CLUSTER_ELSEWHERE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as elsewhere:
+        address = elsewhere.stdout.readline().strip()
+        arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
+        with pytest.raises(UserError, match=r"cannot load this program .* PYTHONPATH"):
+            preprocess(config(*arguments, f"data.scheduler={address}"))
+        elsewhere.communicate("\n", timeout=240)
+
+
+def test_no_scheduler_there(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
+    with pytest.raises(UserError, match="no Dask scheduler answers"):
+        preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
+
+
+def test_without_dask_it_says_how_to_get_it(tmp_path):
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    (tmp_path / "distributed.py").write_text("raise ImportError\n")
+    program = (
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('data_prep', run_name='__main__')"
+    )
+    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.scheduler=tcp://127.0.0.1:1"]
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2, process.stderr
+    assert (
+        process.stderr.splitlines()[-1]
+        == "error: data.scheduler: needs Dask; install it with `pip install distributed`"
+    )

@@ -1,0 +1,98 @@
+"""The memory budget, held by jobs that would need more of it than is usual."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data_prep.dataset.format import load_manifest
+from data_prep.engine import memory_budget
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config, sums
+
+BUDGET = 512 << 20
+ROWS = 6_000_000
+PRINTED = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def short_rows(path, rows):
+    """Rows of one category and nothing else, hardly any of them twice: the most rows and values for their length."""
+    rng = np.random.default_rng(1)
+    line = np.frombuffer(b"0" + b"\t" * 14 + b"xxxxxxxx" + b"\t" * 25 + b"\n", np.uint8)
+    with open(path, "wb") as file:
+        for start in range(0, rows, 1 << 18):
+            text = np.tile(line, (min(1 << 18, rows - start), 1))
+            text[:, 15:23] = PRINTED[rng.integers(0, 16, (len(text), 8))]
+            text.tofile(file)
+
+
+def largest_memory(pid):
+    """VmHWM of a process; 0 when it has gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM")), 0)
+    except OSError:
+        return 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path):
+    short_rows(tmp_path / "rows.tsv", ROWS)
+    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", f"data.memory_budget={BUDGET}"]
+    command = [sys.executable, "-m", "data_prep", *arguments]
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as process:
+        seen = 0
+        while process.poll() is None:
+            seen = max(seen, largest_memory(process.pid))
+            time.sleep(0.01)
+    assert process.returncode == 0
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest.rows == ROWS
+    assert manifest.num_embeddings["cat_0"] > 0.8 * ROWS
+    reported = manifest.extra["peak_memory_bytes"]
+    assert max(seen, reported) <= BUDGET
+    assert seen <= reported + (1 << 20)  # which was read shortly before the end
+
+
+@pytest.mark.parametrize("encoding", ["dlrm_kaggle", "amd_blog", "torchrec"])
+def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, encoding):
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
+    chosen = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.workers=1", "data.chunk_bytes=9000"]
+    preprocess(config(*chosen, f"data.path={tmp_path}/whole"))
+    monkeypatch.setattr(memory_budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
+    preprocess(config(*chosen, f"data.path={tmp_path}/windows"))
+    assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
+
+
+@pytest.fixture
+def few_files():
+    """No more files may be open at a time than a few beyond those that are."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_units_keep_no_files_open(tmp_path, monkeypatch, request, is_table):
+    chosen = ["data.workers=1", "data.split.method=random"]
+    if is_table:
+        (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")
+        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(900)]
+        (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
+        chosen += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
+    else:
+        (tmp_path / "rows").write_bytes(oracle.make_rows(200, seed=3))
+        chosen += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
+    chosen.append(f"data.raw={tmp_path}/rows")
+    preprocess(config(*chosen, f"data.path={tmp_path}/usual"))
+    monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
+    request.getfixturevalue("few_files")
+    preprocess(config(*chosen, f"data.path={tmp_path}/few"))
+    assert sums(tmp_path / "few") == sums(tmp_path / "usual")

@@ -1,0 +1,136 @@
+"""Files of other programs that are not what they should be: each is refused by name, row and column."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.exchange.importer import SPLITS, import_bin, import_npy
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import load_split
+
+ROWS = (40, 30)
+
+
+def write_days(directory):
+    """Two days as TorchRec writes them."""
+    rng = np.random.default_rng(0)
+    directory.mkdir()
+    for day, rows in enumerate(ROWS):
+        save(directory, day, "labels", rng.integers(0, 2, (rows, 1)).astype(np.int32))
+        save(directory, day, "dense", rng.random((rows, 13), np.float32))
+        save(directory, day, "sparse", rng.integers(0, 9, (rows, 26)).astype(np.int32 if day == 0 else np.int64))
+
+
+def save(directory, day, kind, array):
+    np.save(directory / f"day_{day}_{kind}.npy", array, allow_pickle=array.dtype == object)
+
+
+def change(day, kind, edit):
+    """Damage that gives an array's file what `edit` makes of the array."""
+
+    def damage(directory):
+        save(directory, day, kind, edit(np.load(directory / f"day_{day}_{kind}.npy")))
+
+    return damage
+
+
+def put(day, kind, place, value):
+    """Damage that gives an array another value at one place."""
+
+    def edit(array):
+        array[place] = value
+        return array
+
+    return change(day, kind, edit)
+
+
+def write(name, content):
+    """Damage that makes a file's bytes others."""
+    return lambda directory: (directory / name).write_bytes(content((directory / name).read_bytes()))
+
+
+def make_directory(directory):
+    (directory / "day_0_dense.npy").unlink()
+    (directory / "day_0_dense.npy").mkdir()
+
+
+def put_archive(directory):
+    with open(directory / "day_0_sparse.npy", "wb") as file:
+        np.savez(file, np.zeros((40, 26), np.int32))
+
+
+DAMAGE = {
+    "missing": (lambda d: (d / "day_0_dense.npy").unlink(), r"day_0_dense\.npy: not readable as a NumPy file"),
+    "directory": (make_directory, r"day_0_dense\.npy: not readable as a NumPy file"),
+    "nothing": (lambda d: [path.unlink() for path in d.glob("*_labels.npy")], r"no day_N_labels\.npy"),
+    "empty": (write("day_0_labels.npy", lambda _: b""), r"day_0_labels\.npy: not readable as a NumPy file"),
+    "nonsense": (write("day_1_sparse.npy", lambda _: b"nonsense"), r"day_1_sparse\.npy: not readable as a NumPy file"),
+    "cut short": (write("day_0_dense.npy", lambda whole: whole[:-1]), r"day_0_dense\.npy: not readable as a NumPy"),
+    "pickle": (write("day_0_labels.npy", lambda _: pickle.dumps([1])), r"day_0_labels\.npy: not readable as a NumPy"),
+    "archive": (put_archive, r"day_0_sparse\.npy: not readable as a NumPy file"),
+    "objects": (change(0, "labels", lambda a: a.astype(object)), r"day_0_labels\.npy: not readable as a NumPy file"),
+    "scalar": (change(0, "labels", lambda _: np.int32(1)), r"day_0_labels\.npy: an array \(\), not \(rows, 1\)"),
+    "flat": (change(0, "labels", np.ravel), r"day_0_labels\.npy: an array \(40,\), not \(rows, 1\)"),
+    "columns": (change(1, "sparse", lambda a: a[:, 1:]), r"day_1_sparse\.npy: an array \(30, 25\), not \(rows, 26\)"),
+    "fewer dense rows": (
+        change(0, "dense", lambda a: a[:3]),
+        r"day_0_dense\.npy: 3 rows, but day_0_labels\.npy has 40",
+    ),
+    "fewer ids": (change(1, "sparse", lambda a: a[:29]), r"day_1_sparse\.npy: 29 rows, but day_1_labels\.npy has 30"),
+    "float labels": (change(0, "labels", np.float32), r"day_0_labels\.npy: float32, not integers"),
+    "double dense": (change(0, "dense", np.float64), r"day_0_dense\.npy: float64, not float32"),
+    "float ids": (change(1, "sparse", np.float32), r"day_1_sparse\.npy: float32, not integers"),
+    "label": (put(0, "labels", (7, 0), 2), r"day_0_labels\.npy: row 8, column label: 2: a label is neither 0 nor 1"),
+    "nan": (put(0, "dense", (9, 4), np.nan), r"day_0_dense\.npy: row 10, column int_4: nan: not a finite number"),
+    "inf": (put(1, "dense", (20, 12), -np.inf), r"day_1_dense\.npy: row 21, column int_12: -inf: not a finite"),
+    "negative id": (put(0, "sparse", (5, 25), -3), r"day_0_sparse\.npy: row 6, column cat_25: -3: an id is negative"),
+    "large id": (put(1, "sparse", (29, 0), 1 << 31), r"day_1_sparse\.npy: row 30, column cat_0: 2147483648: an id is"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_days_that_are_not_what_they_should_be(tmp_path, damage, message):
+    write_days(tmp_path / "days")
+    damage(tmp_path / "days")
+    with pytest.raises(UserError, match=message) as caught:
+        import_npy(tmp_path / "days", tmp_path / "back")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "back").exists()
+
+
+def test_order_and_size_of_numbers_do_not_matter(tmp_path):
+    write_days(tmp_path / "days")
+    for kind, edit in (("labels", np.uint8), ("dense", np.asfortranarray), ("sparse", np.int64)):
+        change(0, kind, edit)(tmp_path / "days")
+    import_npy(tmp_path / "days", tmp_path / "back")
+    verify_dataset(tmp_path / "back")
+    for found, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
+        wanted = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
+        np.testing.assert_array_equal(found.reshape(wanted.shape), wanted)
+
+
+def test_a_bag_with_an_id_that_cannot_be(tmp_path):
+    write_days(tmp_path / "days")
+    for day, rows in enumerate(ROWS):
+        bags = {str(feature): np.ones((rows, 1 + feature % 3), np.int32) for feature in range(26)}
+        bags["2"][17 * day, 1] -= 2 * day
+        np.savez(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
+    with pytest.raises(UserError, match=r"day_1_sparse_multi_hot\.npz: row 18, column cat_2: -1: an id is negative"):
+        import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [(0, -1, "column label: -1: a label is neither 0 nor 1"), (39, -7, "column cat_25: -7: an id is negative")],
+)
+def test_records_that_are_not_what_they_should_be(tmp_path, monkeypatch, column, value, message):
+    monkeypatch.setattr("data_prep.exchange.importer.SHARD_ROWS", 4)
+    for split in SPLITS:
+        records = np.ones((10, 40), np.int32)
+        if split == "val":
+            records[6, column] = value
+        records.tofile(tmp_path / f"terabyte_processed_{split}.bin")
+    with pytest.raises(UserError, match=rf"terabyte_processed_val\.bin: row 7, {message}"):
+        import_bin(tmp_path, tmp_path / "back", None)

@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
+from data_prep.parsing.criteo_row import parse_rows
+from tests.data_prep import oracle
+
+INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
+CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
+ROWS = st.tuples(
+    st.integers(0, 1),
+    st.lists(INTEGERS, min_size=13, max_size=13),
+    st.lists(CATEGORIES, min_size=26, max_size=26),
+)
+
+
+def row(label="0", integers=("1",) * 13, categories=("68fd1e64",) * 26) -> bytes:
+    return "\t".join([label, *integers, *categories]).encode()
+
+
+def test_real_rows_equal_the_reference_parser(real_rows, shared):
+    block = parse_bytes(real_rows.read_bytes(), "sample")
+    golden = np.load(shared / "golden" / "fb_kaggle_tiny.npz")
+    np.testing.assert_array_equal(block.labels, golden["y"])
+    np.testing.assert_array_equal(np.maximum(block.dense, 0), golden["X_int"])
+    np.testing.assert_array_equal(block.sparse.view(np.int32), golden["X_cat_raw_int32"])
+    days = np.load(shared / "golden" / "torchrec_criteo_tiny.npz")
+    np.testing.assert_array_equal(block.sparse, days["all_sparse"])
+    smallest = np.where(block.dense == MISSING_INTEGER, 0, block.dense)[:800].min()
+    assert smallest == days["raw_int_min_per_day"][0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=8), st.booleans(), st.booleans(), st.sampled_from(["x", "X", "08x"]))
+def test_round_trip(rows, carriage_return, last_newline, style):
+    end = "\r\n" if carriage_return else "\n"
+    lines = []
+    for label, integers, categories in rows:
+        dense = ["" if value is None else str(value) for value in integers]
+        sparse = ["" if value is None else format(value, style) for value in categories]
+        lines.append("\t".join([str(label), *dense, *sparse]))
+    text = end.join(lines) + (end if last_newline else "")
+    block = parse_bytes(text.encode(), "text")
+    assert block.labels.tolist() == [label for label, _, _ in rows]
+    expected = [[int(MISSING_INTEGER) if v is None else v for v in integers] for _, integers, _ in rows]
+    assert block.dense.tolist() == expected
+    assert block.sparse.tolist() == [[v or 0 for v in categories] for _, _, categories in rows]
+
+
+def test_random_rows_equal_the_oracle():
+    text = oracle.make_rows(300, seed=1)
+    for found, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2147483647", 2**31 - 1),
+        ("-2147483648", -(2**31)),
+        ("0000000000000012", 12),
+        ("-0", 0),
+        ("99999999", 99999999),
+        ("123456789", 123456789),
+        ("-1234567", -1234567),
+    ],
+)
+def test_integers_at_the_edge(text, value):
+    assert parse_bytes(row(integers=(text,) * 13), "text").dense[0].tolist() == [value] * 13
+
+
+def test_rows_without_label():
+    unlabelled = b"\t".join(row().split(b"\t")[1:])
+    block = parse_bytes(unlabelled + b"\n" + unlabelled, "candidates", labelled=False)
+    assert block.labels.tolist() == [0, 0]
+    np.testing.assert_array_equal(block.sparse, np.full((2, 26), 0x68FD1E64, np.uint32))
+    with pytest.raises(UserError, match="candidates: row 1: 40 columns, but a row has 39"):
+        parse_bytes(row() + b"\n", "candidates", labelled=False)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row(label="2"), "row 3, column label: '2' is not a label"),
+        (row(label=""), "row 3, column label: '' is not a label"),
+        (row(label="11"), "row 3, column label: '11' is not a label"),
+        (row(integers=("1",) * 4 + ("1x",) + ("1",) * 8), "row 3, column int_4: '1x' is not an integer"),
+        (row(integers=("1.5",) * 13), "column int_0: '1.5' is not an integer"),
+        (row(integers=("-",) * 13), "column int_0: '-' is not an integer"),
+        (row(integers=("+1",) * 13), "column int_0: '\\+1' is not an integer"),
+        (row(integers=("2147483648",) * 13), "column int_0: '2147483648' does not fit 32 bits"),
+        (row(integers=("-2147483649",) * 13), "column int_0: '-2147483649' does not fit 32 bits"),
+        (row(integers=("99999999999999999999",) * 13), "does not fit 32 bits"),
+        (row(categories=("68fd1e64",) * 25 + ("xyz",)), "column cat_25: 'xyz' is not a hexadecimal category"),
+        (row(categories=("68fd1e6g",) * 26), "column cat_0: '68fd1e6g' is not a hexadecimal category"),
+        (
+            row(categories=("68fd1e645",) * 26),
+            "column cat_0: '68fd1e645' is longer than 8 hexadecimal digits",
+        ),
+        (row(categories=("68\xfd",) * 26), "column cat_0: .* is not a hexadecimal category"),
+        (row(categories=("68fd1e64",) * 25), "row 3: 39 columns, but a row has 40; column cat_25 is missing"),
+        (
+            row(categories=("68fd1e64",) * 27),
+            "row 3: 41 columns, but a row has 40; something follows column cat_25",
+        ),
+        (b"", "row 3: empty line"),
+        (b"\r", "row 3: empty line"),
+        (row() + b" ", "column cat_25: '68fd1e64 ' is not a hexadecimal category"),
+    ],
+)
+def test_bad_rows_are_named(bad, message):
+    good = row()
+    with pytest.raises(UserError, match=message) as error:
+        parse_bytes(b"\n".join([good, good, bad, good, b""]), "day_0.tsv")
+    assert str(error.value).startswith("day_0.tsv: row 3")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 13, 14, 20, 39])
+def test_a_file_cut_in_mid_row(columns):
+    cut = b"\t".join(row().split(b"\t")[:columns])
+    with pytest.raises(UserError, match=f"row 2: {columns} columns, but a row has 40; the file is cut off"):
+        parse_bytes(row() + b"\n" + cut, "day_0.tsv")
+
+
+def test_nothing_to_parse():
+    with pytest.raises(UserError, match="empty file"):
+        parse_bytes(b"", "day_0.tsv")
+
+
+def test_room_for_the_shortest_rows():
+    shortest = b"0" + b"\t" * 39 + b"\n"
+    assert len(parse_bytes(shortest * 500, "text").labels) == 500
+    assert max_rows(len(shortest) * 500) >= 500
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
+    st.booleans(),
+)
+def test_a_batch_is_parsed_as_its_rows_one_by_one(seed, changes, labelled):
+    """Whatever a few bytes of a file become: the same rows, and the same place where it goes wrong."""
+    text = bytearray(oracle.make_rows(12, seed=seed))
+    if not labelled:
+        text = bytearray(b"\n".join(line.partition(b"\t")[2] for line in bytes(text).split(b"\n")))
+    for share, replacement in changes:
+        place = int(share * (len(text) - 1))
+        text[place : place + 1] = replacement
+    text += b"" if text.endswith(b"\n") else b"\n"
+    buffer = np.zeros(len(text) + PADDING, np.uint8)
+    buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
+    found, expected = (empty_block(max_rows(len(text))) for _ in range(2))
+    arguments = (labelled, MISSING_INTEGER)
+    rows, position = parse_lines(buffer, 0, len(text), *arguments, *found[:3])
+    assert (rows, position) == parse_rows(buffer, 0, len(text), len(text), *arguments, 0, *expected[:3])
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(one[:rows], other[:rows])

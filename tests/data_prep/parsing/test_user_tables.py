@@ -1,0 +1,282 @@
+"""A user's own table by a YAML schema."""
+
+import csv
+import gzip
+import io
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.dataset.table_spec import Table
+from data_prep.encoding.encoder import Encoder
+from data_prep.parsing.parquet_chunks import plan_units
+from data_prep.pipeline import preprocess
+from data_prep.sources.discover import resolve_sources
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split, run, sums
+
+SCHEMA = """
+label: {column: rating, rule: ">= 4"}
+dense: [price, age]
+sparse: [user, item, genre]
+"""
+HEADER = ["user", "ignored", "item", "rating", "price", "genre", "age"]
+SPLITS = ("train", "val", "test")
+
+
+def make_records(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    genres = ["drama", "sci-fi, new", 'the "best"', "", "café"]
+    return [
+        {
+            "user": f"u{rng.integers(40)}",
+            "ignored": "x",
+            "item": f"item-{int(rng.zipf(1.5)) % 60}",
+            "rating": str(rng.integers(1, 11) / 2),
+            "price": "" if rng.integers(5) == 0 else f"{rng.normal(10, 30):.3f}",
+            "genre": genres[rng.integers(5)],
+            "age": str(rng.integers(-1, 90)),
+        }
+        for _ in range(rows)
+    ]
+
+
+def as_text(records, delimiter=",", header=True, end="\n"):
+    stream = io.StringIO()
+    writer = csv.writer(stream, delimiter=delimiter, lineterminator=end)
+    if header:
+        writer.writerow(HEADER)
+    writer.writerows([record[name] for name in HEADER] for record in records)
+    return stream.getvalue().encode()
+
+
+def expected(records, train_rows, rule=lambda rating: rating >= 4):
+    labels = np.array([rule(float(record["rating"])) for record in records], np.int32)
+    values = np.array([[float(record[name] or 0) for name in ("price", "age")] for record in records])
+    dense = np.log1p(np.maximum(values, 0)).astype(np.float32)
+    texts = [[record[name].encode() for name in ("user", "item", "genre")] for record in records]
+    sparse = np.array([[zlib.crc32(text) for text in row] for row in texts], np.uint32)
+    ids = np.zeros(sparse.shape, np.int32)
+    for column in range(3):
+        table = {v: i + 1 for i, v in enumerate(oracle.vocabulary(sparse[:train_rows, column]))}
+        ids[:, column] = [table.get(value, 0) for value in sparse[:, column].tolist()]
+    return labels, dense, ids
+
+
+def assert_dataset(root, wanted):
+    for i, array in enumerate(wanted):
+        found = np.concatenate([load_split(root, split)[i] for split in SPLITS])
+        np.testing.assert_array_equal(found, array)
+    verify_dataset(root)
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    records = make_records(350)
+    (tmp_path / "rows.csv").write_bytes(as_text(records))
+    return tmp_path, records
+
+
+def overrides(directory, name="out", raw="rows.csv", schema="schema.yaml"):
+    return [f"data.raw={directory}/{raw}", f"data.schema={directory}/{schema}", f"data.path={directory}/{name}"]
+
+
+@pytest.mark.parametrize("chunk_bytes", [700, 10**6])
+def test_rows_equal_the_oracle(table, chunk_bytes):
+    directory, records = table
+    manifest = preprocess(config("data=custom", *overrides(directory), f"data.chunk_bytes={chunk_bytes}"))
+    assert manifest.schema == {"label": "rating", "dense": ["price", "age"], "sparse": ["user", "item", "genre"]}
+    assert_dataset(directory / "out", expected(records, 300))
+    assert 0 < manifest.label_rate < 1
+
+
+def test_workers_and_compression_do_not_change_a_byte(table):
+    directory, records = table
+    (directory / "rows.gz").write_bytes(gzip.compress(as_text(records)))
+    preprocess(config(*overrides(directory), "data.chunk_bytes=3000"))
+    process = run(*overrides(directory, "two"), "data.chunk_bytes=3000", "data.workers=2")
+    assert process.returncode == 0, process.stderr
+    preprocess(config(*overrides(directory, "gz", "rows.gz"), "data.chunk_bytes=3000"))
+    assert sums(directory / "two") == sums(directory / "gz") == sums(directory / "out")
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_positions_tabs_and_plain_labels(tmp_path, header):
+    records = make_records(100)
+    for record in records:
+        record["rating"] = str(int(float(record["rating"]) > 3))
+    (tmp_path / "rows.tsv").write_bytes(as_text(records, "\t", header, end="\r\n"))
+    schema = f'delimiter: "\\t"\nheader: {str(header).lower()}\nlabel: 3\ndense: [4, 6]\nsparse: [0, 2, 5]\n'
+    (tmp_path / "schema.yaml").write_text(schema)
+    manifest = preprocess(config(*overrides(tmp_path, raw="rows.tsv")))
+    assert manifest.schema["sparse"] == (["user", "item", "genre"] if header else ["column_0", "column_2", "column_5"])
+    assert_dataset(tmp_path / "out", expected(records, 86, rule=lambda rating: rating == 1))
+
+
+def test_several_files_each_with_a_header(table):
+    directory, records = table
+    for day, part in enumerate((records[:200], records[200:])):
+        (directory / f"day_{day}").write_bytes(as_text(part))
+    manifest = preprocess(config(*overrides(directory, raw="day_?")))
+    assert [source["rows"] for source in manifest.sources] == [200, 150]
+    assert_dataset(directory / "out", expected(records, 200))
+
+
+def test_hash_and_other_transforms(table):
+    directory, records = table
+    more = ["data.encoding=hash", "data.max_ind_range=97", "data.dense_transform=minmax", "data.split.method=random"]
+    preprocess(config(*overrides(directory), *more))
+    values = np.array([[float(record[name] or 0) for name in ("price", "age")] for record in records])
+    scaled = ((values - values.min(axis=0)) / (values.max(axis=0) - values.min(axis=0))).astype(np.float32)
+    found = np.concatenate([load_split(directory / "out", split)[1] for split in SPLITS])
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(scaled, axis=0), rtol=1e-6, atol=1e-7)
+    ids = np.concatenate([load_split(directory / "out", split)[2] for split in SPLITS])
+    items = [zlib.crc32(record["item"].encode()) % 97 for record in records]
+    assert sorted(ids[:, 1].tolist()) == sorted(items)
+
+
+def test_new_rows_are_encoded_alike(table):
+    directory, records = table
+    preprocess(config(*overrides(directory)))
+    encoder = Encoder.load(directory / "out")
+    new = make_records(80, seed=5)
+    labels, dense, ids = (array[350:] for array in expected(records + new, 300))
+    encoded = encoder.encode(encoder.parse(as_text(new), "new.csv"))
+    np.testing.assert_array_equal(encoded.labels, labels)
+    np.testing.assert_array_equal(encoded.dense, dense)
+    np.testing.assert_array_equal(encoded.sparse, ids)
+    stream = io.StringIO()
+    csv.DictWriter(stream, ["age", "genre", "item", "user", "price"], extrasaction="ignore").writerows(new)
+    unlabelled = b"age,genre,item,user,price\n" + stream.getvalue().encode()
+    again = encoder.encode(encoder.parse(unlabelled, "new.csv", labelled=False))
+    np.testing.assert_array_equal(again.sparse, ids)
+    np.testing.assert_array_equal(again.dense, dense)
+    assert again.labels.tolist() == [0] * 80
+    with pytest.raises(UserError, match="no column rating"):
+        encoder.parse(unlabelled, "new.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "message"),
+    [
+        (20, lambda f: f[:-1], "row 21: 6 columns, but a row has 7"),
+        (20, lambda f: [*f, "x"], "row 21: 8 columns, but a row has 7"),
+        (33, lambda f: [*f[:4], "cheap", *f[5:]], "row 34, column price: 'cheap' is not a number"),
+        (33, lambda f: [*f[:4], "nan", *f[5:]], "row 34, column price: 'nan' is not a number"),
+        (33, lambda f: [*f[:3], "", *f[4:]], "row 34, column rating: '' is not a number"),
+    ],
+)
+@pytest.mark.parametrize("chunk_bytes", [500, 10**6])
+def test_bad_rows(table, row, change, message, chunk_bytes):
+    directory, records = table
+    rows = [[record[name] for name in HEADER] for record in records]
+    rows[row - 1] = change(rows[row - 1])
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([HEADER, *rows])
+    (directory / "rows.csv").write_text(stream.getvalue())
+    with pytest.raises(UserError) as error:
+        preprocess(config(*overrides(directory), f"data.chunk_bytes={chunk_bytes}"))
+    assert message in str(error.value)
+    assert str(directory / "rows.csv") in str(error.value)
+    assert not (directory / "out" / "manifest.json").exists()
+
+
+def test_text_that_is_not_utf8(table):
+    directory, records = table
+    (directory / "rows.csv").write_bytes(
+        as_text(records[:30]) + b"u1,x,i\xff,4,1,g,3\n" + as_text(records[30:], header=False)
+    )
+    with pytest.raises(UserError, match="row 32: not UTF-8"):
+        preprocess(config(*overrides(directory)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("label: [", "not readable as YAML"),
+        ("label: rating", "label and sparse are needed"),
+        ("label: rating\nsparse: [user]\ncolour: red", "are known"),
+        ("label: rating\nsparse: []", "sparse at least one"),
+        ("label: rating\nsparse: [user, user]", "column user is named twice"),
+        ("label: stars\nsparse: [user]", "no column stars"),
+        ('delimiter: "\\t"\nlabel: rating\nsparse: [user]', r"no column rating, .*perhaps the delimiter, '\\t' now"),
+        ("label: 7\nsparse: [user]", "column 7: the file has 7 columns"),
+        ("label: -1\nsparse: [user]", "-1 is not a column"),
+        ("header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are positions"),
+        ("label: rating\nsparse: [user, 0]", "column user is named twice"),
+        ('label: {column: rating, rule: "over 4"}\nsparse: [user]', "key label"),
+        ("header: maybe\nlabel: rating\nsparse: [user]", "keys header and delimiter"),
+        ("label: rating\nsparse: [user]", "is not a label"),
+    ],
+)
+def test_bad_schemas(table, schema, message):
+    directory, _ = table
+    (directory / "schema.yaml").write_text(schema)
+    with pytest.raises(UserError, match=message) as error:
+        preprocess(config(*overrides(directory)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "more", [["data.encoding=torchrec"], ["data.dense_transform=torchrec"], ["data=synthetic"], ["data=criteo_1tb"]]
+)
+def test_what_is_of_criteo_s_rows_only(table, more):
+    directory, _ = table
+    arguments = overrides(directory)
+    arguments = arguments[1:] if more[0].startswith("data=") else arguments
+    if more == ["data=criteo_1tb"]:
+        arguments += ["data.remote.mirrors=[]"]
+    with pytest.raises(UserError):
+        preprocess(config(*more, *arguments, "data.synthetic.rows=10"))
+
+
+def test_two_columns_of_one_name(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"label,user,user\n1,a,b\n")
+    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]")
+    with pytest.raises(UserError, match=r"rows\.csv: row 1: two columns user; rename one"):
+        preprocess(config(*overrides(tmp_path)))
+
+
+def test_custom_asks_for_a_schema(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(as_text(make_records(5)))
+    with pytest.raises(UserError, match=r"data\.schema: not given"):
+        preprocess(config("data=custom", f"data.raw={tmp_path}/rows.csv", f"data.path={tmp_path}/out"))
+
+
+def test_the_manifest_names_the_table(table):
+    directory, _ = table
+    preprocess(config(*overrides(directory)))
+    entry = load_manifest(directory / "out").encoding["table"]
+    assert entry["rule"] == ">= 4"
+    assert entry["names"] == HEADER
+
+
+@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
+def test_a_table_without_numeric_columns(tmp_path, encoding):
+    schema = SCHEMA.replace("dense: [price, age]\n", "")
+    (tmp_path / "schema.yaml").write_text(schema)
+    (tmp_path / "rows.csv").write_bytes(as_text(make_records(200)))
+    extra = ["data.max_ind_range=50"] if encoding == "hash" else []
+    preprocess(config("data=custom", f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml",
+                      f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.workers=1", *extra))  # fmt: skip
+    verify_dataset(tmp_path / "out")
+    assert [part.shape for part in load_split(tmp_path / "out", "train")[1:]] == [(172, 0), (172, 3)]
+
+
+def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path):
+    count = 100_000
+    pq.write_table(
+        pa.table({"click": np.zeros(count, np.int8), "a": np.zeros(count, np.int32)}), tmp_path / "t.parquet"
+    )
+    (source,) = resolve_sources(str(tmp_path / "t.parquet"))
+    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), is_parquet=True)
+    units = plan_units(source, table, 41_000)
+    assert sum(unit.rows for unit in units) == count
+    assert max(unit.rows for unit in units) <= 1000

@@ -1,0 +1,139 @@
+import gzip
+import hashlib
+import threading
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.config.presets import resolve_rules
+from data_prep.dataset.schema import CRITEO
+from data_prep.engine.job import Job
+from data_prep.engine.memory_budget import reads_whole
+from data_prep.io.atomic import FileDigest
+from data_prep.io.read_ahead import BLOCK_BYTES
+from data_prep.sources.discover import ROOM_BEFORE, Source, SourceStream, open_source, resolve_sources
+from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
+from tests.data_prep.conftest import config
+
+
+def names(raw):
+    return [source.name for source in resolve_sources(raw)]
+
+
+@pytest.fixture
+def days(tmp_path):
+    for name in ("day_10", "day_2", "day_1", "notes.txt", ".hidden"):
+        (tmp_path / name).write_bytes(b"x\n")
+    return tmp_path
+
+
+def test_a_directory_means_its_days_in_natural_order(days):
+    assert names(str(days)) == ["day_1", "day_2", "day_10"]
+
+
+def test_a_directory_without_days_means_all_its_files(tmp_path):
+    for name in ("b.tsv", "a.tsv"):
+        (tmp_path / name).write_bytes(b"x\n")
+    assert names(str(tmp_path)) == ["a.tsv", "b.tsv"]
+
+
+def test_a_glob_is_sorted_and_a_list_is_not(days):
+    assert names(f"{days}/day_*") == ["day_1", "day_2", "day_10"]
+    assert names([f"{days}/day_10", f"{days}/day_?"]) == ["day_10", "day_1", "day_2"]
+
+
+def test_compression_is_told_by_content(tmp_path):
+    (tmp_path / "day_0").write_bytes(gzip.compress(b"hello\n"))
+    source = resolve_sources(str(tmp_path / "day_0"))[0]
+    assert source.compressed
+    reader = open_source(source)
+    block, count = reader.next_block()
+    assert block[ROOM_BEFORE : ROOM_BEFORE + count] == b"hello\n"
+    assert reader.next_block()[1] == 0
+    reader.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path, packed):
+    content = np.random.default_rng(0).integers(0, 64, 5_000_001).astype(np.uint8).tobytes()
+    path = tmp_path / "day_0"
+    stored = gzip.compress(content, 1) if packed else content
+    path.write_bytes(stored)
+    stream = SourceStream(resolve_sources(str(path))[0])
+    path.unlink()  # whatever is asked of it now, it has no other way to the bytes
+    read = bytearray()
+    while (block := stream.next_block())[1]:
+        read += block[0][ROOM_BEFORE : ROOM_BEFORE + block[1]]
+    assert read == content
+    assert stream.consumed() == len(stored)
+    assert stream.digest() == FileDigest(len(stored), hashlib.sha256(stored).hexdigest())
+    stream.close()
+
+
+def test_a_stream_ends_before_its_end_when_closed(tmp_path):
+    (tmp_path / "day_0").write_bytes(bytes(20_000_000))
+    threads = threading.active_count()
+    stream = SourceStream(resolve_sources(str(tmp_path / "day_0"))[0])
+    assert stream.next_block()[1] == BLOCK_BYTES
+    stream.close()
+    assert stream.consumed() < 20_000_000
+    assert threading.active_count() == threads
+
+
+def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path):
+    for name in ("day_0", "day_1"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
+    sources = tuple(resolve_sources(str(tmp_path)))
+    job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
+    assert reading_tasks(job, whole=True) == [ParseTask(job, index, None) for index in range(3)]
+    split = [[DigestTask(sources[i]), *(ParseTask(job, i, chunk) for chunk in range(3))] for i in range(2)]
+    assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "overrides", "whole"),
+    [
+        ([1000], 1, [], True),
+        ([1000], 2, [], False),
+        ([1000] * 24, 8, [], True),
+        ([1000] * 24, 16, [], False),
+        ([900, 1000, 1100, 1000], 2, [], True),
+        ([5000, 10], 2, [], False),
+        ([1000] * 4, 4, ["data.memory_budget=1GiB"], False),
+        ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False),
+    ],
+)
+def test_sources_are_read_whole_where_that_keeps_all_workers_busy(tmp_path, sizes, workers, overrides, whole):
+    sources = tuple(Source(f"day_{i}", f"day_{i}", size, 0, False) for i, size in enumerate(sizes))
+    data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
+    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)
+    assert reads_whole(data, job, workers) == whole
+
+
+@pytest.mark.parametrize(
+    ("make", "raw", "message"),
+    [
+        (None, "absent.tsv", "absent.tsv: no such file"),
+        (None, "*.tsv", "no file matches"),
+        (b"", "day_0", "day_0: empty file"),
+        (b"not gzip\n", "day_0.gz", "day_0.gz: not a gzip file"),
+    ],
+)
+def test_unusable_sources(tmp_path, make, raw, message):
+    if make is not None:
+        (tmp_path / raw).write_bytes(make)
+    with pytest.raises(UserError, match=message):
+        resolve_sources(str(tmp_path / raw))
+
+
+@pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
+def test_what_is_not_a_source(raw):
+    with pytest.raises(UserError, match=r"data\.raw="):
+        resolve_sources(raw)
+
+
+def test_an_empty_directory(tmp_path):
+    with pytest.raises(UserError, match="no files in this directory"):
+        resolve_sources(str(tmp_path))

@@ -1,0 +1,239 @@
+"""Against a server on this machine that drops connections, lies, and serves wrong bytes."""
+
+import hashlib
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from common.errors import UserError
+from common.sizes import in_words
+from data_prep.sources import transfer
+from data_prep.sources.archive import unpack_member
+from data_prep.sources.download import Patience, RemoteFile, download_all
+from data_prep.sources.partial_file import Part
+from tests.data_prep import oracle
+from tests.data_prep.mirror import CONTENT, OTHER, make_archive
+
+PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
+    urls = tuple(mirror.url(f"{manner}/day_0.gz") for manner in manners)
+    return download_all([RemoteFile("day_0.gz", urls, sha256)], directory, patience)[0]
+
+
+@pytest.mark.parametrize(
+    ("manners", "requests"),
+    [
+        (["good"], 1),
+        (["missing", "good"], 2),
+        (["busy"], 3),
+        (["moved"], 2),  # a redirect
+        (["stubborn"], 2),
+        (["astray", "good"], 5),
+        (["boasting"], 2),  # it promised more than there is, but says so when asked for the rest
+        (["lying", "good"], 5),
+        (["endless"], 1),  # it tells no length
+        (["cut"], 2),
+        (["chunked"], 1),
+        (["torn"], 2),
+    ],
+)
+def test_the_file_comes_whole(mirror, tmp_path, capsys, manners, requests):
+    path = fetch(mirror, tmp_path, *manners)
+    assert re.search(r"download: 1\.0 (of 1\.0 )?MB, [\d,.]+ MB/s, ", capsys.readouterr().err)
+    assert path.read_bytes() == CONTENT
+    assert len(mirror.requests) == requests
+    assert [p.name for p in tmp_path.iterdir()] == ["day_0.gz"]
+
+
+@pytest.mark.parametrize("manner", ["dropping", "dated"])
+def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(mirror, tmp_path, manner):
+    fetch(mirror, tmp_path, manner, "good")
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for path, asked in mirror.requests[1:] if manner in path]
+    assert starts[0] == len(CONTENT) // 2
+    assert starts == sorted(starts)
+    assert len(set(starts)) > PATIENCE.tries
+    [condition] = set(mirror.conditions[1 : 1 + len(starts)])
+    assert condition is not None
+    assert ("a time" if manner == "dated" else '"') in condition
+    assert not condition.startswith("W/")
+
+
+@pytest.mark.parametrize("manner", ["weak", "nameless"])
+def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror, tmp_path, manner):
+    assert fetch(mirror, tmp_path / "a", manner, "good").read_bytes() == CONTENT
+    assert [asked for _, asked in mirror.requests] == [None] * 5
+    mirror.requests.clear()
+    fetch(mirror, tmp_path / "b", manner, "good", sha256=SUM)  # which tells in the end
+    assert mirror.requests[1] == (f"{manner}/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+
+
+@pytest.mark.parametrize("manner", ["dropping", "dated", "careless", "mute"])
+def test_a_file_that_has_changed_is_fetched_anew(mirror, tmp_path, manner):
+    """`careless` sends the rest all the same, of a file of the same size; `mute` does not even say of which."""
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, manner, patience=Patience(tries=1))
+    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+    mirror.content["day_0.gz"] = OTHER
+    assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
+
+
+def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
+    one_try = Patience(tries=1)
+    assert fetch(mirror, tmp_path / "a", "dropping", "good", patience=one_try).read_bytes() == CONTENT
+    assert mirror.requests[1] == ("good/day_0.gz", None)
+    assert fetch(mirror, tmp_path / "b", "dropping", "good", sha256=SUM, patience=one_try).read_bytes() == CONTENT
+    assert mirror.requests[3] == ("good/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+    mirror.content["other.gz"] = OTHER + b"longer"
+    urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
+    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path / "c", PATIENCE)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(mirror, tmp_path, is_whole):
+    """Nor is it taken when all has come, as by a job that was killed before it compared the sum."""
+    mirror.content["day_0.gz"] = OTHER
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "dropping", sha256=SUM, patience=Patience(tries=1))
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "careless", sha256=SUM, patience=Patience(tries=1))
+    place = tmp_path / "day_0.gz.part"
+    assert len(OTHER) // 2 < place.stat().st_size < len(OTHER)
+    if is_whole:
+        place.write_bytes(place.read_bytes() + CONTENT[place.stat().st_size :])
+    mirror.content["day_0.gz"] = CONTENT
+    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
+    assert mirror.requests[-1] == ("good/day_0.gz", None)
+
+
+def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
+
+    open_url = transfer.open_url
+
+    def hurried(asked, timeout):  # the good one has all the time that a busy machine takes
+        return open_url(asked, 1 if "stalling" in asked.full_url else timeout)
+
+    monkeypatch.setattr(transfer, "open_url", hurried)
+    patience = Patience(tries=1, pause=0.01)
+    assert fetch(mirror, tmp_path, "stalling", "good", sha256=SUM, patience=patience).read_bytes() == CONTENT
+    assert [path for path, _ in mirror.requests] == ["stalling/day_0.gz", "good/day_0.gz"]
+
+
+@pytest.mark.parametrize("sha256", [None, SUM])
+@pytest.mark.parametrize("part", [CONTENT[:5000], CONTENT, CONTENT + b"more than there is", OTHER[:5000]])
+def test_a_part_that_somebody_put_there(mirror, tmp_path, part, sha256):
+    (tmp_path / "day_0.gz.part").write_bytes(part)
+    assert fetch(mirror, tmp_path, "good", sha256=sha256).read_bytes() == CONTENT
+    assert mirror.requests[0] == ("good/day_0.gz", f"bytes={len(part)}-" if sha256 else None)
+
+
+def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
+    assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
+    with pytest.raises(UserError, match=r"day_0\.gz: cannot be had \(http.*sha256 .* data\.raw with data=local"):
+        fetch(mirror, tmp_path / "b", "wrong", sha256=SUM)
+    assert not list((tmp_path / "b").iterdir())
+
+
+def test_a_file_without_a_length_is_not_taken_unseen(mirror, tmp_path):
+    url = mirror.url("endless/train.txt")
+    with pytest.raises(UserError, match=r"it tells no length, .* give data\.remote\.sha256"):
+        download_all([RemoteFile("train.txt", (url,))], tmp_path, PATIENCE)
+    assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
+
+
+def test_what_is_there_is_not_fetched(mirror, tmp_path):
+    (tmp_path / "day_0.gz").write_bytes(b"as the user put it there")
+    assert fetch(mirror, tmp_path, "good").read_bytes() == b"as the user put it there"
+    assert mirror.requests == []
+
+
+def test_two_jobs_do_not_fetch_one_file(mirror, tmp_path):
+    with Part(tmp_path / "day_0.gz"), pytest.raises(UserError, match=r"day_0\.gz: another job is getting it"):
+        fetch(mirror, tmp_path, "good")
+    assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("manner", ["missing", "lying", "dropping-port"])
+def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
+    if manner == "dropping-port":
+        mirror.shutdown()
+        mirror.server_close()
+    with pytest.raises(UserError, match=r"cannot be had .* name it in data\.raw") as error:
+        fetch(mirror, tmp_path, manner)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "day_0.gz").exists()
+
+
+def test_every_mirror_s_fault_is_told(mirror, tmp_path):
+    with pytest.raises(UserError) as error:
+        fetch(mirror, tmp_path, "missing", "page")
+    missing, page = (mirror.url(f"{manner}/day_0.gz") for manner in ("missing", "page"))
+    faults = f"{missing}: HTTP Error 404: Not Found; {page}: not gzip, though its name says so"
+    assert f"day_0.gz: cannot be had ({faults}); try again later, or get the file yourself" in str(error.value)
+
+
+def test_a_page_costs_nothing_that_is_at_hand(mirror, tmp_path):
+    with pytest.raises(UserError):
+        fetch(mirror, tmp_path, "dropping", "page", patience=Patience(tries=1))
+    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+    assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
+    assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
+
+
+def test_a_mirror_that_is_no_url_is_left(mirror, tmp_path):
+    file = RemoteFile("day_0.gz", ("mirror.local/day_0.gz", mirror.url("good/day_0.gz")))
+    assert download_all([file], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
+
+
+def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path):
+    """As an interrupt does: a day takes hours."""
+    manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
+    with pytest.raises(UserError, match=r"day_1\.gz: cannot be had"):
+        download_all([RemoteFile(n, (mirror.url(f"{m}/{n}"),)) for n, m in manners.items()], tmp_path, PATIENCE)
+    assert not (tmp_path / "day_0.gz").exists()
+
+
+def test_no_room_for_all_files_together(mirror, tmp_path, monkeypatch):
+    """Nothing is fetched, though there is room for one of them."""
+    free = int(1.5 * len(CONTENT))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    files = [RemoteFile(name, (mirror.url(f"good/{name}"),)) for name in ("day_0.gz", "day_1.gz")]
+    with pytest.raises(UserError, match=r"2\.1 MB needed to fetch, 1\.6 MB free; .* data\.remote\.directory"):
+        download_all(files, tmp_path, PATIENCE)
+    assert mirror.requests == []
+    fetch(mirror, tmp_path, "good")
+    download_all(files, tmp_path, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (15.3e9, "15.3 GB"), (2e15, "2,000.0 TB")]
+)
+def test_sizes_in_words(size, words):
+    assert in_words(size) == words
+
+
+def test_unpacking_never_leaves_the_directory(tmp_path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    archive = make_archive(inside / "a.tar.gz", [("../../evil.txt", b"evil"), ("dac/../../train.txt", b"rows")])
+    digest = unpack_member(archive, "train.txt", inside)
+    assert digest.sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert (inside / "train.txt").read_bytes() == b"rows"
+    assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["train.txt"]
+
+
+def test_archives_that_are_not_what_they_should_be(tmp_path):
+    archive = make_archive(tmp_path / "a.tar.gz", [("readme.txt", b"x")])
+    with pytest.raises(UserError, match=r"has no file train\.txt"):
+        unpack_member(archive, "train.txt", tmp_path)
+    whole = make_archive(tmp_path / "b.tar.gz", [("train.txt", oracle.make_rows(200, 0))]).read_bytes()
+    (tmp_path / "b.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="not readable as a tar archive"):
+        unpack_member(tmp_path / "b.tar.gz", "train.txt", tmp_path)
+    assert not (tmp_path / "train.txt").exists()
+    assert not (tmp_path / "train.txt.part").exists()

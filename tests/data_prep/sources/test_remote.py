@@ -1,0 +1,210 @@
+"""Published days, from a server on this machine or as the user has them already, to a dataset."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from common.cli import EXIT_STOPPED
+from common.errors import UserError
+from data_prep.job_setup import find_sources
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.mirror import make_archive
+from tests.forks import start_module
+
+
+def day_keys(mirror, root, *overrides, manner="good"):
+    return (
+        "data=criteo_1tb",
+        "data.days=[3,1,2]",
+        f"data.path={root}",
+        "data.encoding=hash",
+        "data.max_ind_range=100",
+        f"data.remote.mirrors=['{mirror.url(manner)}/day_{{day}}.gz','{mirror.url('good')}/day_{{day}}.gz']",
+        "data.remote.pause=0.01",
+        "data.remote.tries=2",
+        *overrides,
+    )
+
+
+def days(mirror, root, *overrides, manner="good"):
+    return config(*day_keys(mirror, root, *overrides, manner=manner))
+
+
+@pytest.fixture
+def finished(mirror, tmp_path):
+    """A dataset of days 3, 1 and 2."""
+    for day in (3, 1, 2):
+        mirror.content[f"day_{day}.gz"] = gzip.compress(oracle.make_rows(40 + day, day), mtime=1)
+    manifest = preprocess(days(mirror, tmp_path / "out", manner="dropping"))
+    assert [source["rows"] for source in manifest.sources] == [43, 41, 42]
+    mirror.requests.clear()
+    return tmp_path / "out"
+
+
+def test_days_from_the_web(mirror, finished):
+    verify_dataset(finished)
+    sums = json.loads((finished / "raw" / "sums.json").read_text())
+    manifest = json.loads((finished / "manifest.json").read_text())
+    assert sums == {each["name"]: {"bytes": each["bytes"], "sha256": each["sha256"]} for each in manifest["sources"]}
+    preprocess(days(mirror, finished))
+    shutil.rmtree(finished / "raw")  # nor are they wanted for anything
+    preprocess(days(mirror, finished))
+    with pytest.raises(UserError, match="holds another dataset"):
+        preprocess(days(mirror, finished, "data.days=[4]"))
+    assert mirror.requests == []
+
+
+def test_a_sum_seen_once_holds(mirror, finished):
+    again = days(mirror, finished, "data.overwrite=true")
+    path = finished / "raw" / "day_1.gz"
+    path.write_bytes(gzip.compress(oracle.make_rows(41, 1), mtime=2))
+    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w{64} where .*sums\.json has \w{64}; delete it"):
+        preprocess(again)
+    path.write_bytes(b"another length")
+    with pytest.raises(UserError, match=r"day_1\.gz: 14 bytes where .*sums\.json has"):
+        preprocess(again)
+    path.unlink()
+    assert mirror.requests == []
+    mirror.content["day_1.gz"] = gzip.compress(oracle.make_rows(41, 1), mtime=3)
+    with pytest.raises(
+        UserError,
+        match=r"day_1\.gz: cannot be had .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
+    ):
+        preprocess(again)
+    (finished / "raw" / "sums.json").unlink()
+    preprocess(again)
+
+
+def test_days_put_there_by_the_user_are_taken(mirror, tmp_path):
+    raw = tmp_path / "out" / "raw"
+    raw.mkdir(parents=True)
+    for day in (3, 1, 2):
+        (raw / f"day_{day}.gz").write_bytes(gzip.compress(oracle.make_rows(40 + day, day)))
+    sum_of_another = f"data.remote.sha256={{day_1.gz:{'a' * 64}}}"
+    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has a{64}"):
+        preprocess(days(mirror, tmp_path / "out", sum_of_another))
+    (tmp_path / "SHA256SUMS").write_text(f"{'b' * 64} *day_1.gz\n{'c' * 64}  day_9.gz\n")
+    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has b{64}"):
+        preprocess(days(mirror, tmp_path / "out", f"data.remote.sha256={tmp_path}/SHA256SUMS"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert preprocess(days(mirror, tmp_path / "out")).rows == 126
+    assert sorted(json.loads((raw / "sums.json").read_text())) == ["day_1.gz", "day_2.gz", "day_3.gz"]
+    assert mirror.requests == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_job_goes_on_where_it_stopped(mirror, tmp_path, how):
+    mirror.content["day_0.gz"] = gzip.compress(oracle.make_rows(400, 0))
+    keys = ["data.days=[0]", "data.workers=1"]
+    process = start_module(
+        "data_prep", *day_keys(mirror, tmp_path / "out", *keys, manner="dripping"), cwd=REPOSITORY, out=tmp_path
+    )
+    part = tmp_path / "out" / "raw" / "day_0.gz.part"
+    while process.is_alive() and not (part.exists() and part.stat().st_size):
+        time.sleep(0.01)
+    os.kill(process.pid, how)
+    process.join()
+    assert process.exitcode == (-how if how == signal.SIGKILL else EXIT_STOPPED)
+    assert 0 < part.stat().st_size < len(mirror.content["day_0.gz"])
+    have = part.stat().st_size
+    mirror.over.set()
+    assert preprocess(days(mirror, tmp_path / "out", *keys, manner="dripping")).rows == 400
+    assert mirror.requests == [("dripping/day_0.gz", None), ("dripping/day_0.gz", f"bytes={have}-")]
+
+
+def test_a_file_cut_short_is_not_noted(mirror, tmp_path):
+    """A mirror may tell less than the file's length."""
+    content = gzip.compress(oracle.make_rows(40, 0))
+    mirror.content["day_0.gz"] = content[:-100]
+    with pytest.raises(UserError, match="truncated gzip"):
+        preprocess(days(mirror, tmp_path / "out", "data.days=[0]"))
+    (tmp_path / "out" / "raw" / "day_0.gz").unlink()
+    mirror.content["day_0.gz"] = content
+    assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
+
+
+def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
+    with pytest.raises(
+        UserError, match=r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
+    ):
+        find_sources(days(mirror, tmp_path / "out"), tmp_path / "out")
+    assert mirror.requests == []
+
+
+def kaggle(root, *overrides):
+    return config("data=criteo_kaggle", f"data.path={root}", "data.encoding=hash", "data.max_ind_range=9", *overrides)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    members = [("readme.txt", b"x"), ("dac/train.txt", oracle.make_rows(70, 0)), ("test.txt", b"y")]
+    return make_archive(tmp_path / "mine.tar.gz", members)
+
+
+def test_kaggle_from_the_web(mirror, tmp_path, archive):
+    root = tmp_path / "out"
+    mirror.content["dac.tar.gz"] = archive.read_bytes()
+    data = kaggle(root, f"data.remote.mirrors=['{mirror.url('good/dac.tar.gz')}']")
+    manifest = preprocess(data)
+    assert manifest.rows == 70
+    assert manifest.sources[0]["name"] == "train.txt"
+    assert sorted(json.loads((root / "raw" / "sums.json").read_text())) == ["dac.tar.gz", "train.txt"]
+    mirror.requests.clear()
+    for name in ("dac.tar.gz", "train.txt"):
+        (root / "raw" / name).unlink()
+        preprocess(data)
+    assert mirror.requests == []
+
+
+def test_kaggle_as_the_user_has_it(tmp_path, archive):
+    """Without a mirror: the archive or its member, where fetched files are kept or named in data.raw."""
+    found = {}
+    for name in ("a", "b"):
+        (tmp_path / name / "raw").mkdir(parents=True)
+    shutil.copy(archive, tmp_path / "a" / "raw" / "dac.tar.gz")
+    (tmp_path / "b" / "raw" / "train.txt").write_bytes(oracle.make_rows(70, 0))
+    for name, raw in (("a", None), ("b", None), ("c", archive), ("d", tmp_path / "b" / "raw" / "train.txt")):
+        own = [] if raw is None else [f"data.raw={raw}"]
+        data = kaggle(tmp_path / name, "data.remote.mirrors=[]", *own)
+        for _ in range(2):
+            [found[name]] = find_sources(data, tmp_path / name)
+            assert found[name].bytes == len(oracle.make_rows(70, 0))
+    assert found["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
+    assert found["d"].path == found["b"].path
+    make_archive(archive, [("train.txt", b"another")])
+    with pytest.raises(UserError, match=r"train\.txt: is there already, and not out of .*mine\.tar\.gz as it is now"):
+        find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c")
+    with pytest.raises(
+        UserError, match=r"mine\.tar\.gz: a tar archive, .* data=criteo_kaggle data\.raw=.*mine\.tar\.gz"
+    ):
+        find_sources(config(f"data.raw={archive}", f"data.path={tmp_path}/e"), tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=criteo_1tb", "data.days=[0,0]"], r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
+        (["data=criteo_1tb", "data.days=[24]"], r"data\.days=\[24\]: .* from 0 to 23"),
+        (["data=criteo_1tb", "data.days=[-1]"], r"data\.days=\[-1\]: .* from 0 to 23"),
+        (["data=criteo_1tb", "data.days=null"], "data.days"),
+        (["data=criteo_kaggle", "data.days=[0]"], "data.days"),
+        (["data.raw=x", "data.days=[0]"], "data.days"),
+        (["data=criteo_1tb", "data.raw=x"], "data=local"),
+        (["data=criteo_1tb", "data.remote.sha256={day_0.gz:abc}"], "abc is not a SHA-256"),
+        (["data=criteo_1tb", "data.remote.sha256=sums"], "sums: not a file as sha256sum writes it"),
+        (["data=criteo_1tb", f"data.remote.sha256={{day_0:{'a' * 64}}}"], "day_0: no such file is fetched"),
+    ],
+)
+def test_days_that_make_no_sense(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        preprocess(config(*overrides, f"data.path={tmp_path}/out"))

@@ -1,0 +1,177 @@
+"""MLPerf v2's multi-hot data written to disk."""
+
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
+from data_prep.io.memory_map import MAPPED_BYTES
+from data_prep.pipeline import preprocess
+from data_prep.stages import run as stages
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split, run, sums
+from tests.reference import multi_hot_tables
+
+SPLITS = ("train", "val", "test")
+
+
+def make(directory, name, *overrides):
+    if not (directory / "rows.tsv").exists():
+        (directory / "rows.tsv").write_bytes(oracle.make_rows(300, seed=4))
+    paths = [f"data.raw={directory}/rows.tsv", f"data.path={directory}/{name}", "data.chunk_bytes=20000"]
+    preprocess(config(*paths, *overrides))
+    return directory / name
+
+
+@pytest.mark.parametrize(
+    ("distribution", "more"),
+    [
+        ("uniform", ["data.encoding=hash", "data.max_ind_range=50"]),
+        ("pareto", ["data.split.method=random", "data.max_ind_range=40", "data.multi_hot.seed=5"]),
+        ("uniform", ["data.encoding=torchrec", "data.max_ind_range=60"]),
+    ],
+)
+def test_every_id_becomes_its_bag(tmp_path, distribution, more):
+    one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
+    chosen = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
+    root = make(tmp_path, "multi_hot", *more, *chosen)
+    manifest = verify_dataset(root)
+    assert manifest.num_embeddings == load_manifest(one_hot).num_embeddings
+    assert manifest.ragged == [f"cat_{i}" for i, size in enumerate(MLPERF_SIZES) if size > 1]
+    assert manifest.encoding["multi_hot"]["sizes"] == list(MLPERF_SIZES)
+    seed = 5 if any("seed" in key for key in more) else 0
+    tables = multi_hot_tables(list(manifest.num_embeddings.values()), MLPERF_SIZES, distribution, seed)
+    for split in SPLITS:
+        labels, dense, ids = load_split(one_hot, split)
+        shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
+        np.testing.assert_array_equal(np.concatenate([shard.labels[:, 0] for shard in shards]), labels)
+        np.testing.assert_array_equal(np.concatenate([shard.dense for shard in shards]), dense)
+        single = [i for i, size in enumerate(MLPERF_SIZES) if size == 1]
+        np.testing.assert_array_equal(np.concatenate([shard.sparse for shard in shards]), ids[:, single])
+        for place, name in enumerate(manifest.ragged):
+            feature = int(name.removeprefix("cat_"))
+            bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
+            np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
+            assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
+
+
+def test_verify_names_a_table_of_bags_that_changed(tmp_path):
+    root = make(tmp_path, "out", "data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2")
+    verify_dataset(root)
+    [table] = root.glob("multi_hot/*/20.npy")
+    content = bytearray(table.read_bytes())
+    content[-1] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(UserError, match=r"multi_hot/.*/20\.npy: sha256"):
+        verify_dataset(root)
+
+
+def test_workers_and_kills_do_not_change_a_byte(tmp_path, monkeypatch):
+    chosen = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
+    one = make(tmp_path, "one", *chosen)
+    process = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/two", "data.chunk_bytes=20000",
+                  "data.workers=2", *chosen)  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    expand, done = stages.run_expand_task, []
+
+    def stop_at_the_third(task):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(task)
+        return expand(task)
+
+    monkeypatch.setattr(stages, "run_expand_task", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, "three", *chosen)
+    monkeypatch.setattr(stages, "run_expand_task", expand)
+    make(tmp_path, "three", *chosen)
+    assert sums(one) == sums(tmp_path / "two") == sums(tmp_path / "three")
+    assert load_manifest(one).digest == load_manifest(tmp_path / "three").digest
+
+
+def test_another_choice_is_another_dataset(tmp_path):
+    chosen = ["data.encoding=hash", "data.max_ind_range=50"]
+    sizes = "data.multi_hot.sizes=mlperf_v2"
+    make(tmp_path, "out", *chosen, sizes)
+    with pytest.raises(UserError, match=r"multi_hot is .* there, None here"):
+        make(tmp_path, "out", *chosen)
+    with pytest.raises(UserError, match=r"multi_hot is .* there"):
+        make(tmp_path, "out", *chosen, sizes, "data.multi_hot.seed=1")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
+        ("data.multi_hot.sizes=nonsense", "give ids per bag"),
+        ("data.multi_hot.seed=1", r"data\.multi_hot\.seed: has no effect"),
+        ("data.multi_hot.distribution=pareto", r"data\.multi_hot\.distribution: has no effect"),
+    ],
+)
+def test_choices_that_cannot_be(tmp_path, choice, message):
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, "out", choice)
+    assert not (tmp_path / "out").exists()
+
+
+def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
+    chosen = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
+    rows = 1_000_000  # of each table: 4 * (214 - 12) MB
+    with pytest.raises(UserError, match=r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"):
+        make(tmp_path, "out", *chosen, f"data.max_ind_range={rows}")
+    assert not (tmp_path / "out").exists()
+    make(tmp_path, "out", *chosen, "data.max_ind_range=50")
+
+
+def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypatch):
+    bags = MultiHot((2, 1))
+    first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
+    (directory,) = tmp_path.iterdir()
+    (directory / "tables.json").unlink()
+    left = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
+    left.touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
+    with pytest.raises(
+        UserError, match=r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
+    ):
+        MultiHotTables.open(tmp_path, [100, 100], bags, "data.multi_hot.directory")
+    assert not left.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+    table_path(directory, 0).write_bytes(b"cut short")
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+
+
+RESIDENT = """
+import sys
+import numpy as np
+from data_prep.mapped import take_mapped
+
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+rows = np.load(sys.argv[1], mmap_mode="r")
+ids = np.random.default_rng(0).integers(0, len(rows), 3000).astype(np.int32)
+before = peak()
+found = take_mapped(rows, ids)
+print(peak() - before)
+assert (found == ids[:, None] * np.int32(100) + np.arange(100, dtype=np.int32)).all()
+assert take_mapped(rows, ids[:0]).shape == (0, 100)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_a_large_table_is_not_held_in_memory(tmp_path):
+    path = tmp_path / "table.npy"
+    np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
+    process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3

@@ -1,0 +1,37 @@
+"""Records of rows, against the rows."""
+
+import numpy as np
+import pytest
+
+from data_prep.stages.row_layout import RecordLayout
+
+
+@pytest.mark.parametrize("num_dense", [0, 3])
+@pytest.mark.parametrize("largest", [(), (255, 256, 65535, 65536, 0, 2**31 - 1), (10, 20, 30)])
+def test_rows_come_back_from_records_at_other_places(num_dense, largest):
+    rng = np.random.default_rng(len(largest))
+    layout, rows = RecordLayout(num_dense, largest), 500
+    ids = [rng.integers(0, most, rows, endpoint=True) for most in largest]
+    arrays = {
+        "labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
+        "dense": rng.standard_normal((rows, num_dense)).astype(np.float32),
+        "sparse": np.array(ids).reshape(len(largest), rows).T.astype(np.int32),
+    }
+    arrays["sparse"][0] = largest
+    left_out = rng.random(rows) < 0.1
+    places = np.full(rows, -1)
+    places[~left_out] = rng.permutation(rows - left_out.sum())
+    records = np.zeros((rows - left_out.sum(), layout.row_bytes), np.uint8)
+    layout.pack(arrays, places, records)
+    found = {kind: np.zeros((len(records), layout.width(kind)), array.dtype) for kind, array in arrays.items()}
+    back = rng.permutation(len(records))
+    layout.unpack(records, back, found)
+    for kind, array in arrays.items():
+        np.testing.assert_array_equal(found[kind][back[places[~left_out]]], array[~left_out])
+
+
+def test_ids_take_as_few_bytes_as_they_need():
+    assert RecordLayout(13, (255,) * 4).row_bytes == 4 + 52 + 4
+    assert RecordLayout(13, (256, 65535)).row_bytes == 4 + 52 + 4
+    assert RecordLayout(13, (65536,)).row_bytes == 4 + 52 + 4
+    assert RecordLayout(0, (1,)).row_bytes == 4 + 4  # whole words

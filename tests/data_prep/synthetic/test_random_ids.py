@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.encoding.encoder import Encoder
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, sums
+
+SMALL = ["data=random", "data.random.rows=3000", "data.random.eval_rows=500", "data.random.tables=[50,7,1,100000]"]
+
+
+def bags_of(root, split):
+    """values and lengths of every feature, one-hot or not."""
+    manifest = load_manifest(root)
+    [shard] = manifest.splits[split].shards
+    arrays = open_shard(root, split, shard, manifest)
+    one_hot, ragged = iter(arrays.sparse.T), iter(arrays.bags)
+    return [
+        (bag.ids, bag.lengths) if name in manifest.ragged and (bag := next(ragged)) else (next(one_hot), None)
+        for name in manifest.schema["sparse"]
+    ]
+
+
+def test_one_hot_uniform_ids(tmp_path):
+    manifest = preprocess(config(*SMALL, f"data.path={tmp_path}/out"))
+    assert verify_dataset(tmp_path / "out") == manifest
+    assert list(manifest.num_embeddings.values()) == [50, 7, 1, 100000]
+    assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [3000, 500, 500]
+    assert manifest.label_rate == pytest.approx(0.25, abs=0.03)
+    counts = np.bincount(bags_of(tmp_path / "out", "train")[1][0], minlength=7)
+    assert counts.sum() == 3000
+    assert ((counts - 3000 / 7) ** 2 / (3000 / 7)).sum() < 22.5  # chi squared of 6 degrees: once in a thousand
+    with pytest.raises(UserError, match="not made from raw rows"):
+        Encoder.load(tmp_path / "out")
+
+
+def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path):
+    root = tmp_path / "out"
+    first = preprocess(config(*SMALL, f"data.path={root}"))
+    before = sums(root)
+    train, test = (bags_of(root, split)[3][0][:500] for split in ("train", "test"))
+    assert (train == test).mean() < 0.01
+    assert preprocess(config(*SMALL, f"data.path={root}", "data.workers=3")) == first
+    with pytest.raises(UserError, match="another dataset"):
+        preprocess(config(*SMALL, f"data.path={root}", "data.random.seed=1"))
+    preprocess(config(*SMALL, f"data.path={root}", "data.random.seed=1", "data.overwrite=true"))
+    assert not set(before.values()) & set(sums(root).values())
+    preprocess(config(*SMALL, f"data.path={tmp_path}/again", "data.workers=3"))
+    assert sums(tmp_path / "again") == before
+
+
+@pytest.mark.parametrize(("vary", "means"), [("false", [3, 1, 2, 20]), ("true", [2, 1, 1.5, 10.5])])
+def test_bags_of_fixed_and_of_any_size(tmp_path, vary, means):
+    overrides = ["data.random.bag_sizes=[3,1,2,20]", f"data.random.bags_vary={vary}"]
+    manifest = preprocess(config(*SMALL, *overrides, f"data.path={tmp_path}"))
+    verify_dataset(tmp_path)
+    assert manifest.ragged == (["cat_0", "cat_2", "cat_3"] if vary == "false" else [f"cat_{i}" for i in range(4)])
+    for (_, lengths), mean, size in zip(bags_of(tmp_path, "train"), means, (3, 1, 2, 20), strict=True):
+        if lengths is None:
+            assert (vary, size) == ("false", 1)
+            continue
+        assert lengths.mean() == pytest.approx(mean, rel=0.05)
+        assert (lengths.min(), lengths.max()) == ((1, size) if vary == "true" else (size, size))
+
+
+def test_ids_follow_a_power_law(tmp_path):
+    """Counts against the laws' own formulas, within three deviations."""
+    rows = 40_000
+    table = ["data=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
+    preprocess(
+        config(*table, "data.random.distribution=zipf", "data.random.exponent=1.3", f"data.path={tmp_path}/zipf")
+    )
+    counts = np.bincount(bags_of(tmp_path / "zipf", "train")[0][0], minlength=1000) / rows
+    bounds = np.arange(1, 1002.0) ** -0.3
+    p = (bounds[:-1] - bounds[1:]) / (1 - bounds[-1])
+    assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
+    preprocess(config(*table, "data.random.distribution=pareto", f"data.path={tmp_path}/pareto"))
+    counts = np.bincount(bags_of(tmp_path / "pareto", "train")[0][0], minlength=1000) / rows
+    starts = 1.0 + np.arange(0, 2_000_000).reshape(-1, 1000)  # P(floor(x) = k) of shape 0.25, over ids modulo 1000
+    p = (starts**-0.25 - (starts + 1) ** -0.25).sum(axis=0)
+    p += (starts[-1, -1] + 1) ** -0.25 / 1000  # what lies beyond is spread evenly
+    assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
+        ("data.random.tables=[0]", "rows of every table"),
+        ("data.random.bag_sizes=[1,2]", "2 given for 4 features"),
+        ("data.random.bag_sizes=0", "ids per bag"),
+        ("data.random.exponent=2", "has no effect with data.random.distribution=uniform"),
+        ("data.random.rows=0", "must be at least 1"),
+        ("data.max_ind_range=10", "has no effect with data=random"),
+        ("data.raw=days", "has no effect with data=random"),
+    ],
+)
+def test_bad_values_are_refused(tmp_path, override, message):
+    with pytest.raises(UserError, match=message):
+        preprocess(config(*SMALL, f"data.path={tmp_path}/out", override))
+    assert not (tmp_path / "out").exists()
+
+
+def test_named_tables_can_be_cut(tmp_path):
+    overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
+    manifest = preprocess(
+        config("data=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
+    )
+    assert len(manifest.num_embeddings) == 26
+    assert max(manifest.num_embeddings.values()) == 1000
+    assert sum(len(values) for values, _ in bags_of(tmp_path / "out", "train")) == 2140

@@ -1,0 +1,285 @@
+import json
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+from sklearn.metrics import log_loss, roc_auc_score
+
+from common.errors import UserError
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.dense import encode_dense
+from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
+from data_prep.pipeline import preprocess
+from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from data_prep.synthetic.columns import CATEGORY_MISSING, INTEGER_MISSING, KAGGLE_CARDINALITIES, criteo_columns
+from data_prep.synthetic.days import day_text, generate_days
+from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows, label_rows
+from data_prep.synthetic.teacher import category_ranks
+from tests.data_prep.conftest import config, load_split, run, sums
+
+SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    return calibrated_teacher(SMALL, 0)
+
+
+def test_the_same_bytes_for_any_number_of_threads(teacher):
+    one = list(day_text(SMALL, teacher, 1, threads=1))
+    three = list(day_text(SMALL, teacher, 1, threads=3))
+    assert [text for text, _ in one] == [text for text, _ in three]
+    assert len(one) == 2
+    assert sum(len(rows.labels) for _, rows in one) == day_rows(SMALL, 1) == 20_000
+    other_seed, _ = next(iter(day_text(replace(SMALL, seed=8), teacher, 1, threads=1)))
+    other_day, _ = next(iter(day_text(SMALL, teacher, 0, threads=1)))
+    assert len({one[0][0], other_seed, other_day}) == 3
+
+
+def test_rows_are_what_was_drawn(teacher):
+    drawn = draw_rows(teacher, SMALL.seed, 0, 0, 300)
+    text, _ = next(iter(day_text(replace(SMALL, rows=600), teacher, 0, threads=1)))
+    block = parse_bytes(text, "day_0")
+    expected = np.where(drawn.integer_present, drawn.integers, MISSING_INTEGER)
+    np.testing.assert_array_equal(block.dense, expected)
+    for column in range(26):
+        ranks = drawn.ranks[:, column]
+        values = [int(category_value(rank, teacher.salt[column])) for rank in ranks]
+        np.testing.assert_array_equal(block.sparse[:, column], np.where(drawn.category_present[:, column], values, 0))
+        assert len(set(values)) == len(set(ranks.tolist()))
+
+
+def test_logits_follow_from_the_columns(teacher):
+    """The teacher's formula, written out in NumPy."""
+    rows = draw_rows(teacher, 3, 1, 2, 200)
+    log = encode_dense(np.where(rows.integer_present, rows.integers, MISSING_INTEGER)).astype(np.float64)
+    score = np.clip((log - teacher.log_mean) / teacher.log_deviation, -2.5, 2.5)
+    index = teacher.first + rows.ranks
+    present = rows.category_present
+    effects = np.where(present, teacher.main[index], 0).sum(axis=1)
+    vectors = [
+        np.where(present[:, column, None], teacher.factors[start + rows.ranks[:, column]], 0).astype(np.float64)
+        for column, start in zip(teacher.interacting, teacher.first_factor, strict=True)
+    ]
+    pairs, triples = np.zeros(200), np.zeros(200)
+    for i, j in combinations(range(len(vectors)), 2):
+        pairs += np.einsum("ra,ab,rb->r", vectors[i], teacher.pair_forms[i, j], vectors[j])
+    for i, j, k in combinations(range(len(vectors)), 3):
+        triples += np.einsum("ra,rb,rc,abc->r", vectors[i], vectors[j], vectors[k], teacher.triple_forms[i, j, k])
+    expected = teacher.intercept + score @ teacher.slope + effects + pairs + triples
+    np.testing.assert_allclose(rows.logits, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(pairs).max() > 0.1
+    assert np.abs(triples).max() > 0.1
+
+
+def test_ranks_follow_zipf():
+    uniform = np.random.default_rng(0).random((200_000, 1), np.float32)
+    ranks = np.empty(uniform.shape, np.int32)
+    category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
+    assert ranks.min() == 0
+    assert ranks.max() == 999
+    counts = np.bincount(ranks[:, 0], minlength=1000) / len(ranks)
+    bounds = np.arange(1, 1002.0) ** -0.2
+    np.testing.assert_allclose(counts[:20], ((bounds[:-1] - bounds[1:]) / (1 - bounds[-1]))[:20], rtol=0.05)
+
+
+def test_bayes_scores_equal_the_definition():
+    """Against scikit-learn, every row standing for its expected share of both labels."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(1, PROBABILITY_STEPS, 400) // 4096 * 4096 + 1  # with ties
+    histogram = np.bincount(steps, minlength=PROBABILITY_STEPS)
+    p = steps / PROBABILITY_STEPS
+    labels, scores, weights = np.repeat([1, 0], 400), np.tile(p, 2), np.concatenate([p, 1 - p])
+    found = bayes_scores(histogram)
+    assert found.auc == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), rel=1e-12)
+    assert found.logloss == pytest.approx(log_loss(labels, scores, sample_weight=weights), rel=1e-12)
+    base = log_loss(labels, np.full(800, p.mean()), sample_weight=weights)
+    assert found.ne == pytest.approx(found.logloss / base, rel=1e-12)
+    assert found.base_rate == pytest.approx(p.mean(), rel=1e-12)
+
+
+def test_labels_come_from_the_probabilities(teacher):
+    """Per tenth of the probabilities, the labels' mean is the probabilities' mean."""
+    blocks = [label_rows(teacher, SMALL.seed, 0, block, 1 << 14) for block in range(10)]
+    labels = np.concatenate([block.labels for block in blocks])
+    p = np.concatenate([block.probability for block in blocks]).astype(np.float64)
+    logits = np.concatenate([block.drawn.logits for block in blocks])
+    np.testing.assert_allclose(p, 1 / (1 + np.exp(-logits)), atol=1e-6)
+    assert labels.mean() == pytest.approx(SMALL.click_rate, abs=0.005)
+    histogram, positives = (
+        np.bincount((p[chosen] * PROBABILITY_STEPS).astype(np.int64), minlength=PROBABILITY_STEPS)
+        for chosen in (slice(None), labels == 1)
+    )
+    scores = bayes_scores(histogram, positives)
+    assert scores.base_rate == pytest.approx(p.mean(), abs=1e-6)
+    assert scores.sampled_auc == pytest.approx(roc_auc_score(labels, p), rel=1e-9)
+    assert scores.sampled_logloss == pytest.approx(log_loss(labels, p), rel=1e-9)
+    assert scores.auc == pytest.approx(scores.sampled_auc, abs=0.005)
+    order = np.argsort(p)
+    for part in np.array_split(order, 10):
+        error = 4 * np.sqrt(p[part].mean() * (1 - p[part].mean()) / len(part))
+        assert labels[part].mean() == pytest.approx(p[part].mean(), abs=error)
+
+
+def test_columns_look_like_criteos(real_rows):
+    """Against 1,999 real rows: missing values, integers' distributions, how often two rows share a category."""
+    real = parse_bytes(real_rows.read_bytes(), "real")
+    rows = draw_rows(calibrated_teacher(SyntheticConfig(max_cardinality=max(KAGGLE_CARDINALITIES)), 0), 0, 0, 0, 10_000)
+    for column in range(13):
+        there = real.dense[:, column] != MISSING_INTEGER
+        present = rows.integer_present[:, column]
+        assert present.mean() == pytest.approx(1 - INTEGER_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(there.mean(), abs=0.04)
+        distance = ks_2samp(real.dense[there, column], rows.integers[present, column]).statistic
+        assert distance < 0.16, f"integer {column}"
+    for column in range(26):
+        there = real.sparse[:, column] != 0
+        present = rows.category_present[:, column]
+        assert present.mean() == pytest.approx(1 - CATEGORY_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(there.mean(), abs=0.06)
+        drawn = chance_to_share(rows.ranks[present, column])
+        assert drawn == pytest.approx(chance_to_share(real.sparse[there, column]), rel=0.25), f"category {column}"
+    assert (rows.integers < 0).any(axis=0).tolist() == [column == 1 for column in range(13)]
+
+
+def chance_to_share(values):
+    """Estimate of the chance that two rows have the same value."""
+    counts = np.unique(values, return_counts=True)[1].astype(np.float64)
+    return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
+
+
+def test_cardinalities_are_criteos_or_scaled_down():
+    assert criteo_columns(10_131_227).cardinality.tolist() == list(KAGGLE_CARDINALITIES)
+    scaled = criteo_columns(1000).cardinality
+    assert scaled.max() == 1000
+    assert scaled[8] == 1  # three values: the square root of 3 in 10 million
+    assert (scaled <= KAGGLE_CARDINALITIES).all()
+    order = np.argsort(KAGGLE_CARDINALITIES, kind="stable")
+    assert (np.diff(scaled[order]) >= 0).all()
+
+
+def logits_of(settings, rows=20_000, day=0):
+    teacher = calibrated_teacher(replace(SMALL, **settings), day)
+    return draw_rows(teacher, SMALL.seed, 0, 0, rows).logits - teacher.intercept
+
+
+def test_knobs_do_what_they_say():
+    plain, hard = logits_of({}), logits_of({"difficulty": 2.0})
+    np.testing.assert_allclose(plain, 2 * hard, atol=1e-4)
+    without, half = logits_of({"interaction": 0.0}), logits_of({"interaction": 0.5})
+    np.testing.assert_allclose(plain - without, 2 * (half - without), atol=1e-4)
+    assert (plain - without).std() > 0.3
+    for drift, expected in ((0.0, 1.0), (0.1, np.cos(0.3)), (np.pi / 6, 0.0)):
+        teachers = [calibrated_teacher(replace(SMALL, drift=drift), day) for day in (0, 3)]
+        for name in ("main", "factors"):
+            first, later = (getattr(teacher, name).ravel() for teacher in teachers)
+            assert np.corrcoef(first, later)[0, 1] == pytest.approx(expected, abs=0.15)
+    rates = [label_rows(calibrated_teacher(replace(SMALL, click_rate=0.1), day), 7, day, 0, 16384) for day in (0, 5)]
+    assert [float(rows.labels.mean()) for rows in rates] == pytest.approx([0.1, 0.1], abs=0.01)
+
+
+def test_a_dataset_from_nothing(tmp_path):
+    overrides = [
+        "data=synthetic",
+        f"data.path={tmp_path}/out",
+        "data.synthetic.rows=3000",
+        "data.synthetic.days=3",
+    ]
+    manifest = preprocess(config(*overrides))
+    assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [2000, 500, 500]
+    assert preprocess(config(*overrides)) == manifest
+    with pytest.raises(UserError, match="other raw files"):
+        preprocess(config(*overrides, "data.synthetic.seed=1"))
+    first = sums(tmp_path / "out")
+    preprocess(config(*overrides, "data.synthetic.seed=1", "data.overwrite=true"))
+    assert sums(tmp_path / "out") != first
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["data.encoding=hash", "data.max_ind_range=1000"],
+        ["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"],
+    ],
+)
+def test_direct_gives_the_rows_that_text_gives(tmp_path, more):
+    """Split by split the same rows and the same truth, though cut into other shards."""
+    overrides = ["data=synthetic", "data.synthetic.rows=70000", "data.synthetic.days=2", *more]
+    overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
+    text = preprocess(config(f"data.path={tmp_path}/text", *overrides))
+    direct = preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides))
+    assert not (tmp_path / "direct" / "raw").exists()
+    assert direct.num_embeddings == text.num_embeddings
+    assert direct.extra["bayes"] == text.extra["bayes"]
+    for split in ("train", "val", "test"):
+        for here, there in zip(
+            load_split(tmp_path / "direct", split), load_split(tmp_path / "text", split), strict=True
+        ):
+            np.testing.assert_array_equal(here, there)
+    assert preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides)) == direct
+
+
+def test_direct_by_several_processes(tmp_path):
+    overrides = [
+        "data=synthetic",
+        "data.synthetic.rows=50000",
+        "data.synthetic.direct=true",
+        "data.chunk_bytes=4000000",
+    ]
+    one = preprocess(config(f"data.path={tmp_path}/one", *overrides))
+    assert one.splits["train"].shards[1].rows == 16384
+    assert run(f"data.path={tmp_path}/two", "data.workers=2", *overrides).returncode == 0
+    assert sums(tmp_path / "two") == sums(tmp_path / "one")
+
+
+def test_the_truth_of_every_split(tmp_path):
+    """The manifest's scores against scikit-learn, on the rows of each split."""
+    overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=40001", "data.split.held_out=0.4"]
+    bayes = preprocess(config(*overrides)).extra["bayes"]
+    assert load_manifest(tmp_path / "out").extra["bayes"] == bayes
+    truth = np.load(tmp_path / "out" / "raw" / "truth_0.npy")[:, 0].astype(np.float64)
+    labels = parse_bytes((tmp_path / "out" / "raw" / "day_0.tsv").read_bytes(), "day_0").labels
+    begin = 0
+    for split, rows in (("train", 24001), ("val", 8000), ("test", 8000)):
+        part = slice(begin, begin + rows)
+        begin += rows
+        found = bayes["splits"][split]
+        assert found["rows"] == rows
+        assert found["sampled_auc"] == pytest.approx(roc_auc_score(labels[part], truth[part]), rel=1e-9)
+        assert found["sampled_logloss"] == pytest.approx(log_loss(labels[part], truth[part]), rel=1e-9)
+        assert found["base_rate"] == pytest.approx(truth[part].mean(), rel=1e-9)
+    assert bayes["rows"] == 40001
+    assert bayes["base_rate"] == pytest.approx(truth.mean(), rel=1e-9)
+    assert 0.75 < bayes["auc"] < 0.88
+
+
+def test_the_truth_after_negatives_were_left_out(tmp_path):
+    """Leaving out half of the negatives raises every probability; the scores still describe the labels."""
+    overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=60000"]
+    manifest = preprocess(config(*overrides, "data.sampling.negative_drop_rate=0.5"))
+    bayes = manifest.extra["bayes"]
+    assert bayes["rows"] == manifest.rows < 50_000
+    assert bayes["base_rate"] == pytest.approx(manifest.label_rate, abs=0.01)
+    assert bayes["logloss"] == pytest.approx(bayes["sampled_logloss"], abs=0.006)
+
+
+def test_days_are_written_where_raw_says_and_kept(tmp_path):
+    paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
+    assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]
+    before = (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns
+    assert generate_days(SMALL, tmp_path / "out", str(tmp_path / "days")) == paths
+    assert (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns == before
+    assert json.loads((tmp_path / "days" / "synthetic.json").read_text())["config"]["seed"] == 7
+    assert preprocess(config(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out")).rows == SMALL.rows
+
+
+def test_foreign_days_are_not_overwritten(tmp_path):
+    (tmp_path / "day_0.tsv").write_text("mine\n")
+    with pytest.raises(UserError, match="were not generated"):
+        generate_days(SMALL, tmp_path / "out", str(tmp_path))
+    assert (tmp_path / "day_0.tsv").read_text() == "mine\n"
+    with pytest.raises(UserError, match="not a directory"):
+        generate_days(SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))

@@ -1,0 +1,244 @@
+"""Stack distances against a list, hit rates against a cache, generated traces against the profiles they come from."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ks_2samp
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from data_prep.traces.accesses import profile_accesses, read_text_trace
+from data_prep.traces.histogram import (
+    BIN_STARTS,
+    NUM_BINS,
+    Profiler,
+    bins_of,
+    distance_between,
+    load_profiles,
+    save_profiles,
+)
+from data_prep.traces.sampler import AccessGenerator
+from data_prep.traces.stack_distance import LruStack
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, load_split, sums
+from tests.forks import run_module
+
+
+def stack_by_list(ids):
+    """The definition: a list, the id used last at its front."""
+    stack, distances = [], []
+    for identity in ids:
+        distances.append(stack.index(identity) if identity in stack else -1)
+        if identity in stack:
+            stack.remove(identity)
+        stack.insert(0, identity)
+    return distances
+
+
+def hits_of_a_cache(ids, size):
+    cache, hits = OrderedDict(), 0
+    for identity in ids:
+        hits += identity in cache
+        cache[identity] = None
+        cache.move_to_end(identity)
+        if len(cache) > size:
+            cache.popitem(last=False)
+    return hits
+
+
+def zipf(size, count, exponent=1.1, seed=0):
+    uniform = np.random.default_rng(seed).random(count)
+    power = 1 - exponent
+    return np.minimum((((size + 1.0) ** power - 1) * uniform + 1) ** (1 / power), size).astype(np.int32) - 1
+
+
+def moving(size, count):
+    """Ids of a working set that moves on."""
+    return (zipf(size // 20, count, 1.2) + np.arange(count) // (count // 50) * (size // 100)) % size
+
+
+TRACES = {
+    "zipf": (20_000, zipf(20_000, 100_000)),
+    "uniform": (5_000, np.random.default_rng(0).integers(0, 5_000, 100_000)),
+    "moving": (10_000, moving(10_000, 100_000)),
+    "loop": (7_000, np.arange(60_000) % 7_000),
+    "three ids": (3, np.random.default_rng(1).integers(0, 3, 9_000)),
+}
+
+
+def profiled(size, ids):
+    profiler = Profiler(size)
+    for piece in np.array_split(ids, 3):
+        profiler.feed(piece)
+    return profiler.profile
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=300))
+def test_distances_are_those_of_the_definition(ids):
+    assert LruStack(31).use(np.array(ids, np.int32)).tolist() == stack_by_list(ids)
+
+
+@pytest.mark.parametrize("name", ["zipf", "three ids"])
+def test_distances_beyond_one_bitmap(name):
+    """So many accesses that slots are used up and the ids move to the front, again and again."""
+    size, ids = TRACES[name]
+    ids = ids[:12_000]
+    assert LruStack(size).use(ids).tolist() == stack_by_list(ids.tolist())
+
+
+@pytest.mark.parametrize("size", [1, 50, 255, 3072])
+def test_hit_rates_are_those_of_a_cache(size):
+    rows, ids = TRACES["zipf"]
+    ids = ids[:30_000]
+    rates = profiled(rows, ids).hit_rates()
+    place = int(np.searchsorted(BIN_STARTS[1:], size))
+    assert BIN_STARTS[1:][place] == size
+    assert rates[place] * len(ids) == pytest.approx(hits_of_a_cache(ids.tolist(), size))
+
+
+def test_bins_are_narrow_and_cover_all():
+    numbers = np.array([0, 255, 256, 257, 258, 511, 512, 515, 10**6, 2**39])
+    bins = bins_of(numbers)
+    assert (np.diff(BIN_STARTS) > 0).all()
+    assert len(BIN_STARTS) == NUM_BINS + 1
+    assert (BIN_STARTS[bins] <= numbers).all()
+    assert (numbers < BIN_STARTS[bins + 1]).all()
+    assert (np.diff(BIN_STARTS)[bins] <= np.maximum(1, numbers / 100)).all()
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_generated_trace_has_the_locality_of_its_profile(name):
+    """Distances measured on what was generated; as long as the profiled trace they agree to a thousandth."""
+    size, ids = TRACES[name]
+    profile = profiled(size, ids)
+    generated = AccessGenerator(profile, (1,)).draw(len(ids))
+    found = profiled(size, generated)
+    assert distance_between(profile, found) < 0.001
+    assert found.distinct == profile.distinct
+    first, second = LruStack(size).use(ids), LruStack(size).use(generated)
+    assert ks_2samp(np.where(first < 0, size, first), np.where(second < 0, size, second)).statistic < 0.005
+    growth = np.abs(np.cumsum(profile.first_uses) - np.cumsum(found.first_uses)).max()
+    assert growth <= 1 + 0.001 * len(ids)
+    assert (generated != ids).any()
+
+
+def test_a_trace_without_locality_is_told_apart():
+    """Uniform ids over as many rows are far from a trace with hot ids."""
+    size, ids = TRACES["zipf"]
+    assert (
+        distance_between(profiled(size, ids), profiled(size, np.random.default_rng(0).integers(0, size, len(ids))))
+        > 0.3
+    )
+
+
+def test_shorter_and_longer_traces():
+    """As a prefix of the profiled trace where it is shorter; where it is longer new ids stop coming."""
+    size, ids = TRACES["moving"]
+    profile = profiled(size, ids)
+    half = profiled(size, AccessGenerator(profile, (1,)).draw(50_000))
+    assert distance_between(half, profiled(size, ids[:50_000])) < 0.02
+    twice = profiled(size, AccessGenerator(profile, (1,)).draw(200_000))
+    assert twice.distinct == profile.distinct
+    finite = profile.distances / profile.distances.sum(), twice.distances / twice.distances.sum()
+    assert np.abs(np.cumsum(finite[0]) - np.cumsum(finite[1])).max() < 0.005
+
+
+def test_pieces_and_seeds():
+    size, ids = TRACES["zipf"]
+    profile = profiled(size, ids)
+    whole = AccessGenerator(profile, (1,)).draw(70_000)
+    generator = AccessGenerator(profile, (1,))
+    again = np.concatenate([generator.draw(70_000)])
+    np.testing.assert_array_equal(whole, again)
+    assert (AccessGenerator(profile, (2,)).draw(1000) != whole[:1000]).mean() > 0.5
+
+
+def test_profiles_survive_the_disk(tmp_path):
+    profiles = {name: profiled(*trace) for name, trace in TRACES.items()}
+    save_profiles(tmp_path / "p.npz", profiles, 123)
+    found, rows = load_profiles(tmp_path / "p.npz")
+    assert rows == 123
+    assert list(found) == list(profiles)
+    for name, profile in profiles.items():
+        for key, value in vars(profile).items():
+            np.testing.assert_array_equal(getattr(found[name], key), value)
+    for content in (b"", b"no profile"):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(UserError, match="not a locality profile"):
+            load_profiles(tmp_path / "bad.npz")
+
+
+def command(name, *overrides, cwd):
+    return run_module(f"data_prep.{name}", *overrides, cwd=cwd)
+
+
+def test_text_traces_by_the_commands(tmp_path):
+    """Profile, generate, compare, as a user would."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES["zipf"][1][:5000] * 7 + 10**9)))
+    trace = "locality.trace=[one.txt,two.txt]"
+    done = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "one: 5,000 accesses to" in done.stdout
+    done = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "made/two.txt").read_text().split()) == 5000
+    done = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("tables: ")[1].split(";")[0]) < 0.001
+    assert (tmp_path / "lru.svg").read_text().count("<polyline") == 2
+    done = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "its tables are ['one'], not ['one', 'two']" in done.stderr
+
+
+def test_bad_words_are_named(tmp_path):
+    (tmp_path / "x.txt").write_text("1 2\n3 four")
+    with pytest.raises(UserError, match=r"x.txt: access 4: 'four' is not a whole number"):
+        read_text_trace(tmp_path / "x.txt")
+    (tmp_path / "x.txt").write_text(" \n")
+    with pytest.raises(UserError, match="no ids in it"):
+        read_text_trace(tmp_path / "x.txt")
+
+
+def test_a_dataset_with_the_locality_of_another(tmp_path):
+    """One-hot features and bags; every split goes on where the one before ended; a seed decides every byte."""
+    shape = ["data.random.tables=[500,3000,40]", "data.random.rows=20000", "data.random.eval_rows=0"]
+    bags = ["data.random.bag_sizes=[1,4,3]", "data.random.bags_vary=true", "data.random.distribution=zipf"]
+    preprocess(config("data=random", *shape, *bags, f"data.path={tmp_path}/first"))
+    profiles, rows = profile_accesses(str(tmp_path / "first"), "train", 2)
+    assert rows == 20_000
+    assert profiles["cat_1"].bag_lengths.tolist()[0] == 0
+    save_profiles(tmp_path / "p.npz", profiles, rows)
+    overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=3000"]
+    manifest = preprocess(config(*overrides, f"data.path={tmp_path}/made"))
+    assert verify_dataset(tmp_path / "made") == manifest
+    assert manifest.num_embeddings == {"cat_0": 500, "cat_1": 3000, "cat_2": 40}
+    assert manifest.ragged == ["cat_1", "cat_2"]
+    assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [20_000, 3000, 3000]
+    found, _ = profile_accesses(str(tmp_path / "made"), "train", 1)
+    for name, profile in profiles.items():
+        assert distance_between(profile, found[name]) < 0.01
+        lengths = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, found[name]))
+        np.testing.assert_allclose(*lengths, atol=0.02)
+    preprocess(config(*overrides, f"data.path={tmp_path}/again", "data.workers=3"))
+    assert sums(tmp_path / "again") == sums(tmp_path / "made")
+    assert load_manifest(tmp_path / "made").extra["bayes"]["splits"]["test"]["rows"] == 3000
+    assert 0.6 < manifest.extra["bayes"]["auc"] < 0.9
+
+
+def test_labels_of_a_trace_can_be_learned(tmp_path):
+    """The truth's AUC on the labels is what the manifest says it would be, and far from chance."""
+    save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["three ids"])}, 9000)
+    overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", f"data.path={tmp_path}/made"]
+    bayes = preprocess(config(*overrides, "data.trace.rows=30000", "data.trace.eval_rows=1")).extra["bayes"]
+    assert bayes["sampled_auc"] == pytest.approx(bayes["auc"], abs=0.015)
+    labels, dense, _ = load_split(tmp_path / "made", "train")
+    assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() > 0.05
+    with pytest.raises(UserError, match=r"data.trace.profile: not given"):
+        preprocess(config("data=trace", f"data.path={tmp_path}/none"))
