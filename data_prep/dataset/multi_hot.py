@@ -5,7 +5,6 @@ Each id has a fixed bag: itself, then ids drawn once and for all. The draws are 
 turn, so the bags are the same whether rows are expanded while they are read or beforehand on disk.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from common.errors import UserError
@@ -143,8 +143,7 @@ class MultiHotTables:
         if not _are_there(path, content, files):
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                with open(directory / LOCK_NAME, "w") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                with FileLock(directory / LOCK_NAME):
                     if not _are_there(path, content, files):
                         path.unlink(missing_ok=True)
                         _make_room(directory, bags.table_bytes(num_embeddings), key)

@@ -17,14 +17,13 @@ from data_prep.parsing.diagnose import diagnose_row
 from data_prep.parsing.parquet_chunks import plan_units
 from data_prep.parsing.table_csv import parse_table
 from data_prep.parsing.table_parquet import num_rows, read_unit
-from data_prep.sources.discover import GENERATED_ROW_BYTES, Source, SourceStream
-from data_prep.sources.line_blocks import LineBlock, LineBlocks, count_lines_before
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, Source
+from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.chunk_files import UnitFiles
 from data_prep.synthetic.days import described_blocks
 from data_prep.synthetic.rows import BLOCK_ROWS
 
 MISSING_AS_ZERO = np.int32(0)
-TEXT_ROW_BYTES = 244  # of a generated row
 
 
 @dataclass(frozen=True)
