@@ -15,11 +15,9 @@ from msgspec.structs import replace
 from common.errors import UserError
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
-from data_prep.config.checks import GENERATED, refuse_idle_keys, validate
-from data_prep.config.differences import tell_departures
+from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
 from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
-from data_prep.config.presets import Rules, resolve_rules
-from data_prep.config.table_sizes import num_embeddings
+from data_prep.config.presets import Rules, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
@@ -52,7 +50,7 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.scheduler is not None:
         root = root.absolute()  # its workers may be in other directories
     if data.source in GENERATED:
-        refuse_idle_keys(data)
+        refuse_unused_keys(data)
         return write_generated(data, root, _generator(data))
     refuse_early(data, root)
     try:
@@ -67,7 +65,7 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
-            tell_departures(rules)
+            report_differences(rules)
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()

@@ -9,7 +9,7 @@ from app.config.published_tables import published_tables
 from common.errors import UserError
 from data_prep.config import keys
 from data_prep.config.compose import compose_data
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.multi_hot import MultiHot
 
 FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")

@@ -14,8 +14,7 @@ from app.config.data import preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from data_prep.__main__ import PICKLED
-from data_prep.config.generator_keys import SyntheticConfig
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 
 REPOSITORY = Path(__file__).parents[2]

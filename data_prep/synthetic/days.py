@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import compile_notice
-from data_prep.config.generator_keys import SyntheticConfig
-from data_prep.config.keys import DataConfig, usable_cpus
+from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
 from data_prep.dataset.format import write_atomically
 from data_prep.io.npy import NpyWriter
 from data_prep.parsing.criteo import Block

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.generator_keys import IdDistribution, RandomConfig
-from data_prep.config.keys import MAX_TABLE_ROWS
+from data_prep.config.keys import MAX_TABLE_ROWS, IdDistribution, RandomConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2

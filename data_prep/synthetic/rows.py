@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from data_prep.parsing.criteo import Block
 from data_prep.synthetic.bayes_scores import PROBABILITY_BITS, PROBABILITY_STEPS

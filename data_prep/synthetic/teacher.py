@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.synthetic.columns import INTEGER_LOG_DEVIATION, INTEGER_LOG_MEAN, INTEGER_MISSING, INTEGER_SHIFT, Columns
 
 FACTORS = 2

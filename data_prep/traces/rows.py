@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig, TraceConfig
+from data_prep.config.keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
 from data_prep.dataset.schema import CRITEO, Schema

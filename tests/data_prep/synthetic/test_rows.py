@@ -8,7 +8,7 @@ from scipy.stats import ks_2samp
 from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
