@@ -29,12 +29,12 @@ from data_prep.engine.processes import start_fork_server
 from data_prep.engine.workspace import CLEARING_NAME, claimed, find_finished, keep_or_discard_work, refuse_foreign_files
 from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
+from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.compile_kernels import compile_kernels
 from data_prep.stages.run import Result, run_stages
 from data_prep.stages.split import clear_dataset, finish, plan_finish
-from data_prep.synthetic.bayes_scores import dataset_scores
+from data_prep.stages.write_generated import Generator, write_generated
 from data_prep.synthetic.random_ids import RandomRows
-from data_prep.synthetic.write import Generator, write_generated
 from data_prep.traces.rows import TraceRows
 
 

@@ -84,7 +84,7 @@ class MultiHotEntry(_Entry):
 
 
 class RawEncoding(_Entry):
-    """Of rows made from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
+    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
 
     name: Encoding
     dense_transform: DenseTransform
@@ -113,7 +113,7 @@ class RawEncoding(_Entry):
 
 
 class OtherEncoding(_Entry):
-    """Of rows imported or generated."""
+    """Encoding of rows imported or generated."""
 
     name: str
     raw_schema: dict[str, Any] | UnsetType | None = UNSET
