@@ -13,7 +13,7 @@ from app.config import DataConfig
 from app.config.data import preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
-from data_prep.__main__ import PICKLED
+from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 
