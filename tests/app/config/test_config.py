@@ -108,7 +108,7 @@ def test_run_dir_follows_its_name() -> None:
 
 
 def test_what_must_be_given_is_named() -> None:
-    with pytest.raises(UserError, match="run is not given; add run="):
+    with pytest.raises(UserError, match="run has no value; add run="):
         compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
 
 
