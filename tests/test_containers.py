@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.test_environment import ROOT, TORCH_INIT, Project, module, write_wheel
+from tests.setup_project import ROOT, TORCH_INIT, Project, module, write_wheel
 
 DOCKERFILES = {"cuda": (ROOT / "Dockerfile.cuda").read_text(), "rocm": (ROOT / "Dockerfile.rocm").read_text()}
 COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text()

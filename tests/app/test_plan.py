@@ -10,7 +10,7 @@ import pytest
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
-from tests.told import error_line
+from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
 ROWS = [40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4,

@@ -17,7 +17,7 @@ from app.checkpoint import whole_checkpoints
 from app.config import OptimizerName
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
-from tests.told import error_line
+from tests.error_lines import error_line
 
 SUMMARY_KEYS = {"status", "steps", "samples", "world_size", "parameters", "train", "eval", "throughput", "memory",
                 "power", "seconds", "digest", "best", "utilisation", "phase_seconds"}  # fmt: skip

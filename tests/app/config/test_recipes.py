@@ -18,7 +18,7 @@ from app.training import meta_build
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
-from tests.told import error_line
+from tests.error_lines import error_line
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 PUBLISHED = [name for name in RECIPES if name != "quickstart"]

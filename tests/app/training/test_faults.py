@@ -18,7 +18,7 @@ from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
 from tests.app.test_train import events, losses, summary, wait_for
-from tests.told import error_line
+from tests.error_lines import error_line
 
 
 def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -19,7 +19,7 @@ from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import write_dataset
 from tests.app.test_train import events, losses, summary
-from tests.told import error_line
+from tests.error_lines import error_line
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
-from tests.told import error_line
+from tests.error_lines import error_line
 
 # user and item have one id a row, genres two, tags none to many
 KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat",
