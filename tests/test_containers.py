@@ -129,7 +129,7 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     record = project.requirements / "base.json"
     assert "torchrec none" in base_tool(project, "record", record).stdout
     said = project.set_up(options=["--device", "cuda", "--packages", "train"])
-    assert "installing what belongs to this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
+    assert "installing the releases made for this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
     # A machine that builds images has no GPU driver: said, not failed.
     assert "were not imported: no GPU driver here" in said
     python = project.environment / "bin" / "python"

@@ -65,7 +65,7 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             process.kill()
             process.wait()
             answered.set()
-            assert "is not whole" in project.set_up()
+            assert "is incomplete" in project.set_up()
             assert project.versions() == CPU_VERSIONS
             assert "installing the packages" in process.communicate(timeout=240)[1]
         finally:
@@ -88,14 +88,14 @@ def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     lock.write_text(lock.read_text() + "# changed\n")
     # From the environment's own Python, as after `source .venv/bin/activate`.
     said = project.set_up(python=project.environment / "bin" / "python")
-    assert "made from something else" in said
+    assert "built from other requirements" in said
     assert str(project.python) in said
     assert project.versions() == CPU_VERSIONS
 
 
 def test_two_at_once_build_once(project: Project) -> None:
     said = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
-    assert "another set-up is at work" in said[0]
+    assert "another set-up is running" in said[0]
     assert "ready after" not in said[0]
     assert "ready after" in said[1]
     assert project.versions() == CPU_VERSIONS
@@ -128,7 +128,7 @@ def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
 def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str], message: str) -> None:
     write_wheel(project.wheels, "torch", "2.13.0", files)
     assert message in project.set_up(status=2)
-    assert "is not whole" in project.set_up(status=2)
+    assert "is incomplete" in project.set_up(status=2)
 
 
 def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
@@ -136,7 +136,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     before = project.snapshot(project.python.parents[1])
     said = project.set_up()
     assert "using torch 2.10.0+rocm7.1 for hip 7.1" in said
-    assert "installing what it lacks: extra" in said
+    assert "installing missing packages: extra" in said
     assert project.versions() == {
         "torch": "2.10.0+rocm7.1",
         "fbgemm_gpu": "2026.6.18",
@@ -150,7 +150,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     assert project.set_up() == ""
     # Of another length: bytecode of the same second and size would pass for current.
     project.replace_in_base("torchrec", "1.4.0", "1.10.0")
-    assert "made from something else" in project.set_up()
+    assert "built from other requirements" in project.set_up()
     assert project.versions()["torchrec"] == "1.10.0"
 
 
@@ -159,14 +159,14 @@ def test_package_that_would_replace_the_containers_is_refused(project: Project, 
     project.add_gpu_stack_to_base()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "1.0"), [wanted])
     before = project.snapshot(project.python.parents[1])
-    assert "pip found nothing that leaves" in project.set_up(status=2)
+    assert "pip found no versions that leave" in project.set_up(status=2)
     assert project.snapshot(project.python.parents[1]) == before
     assert set(project.snapshot(project.environment)) == {"gpu_stack.pth"}
 
 
 def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> None:
     project.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
-    assert "is there, but not fbgemm_gpu and torchrec: making the CPU stack" in project.set_up()
+    assert "is installed, but not fbgemm_gpu and torchrec: installing the CPU stack" in project.set_up()
     assert project.versions() == CPU_VERSIONS
 
 
