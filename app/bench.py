@@ -17,16 +17,16 @@ import torch
 
 from app.benchmark import collectives, dense, inference, input_path, steps, tables
 from app.benchmark.case import Case, result
-from app.benchmark.ceilings import Ceilings, higher, measure_ceilings
 from app.benchmark.describe import table
 from app.benchmark.shape import Shape
-from app.benchmark.timing import measure
 from app.config import CONFIG_DIR, Precision
 from app.config.bench import BenchConfig, chosen_operators, validate_bench
 from app.config.published_tables import published_tables
 from app.config.validation import validate
-from app.record import progress, provenance
+from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
+from app.record import provenance
 from app.runtime import platform as runtime
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE, run_command
@@ -45,7 +45,7 @@ def main(config: BenchConfig) -> int:
     validate(config)
     validate_bench(config)
     here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
-    progress.log_to_terminal(here.rank)
+    process_group.log_to_terminal(here.rank)
     try:
         shape = shape_of(config, here.world_size)
         log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
@@ -57,7 +57,7 @@ def main(config: BenchConfig) -> int:
         timed = []
         for case in _cases(config, shape, here, dtype):
             least = config.inference.least_runs if case.is_latency else None
-            timed.append((case, measure(case.work, here.device, config.seconds, here.highest, least)))
+            timed.append((case, time_work(case.work, here.device, config.seconds, here.highest, least)))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:

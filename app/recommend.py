@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.checkpoint import choice, resume
+from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR
 from app.config.recommend import RecommendConfig, validate_recommend
 from app.config.validation import validate
-from app.data import BatchMaker
 from app.data.batch import Rows
-from app.runtime import failures, platform, process_group
+from app.data.split import BatchMaker
+from app.runtime import platform, process_group
 from app.scoring import ranking
 from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
-from app.training import loop, session
+from app.training import loop, resume, session
 from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
 from data_prep.dataset.format import write_atomically
@@ -34,15 +34,15 @@ def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     validate_recommend(config)
     directory = Path(config.run)
-    trained = choice.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
-        run = choice.open_checkpoint(directory, config.checkpoint, trained, here)
+    with process_group.joined(trained, process_group.READING) as here:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         encoder = Encoder.load(run.root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
         this = session.build(trained, here, run.root, run.manifest)
-        resume.load_tensors(run.path, this, with_optimizer=False)
+        load_tensors(run.path, this.model, optimizer=None)
         order = _canonical_order(candidates, encoder)
         logits = _score(this, encoder.encode(block), order)
         unknown = encoder.unknown(block)

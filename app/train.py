@@ -10,14 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from app import trackers
-from app.checkpoint import choice
+from app.checkpoint import files
 from app.config import CONFIG_DIR, AppConfig
 from app.config.train import with_batch_of_all
 from app.config.validation import validate
-from app.data import prepare, verify_splits
-from app.record import Record, read_summary
+from app.data import prepare
+from app.data.shards import verify_splits
+from app.record.directory import Record
+from app.record.reading import read_summary
 from app.report import write_report
-from app.runtime import environment, failures, platform, process_group
+from app.runtime import environment, platform, process_group
 from app.runtime.signals import StopRequest
 from app.training import meta_build, session
 from app.training.run import Run
@@ -36,7 +38,7 @@ def main(config: AppConfig) -> int:
     only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     told = environment.apply(config.environment)
-    with process_group.joined(replace(config, runtime=arithmetic), failures.TRAINING) as here:
+    with process_group.joined(replace(config, runtime=arithmetic), process_group.TRAINING) as here:
         for line in told:
             log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
@@ -57,7 +59,7 @@ def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: Stop
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify,
                                           lambda: bool(stop)))  # fmt: skip
     here.on_rank_0(record.open)
-    start = here.on_rank_0(lambda: choice.choose(config.checkpoint, record.checkpoints))
+    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = Run(session.build(config, here, root, manifest), record, stop, began)
@@ -69,7 +71,7 @@ def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: Stop
                      record.directory, before["status"])  # fmt: skip
             return EXIT_DONE
         best = (run.state.best or {}).get("step")
-        here.on_rank_0(lambda: choice.forget_later(record.checkpoints, Path(start), best))
+        here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     try:
         return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
     finally:

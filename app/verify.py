@@ -21,18 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, record
-from app.checkpoint import choice
+from app.checkpoint import files
+from app.checkpoint.files import read
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
 from app.config.validation import validate
-from app.data import verify_splits
-from app.record import Record, provenance
+from app.data.shards import verify_splits
+from app.record import provenance
+from app.record.directory import Record
+from app.record.reading import METRICS, read_events, read_manifest, read_summary
 from app.replay.bitwise_difference import compare
 from app.replay.compare import Witness, plain
-from app.runtime import failures, process_group
 from app.runtime import platform as runtime
+from app.runtime import process_group
 from app.runtime.signals import StopRequest
-from app.training import session
+from app.training import resume, session
 from app.training.run import Run
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.errors import UserError
@@ -49,17 +51,19 @@ BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # what they
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
-    trained = choice.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
-        then = record.read_manifest(directory)
+    with process_group.joined(trained, process_group.READING) as here:
+        then = read_manifest(directory)
         _tell_of_layout(directory, then, here)
-        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in choice.undamaged(directory)])))
-        root, manifest = choice.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
+        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
+        root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
                                               lambda: bool(stop)))  # fmt: skip
-        figures = record.read_summary(directory) or {}
-        checkpoints = {checkpoint.read(Path(path)).state["step"]: Path(path) for path in paths}
+        figures = read_summary(directory) or {}
+        if not paths and not figures.get("steps"):
+            raise UserError(f"run={directory}: no whole checkpoint and no summary of a training; train it first")
+        checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
         steps = max(checkpoints) if checkpoints else figures["steps"]
         this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
@@ -72,7 +76,7 @@ def main(config: VerifyConfig) -> int:
                 return EXIT_DONE
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
             if checkpoints:
-                recorded = checkpoint.read(checkpoints[steps]).arrays["losses"]
+                recorded = read(checkpoints[steps]).arrays["losses"]
                 report |= witness.report(compare(recorded, run.state.all_losses(), floor=0.0))
             else:
                 report |= _compare_records(directory, scratch)
@@ -104,11 +108,11 @@ def _compare_records(then: Path, now: Path) -> dict[str, Any]:
     """
     losses, figures = [], []
     for directory in (then, now):
-        losses.append({event["step"]: event["loss"] for event in record.read_events(directory, "train")})
-        figures.append(record.read_summary(directory) or {})
+        losses.append({event["step"]: event["loss"] for event in read_events(directory, "train")})
+        figures.append(read_summary(directory) or {})
     common = sorted(losses[0].keys() & losses[1].keys())
     if not common:
-        raise UserError(f"run={then}: {record.METRICS} has no losses to compare")
+        raise UserError(f"run={then}: {METRICS} has no losses to compare")
     first, second = (np.array([of[step] for step in common], np.float64) for of in losses)
     found = compare(first, second, floor=0.0)
     evaluation = {

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint
-from app.checkpoint import resume
+from app.checkpoint.model_state import num_bytes
+from app.checkpoint.saver import Saver
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.data.batch import Batch
 from app.runtime import platform
-from app.training import session
+from app.training import resume, session
 from app.training.state import State
 from benchmarks import training_loop
 from benchmarks.result_file import write_result
@@ -45,7 +45,7 @@ def measure_once(
     this: session.Session, directory: Path, kind: str, steps: int, batches: Iterator[Batch]
 ) -> dict[str, float]:
     """Run the loop for `steps` steps with one checkpoint of that kind; seconds."""
-    saver = checkpoint.Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
+    saver = Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
     stall = 0.0
 
     def save(state: State) -> None:
@@ -89,7 +89,7 @@ def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, An
     }
     tensors = {"model": this.model.state_dict(), "optimizer": this.optimizer.state_dict()}
     return {
-        "bytes": checkpoint.num_bytes(tensors),
+        "bytes": num_bytes(tensors),
         "steps a round": steps,
         "seconds": medians,
         "asynchronous / synchronous": ratios,

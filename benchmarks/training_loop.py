@@ -36,12 +36,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.data.batch import Batch
-from app.metrics.timing import Meter
-from app.model import DLRM
-from app.model.embeddings import make_sparse_arch
+from app.metrics.timing import StepTimer
+from app.model.dlrm import DLRM
+from app.model.embeddings.sparse_arch import make_sparse_arch
+from app.optimizer import build
 from app.runtime import platform
 from app.training import loop, session
 from app.training.finite_checks import Health
@@ -98,7 +98,7 @@ def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hoo
     split, config = this.split("train"), this.config.train
 
     def set_learning_rate(step: int) -> float:
-        optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
+        build.set_learning_rate(this.optimizer, LEARNING_RATE)
         return LEARNING_RATE
 
     health = Health(this.model.module.interaction, this.dense_parameters(), LOSS)
@@ -111,7 +111,7 @@ def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hoo
         optimizer=this.optimizer,
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: session.mean_over_ranks(this.runtime, losses),
-        meter=Meter(this.runtime.device),
+        meter=StepTimer(this.runtime.device),
         health=health,
         health_names=health.names,
         **hooks,

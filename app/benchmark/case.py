@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from app.benchmark.ceilings import Ceilings
-from app.benchmark.timing import Timing
+from app.metrics.ceilings import Ceilings, WorkTiming
 
 
 class Case(NamedTuple):
@@ -35,7 +34,7 @@ class Case(NamedTuple):
         return self.name.split("/")[0]
 
 
-def result(case: Case, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
+def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]:
     """A case's figures; shares are of the measured ceilings, and above 1 where caches serve what was counted."""
     seconds = timing.median
     return {

@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape
 from app.config import Interaction, ModelConfig
-from app.model import mlp
-from app.model.interaction import make_interaction
+from app.model.interaction import make_interaction, mlp
 
 FLOAT_BYTES = 4
 

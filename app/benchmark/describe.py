@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from app.benchmark.ceilings import Ceilings
+from app.metrics.ceilings import Ceilings
 
 COLUMNS = ("", "median ms", "p10", "p90", "samples/s", "GB/s", "of bandwidth", "GFLOP/s", "of matrix rate")
 LATENCY_COLUMNS = ("", "p50 ms", "p95 ms", "p99 ms", "runs")

@@ -12,8 +12,8 @@ import torch
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
-from app.data import Split
 from app.data.batch import Batch, OneHotBatches, Rows
+from app.data.split import Split
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
 from data_prep.dataset.format import Split as SplitEntry
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, keyed, random_ids
+from app.optimizer.tables import state_elements
 
 FLOAT_BYTES = ID_BYTES = 4
 OPTIMIZERS = {
@@ -26,13 +27,6 @@ OPTIMIZERS = {
 def lookup_bytes(shape: Shape) -> int:
     """Of one lookup of a batch: ids and rows read, pooled vectors written."""
     return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
-
-
-def state_elements(optimizer: str, dim: int) -> int:
-    """Elements of state beside a row of `dim` elements: whole moments, or one number for the row where row-wise."""
-    return {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "rowwise_adam": dim + 1, "rowwise_lamb": dim + 1}.get(
-        optimizer, 2 * dim
-    )
 
 
 def update_bytes(shape: Shape, optimizer: str) -> int:

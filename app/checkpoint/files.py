@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk.
+"""Checkpoints as files: which there are, which to start from, their names, digests and removal.
 
 A checkpoint is written beside its final name and renamed when all of it is on disk, with the sizes and sums of
 its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
@@ -6,6 +6,7 @@ truncated data if it were killed then.
 """
 
 import json
+import logging
 import os
 import shutil
 import zipfile
@@ -14,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed.checkpoint as dcp
 from numpy.typing import NDArray
-from torch.distributed.checkpoint import StorageReader
-from torch.distributed.checkpoint.api import CheckpointException
-from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
+from app.config import CheckpointConfig
 from common.errors import UserError
 from data_prep.dataset.format import FileDigest, digest_file, sync, write_atomically
 
+log = logging.getLogger("clickwork")
+
+CHECKPOINTS = "checkpoints"  # their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
 STATE = "state.json"
 ARRAYS = "arrays.npz"
@@ -32,14 +32,14 @@ FILES = "files"  # key of state.json: size and sum of every other file
 
 
 @dataclass
-class Saved:
+class CheckpointState:
     """What a checkpoint holds beside tensors: JSON values, and arrays by name."""
 
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """The name of a step's checkpoint."""
     return f"step_{step:08d}"
 
@@ -81,7 +81,7 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(old)
 
 
-def newest(directory: Path) -> tuple[Path | None, list[str]]:
+def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole and undamaged, and what is wrong with each newer one.
 
     `latest` is for people: a kill may come between the renaming of a checkpoint and it.
@@ -113,7 +113,7 @@ def verify(checkpoint: Path) -> None:
             raise UserError(f"{path}: damaged, its size or sum is not the one it was written with")
 
 
-def read(checkpoint: Path) -> Saved:
+def read(checkpoint: Path) -> CheckpointState:
     """What a checkpoint holds beside tensors.
 
     Raises:
@@ -121,56 +121,9 @@ def read(checkpoint: Path) -> Saved:
     """
     try:
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
-            return Saved(_read_state(checkpoint), dict(arrays))
+            return CheckpointState(_read_state(checkpoint), dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{checkpoint / ARRAYS}: damaged ({error}); remove the checkpoint to use another") from error
-
-
-def load_tensors(
-    checkpoint: Path, reader: StorageReader, model: DistributedModelParallel, optimizer: CombinedOptimizer | None
-) -> None:
-    """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
-
-    The layout may differ from the one that was saved. `reader` reads the files of `checkpoint`.
-
-    Raises:
-        UserError: the checkpoint does not fit this model and optimizer.
-    """
-    tensors = tensors_of(model, optimizer)
-    read_tensors(checkpoint, reader, tensors)
-    model.load_state_dict(tensors["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
-
-
-def read_tensors(checkpoint: Path, reader: StorageReader, tensors: dict[str, Any]) -> None:
-    """Overwrite tensors such as `tensors_of` gives by a checkpoint's; a collective call. Raises as `load_tensors`."""
-    try:
-        dcp.load(tensors, storage_reader=reader)
-    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
-
-
-def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
-    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
-    tensors: dict[str, Any] = {"model": model.state_dict()}
-    if optimizer is not None:
-        tensors["optimizer"] = optimizer.state_dict()
-    return _without_empty(tensors)
-
-
-def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
-    """Without empty dicts (SGD keeps no state): torch saves those of rank 0 only, and misses the others' in loading."""
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
-    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
-
-
-def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """A nest as it was before `_without_empty`, with the values that were loaded."""
-    return {
-        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
-        for key, value in nest.items()
-    }
 
 
 def last_line(error: BaseException) -> str:
@@ -179,7 +132,7 @@ def last_line(error: BaseException) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
-def complete(part: Path, final: Path, saved: Saved, digests: dict[str, Any]) -> None:
+def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any]) -> None:
     """Write what is missing, bring all to the disk, and give the checkpoint its name.
 
     digests: size and sum of the tensors' files by name, where they are known already.
@@ -207,3 +160,82 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
         raise UserError(f"{path}: damaged (no key {FILES!r}); remove the checkpoint to use another")
     return state
+
+
+def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
+    """The path of the checkpoint to start from, if any; damaged ones are passed over with a warning.
+
+    Where torchrun started the job again after a loss, that is the run's newest, whatever the job began with.
+
+    Raises:
+        UserError: the one that was asked for is not there or is damaged.
+    """
+    wanted = config.resume
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    if restarted and wanted != "auto" and whole_checkpoints(checkpoints):
+        log.info("resume: torchrun started the job again, so checkpoint.resume is auto now, not %s", wanted)
+        wanted = "auto"
+    if wanted == "never":
+        return None
+    if wanted == "auto":
+        path, skipped = newest_undamaged(checkpoints)
+        for reason in skipped:
+            log.warning("resume: passed over %s", reason)
+        return None if path is None else str(path)
+    asked = Path(wanted)
+    if asked.name == LATEST and asked.is_file():
+        asked = asked.parent.parent
+    if (asked / CHECKPOINTS).is_dir():
+        path, _ = newest_undamaged(asked / CHECKPOINTS)
+        asked = path or asked
+    verify(asked)
+    return str(asked)
+
+
+def undamaged(run: Path) -> list[Path]:
+    """A run's complete and undamaged checkpoints, oldest first; of the others, a warning."""
+    good = []
+    for path in whole_checkpoints(run / CHECKPOINTS):
+        try:
+            verify(path)
+            good.append(path)
+        except UserError as error:
+            log.warning("checkpoint: passed over %s", error)
+    return good
+
+
+def find_checkpoint(run: Path, asked: str | None) -> str:
+    """The path of the checkpoint asked for (`best`, or a path), else of the run's newest that is not damaged.
+
+    Raises:
+        UserError: there is none.
+    """
+    if asked in (BEST, LATEST):
+        named = pointed_to(run / CHECKPOINTS, asked)
+        if named is None:
+            raise UserError(f"checkpoint={asked}: {run} has none that is whole")
+        asked = str(named)
+    if asked:
+        verify(Path(asked))
+        return asked
+    path, skipped = newest_undamaged(run / CHECKPOINTS)
+    if path is None:
+        raise UserError("; ".join(skipped) or f"run={run}: no whole checkpoint yet; train it first")
+    for reason in skipped:
+        log.warning("checkpoint: passed over %s", reason)
+    return str(path)
+
+
+def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
+    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere.
+
+    best_step: the step of the highest AUC on the way; `best` is made to name its checkpoint, if that is there.
+    """
+    own = start.parent.resolve() == checkpoints.resolve()
+    for path in whole_checkpoints(checkpoints):
+        if not own or path.name > start.name:
+            log.info("resume: removing %s, which does not come before %s", path, start)
+            remove(path)
+    best = None if best_step is None else checkpoint_name(best_step)
+    there = best in [path.name for path in whole_checkpoints(checkpoints)]
+    point_to_best(checkpoints, best if there else None)

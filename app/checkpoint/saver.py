@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint import files, staging
-from app.checkpoint.files import OLD, PART, Saved
+from app.checkpoint import files, model_state
+from app.checkpoint.files import OLD, PART, CheckpointState
 from common.errors import UserError
 from common.streams import without_native_stdout
 from data_prep.dataset.format import digest_file
@@ -24,7 +24,7 @@ log = logging.getLogger("clickwork")
 
 
 @dataclass
-class Written:
+class WrittenCheckpoint:
     """A checkpoint that is whole on disk: its path, and how long the writing took in seconds."""
 
     path: Path
@@ -46,12 +46,17 @@ class Saver:
         with without_native_stdout():
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[Written] | None = None
-        self._done: list[Written] = []
+        self._pending: Future[WrittenCheckpoint] | None = None
+        self._done: list[WrittenCheckpoint] = []
         self._told_of_memory = False
 
     def save(
-        self, step: int, model: DistributedModelParallel, optimizer: CombinedOptimizer, saved: Saved, best: bool
+        self,
+        step: int,
+        model: DistributedModelParallel,
+        optimizer: CombinedOptimizer,
+        saved: CheckpointState,
+        best: bool,
     ) -> None:
         """Begin to write `directory`/step_<step>; waits for the one before. A collective call.
 
@@ -62,12 +67,12 @@ class Saver:
                 training's back, this one. Checkpoints that were there are as they were.
         """
         self.wait()
-        tensors = files.tensors_of(model, optimizer)
-        if not self._asynchronous or not self._has_room(staging.num_bytes(tensors)):
+        tensors = model_state.tensors_of(model, optimizer)
+        if not self._asynchronous or not self._has_room(model_state.num_bytes(tensors)):
             self._done.append(self._write(step, tensors, saved, best))
             return
         self._thread = self._thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending = self._thread.submit(self._write, step, staging.stage(tensors), saved, best)
+        self._pending = self._thread.submit(self._write, step, model_state.stage(tensors), saved, best)
 
     def wait(self) -> None:
         """Until nothing is being written. Raises UserError as `save` does, for the one that was."""
@@ -79,7 +84,7 @@ class Saver:
         """Whether `wait` would raise at once."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def finished(self) -> list[Written]:
+    def finished(self) -> list[WrittenCheckpoint]:
         """What became whole since the last call."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
@@ -96,7 +101,7 @@ class Saver:
             self._thread.shutdown()
 
     def _has_room(self, size: int) -> bool:
-        enough = size * self._local_world_size < staging.host_bytes_available()
+        enough = size * self._local_world_size < model_state.host_bytes_available()
         if not enough and not self._told_of_memory:
             self._told_of_memory = True
             log.warning("checkpoint: no host memory for a copy of %.1f GiB; training waits for each checkpoint",
@@ -109,15 +114,15 @@ class Saver:
         failure = None
         if dist.get_rank() == 0:
             try:
-                files.point_to_best(self._directory, files.name_of(step))
+                files.point_to_best(self._directory, files.checkpoint_name(step))
                 files.prune(self._directory, self._keep)
             except OSError as error:
                 failure = str(_unwritable(self._directory / files.BEST, error))
         self._agree(failure)
 
-    def _write(self, step: int, tensors: dict[str, Any], saved: Saved, best: bool) -> Written:
+    def _write(self, step: int, tensors: dict[str, Any], saved: CheckpointState, best: bool) -> WrittenCheckpoint:
         """All of a checkpoint, or nothing; every process gets the same outcome."""
-        began, final = time.perf_counter(), self._directory / files.name_of(step)
+        began, final = time.perf_counter(), self._directory / files.checkpoint_name(step)
         part = final.with_suffix(PART)
         try:
             self._write_part(step, part, tensors)
@@ -128,10 +133,10 @@ class Saver:
             if dist.get_rank() == 0:
                 shutil.rmtree(part, ignore_errors=True)  # on a full disk it would be in the way of everything else
             raise
-        return Written(final, step, time.perf_counter() - began)
+        return WrittenCheckpoint(final, step, time.perf_counter() - began)
 
     def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
-        if bad := staging.first_not_finite(tensors):
+        if bad := model_state.first_not_finite(tensors):
             bad = f"step {step}: {bad} is not finite; not saved, the checkpoints before it are as they were"
         self._agree(bad or self._begin(part))
         try:
@@ -158,11 +163,13 @@ class Saver:
                 return str(_unwritable(part, error))
         return None
 
-    def _complete(self, part: Path, final: Path, saved: Saved, digests: dict[str, Any], best: bool) -> str | None:
+    def _complete(
+        self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any], best: bool
+    ) -> str | None:
         """On rank 0, make it a checkpoint and remove those that are no longer wanted; what is wrong, if anything."""
         if dist.get_rank() == 0:
             try:
-                files.complete(part, final, saved, digests)
+                files.publish(part, final, saved, digests)
                 if best:
                     files.point_to_best(self._directory, final.name)
                 files.prune(self._directory, self._keep)

@@ -108,3 +108,10 @@ def _table_optimizer(params: list[nn.Parameter], config: OptimizerConfig) -> Opt
 def _as_fused(state: torch.Tensor) -> torch.Tensor:
     """RowWiseAdagrad's sums are [E, 1], FBGEMM's are [E]; the view shares their memory."""
     return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
+
+
+def state_elements(optimizer: str, dim: int) -> int:
+    """Elements of state beside a row of `dim` elements: whole moments, or one number for the row where row-wise."""
+    return {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "rowwise_adam": dim + 1, "rowwise_lamb": dim + 1}.get(
+        optimizer, 2 * dim
+    )

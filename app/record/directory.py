@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import yaml
 
+from app.checkpoint.files import CHECKPOINTS
 from app.record.reading import (
-    CHECKPOINTS,
     CONFIG,
     CURVES,
     FORMAT_NAME,

@@ -60,19 +60,3 @@ class Progress:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
-
-
-class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
-    """Log lines above the bar, without tearing it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-def log_to_terminal(rank: int) -> None:
-    """Rank 0 tells what happens on stderr; the others only warn."""
-    handler = _BesideBar()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    log.propagate = False

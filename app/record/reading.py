@@ -11,7 +11,7 @@ from common.errors import UserError
 
 FORMAT_NAME = "clickwork-run"
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
-RESULTS, LOG, CHECKPOINTS, LOCK = "results.csv", "log.txt", "checkpoints", ".lock"
+RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"
 
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app import checkpoint
-from app.checkpoint import resume
-from app.checkpoint.policy import Keeper
+from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
 from app.replay.bitwise_difference import Difference, compare, merged
+from app.training.checkpointer import Checkpointer
 from app.training.run import Run
 from app.training.state import State
 
@@ -20,7 +19,7 @@ NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this 
 TABLES = ".embedding_bags."  # in the names of tables
 
 
-class Witness(Keeper):
+class Witness(Checkpointer):
     """Where the run saved a checkpoint that is still there, compares instead of saving."""
 
     def __init__(self, run: Run, checkpoints: dict[int, Path]) -> None:
@@ -40,11 +39,11 @@ class Witness(Keeper):
 
     def _compare(self, path: Path) -> dict[str, Difference]:
         """The tensors that differ from a checkpoint's, tables first; a collective call."""
-        live = checkpoint.stage(checkpoint.tensors_of(self._session.model, self._session.optimizer))
-        recorded = checkpoint.stage(live)
-        resume.read_tensors(path, recorded)
+        live = stage(tensors_of(self._session.model, self._session.optimizer))
+        recorded = stage(live)
+        read_tensors(path, recorded)
         mine: dict[str, Difference] = {}
-        for then, now in zip(checkpoint.local_tensors(recorded), checkpoint.local_tensors(live), strict=True):
+        for then, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
             difference = compare(_array(then.values), _array(now.values), NEAR_ZERO)
             if difference is not None:
                 place = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))

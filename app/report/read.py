@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app import record
+from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_summary
 from common.errors import UserError
 
 UNFINISHED = "unfinished"  # no summary: still running, or killed
@@ -64,18 +64,18 @@ def read_run(directory: Path) -> RunFiles:
     Raises:
         UserError: it is not a run's directory.
     """
-    config, manifest = record.read_config(directory), _object(directory / record.MANIFEST)
+    config, manifest = read_config(directory), _object(directory / MANIFEST)
     if manifest is None:
-        raise UserError(f"runs={directory}: not a run's directory (no readable {record.MANIFEST})")
+        raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
     try:
         run = RunFiles(
             directory=directory,
             config=config,
             manifest=manifest,
-            summary=record.read_summary(directory),
-            events=_events(directory / record.METRICS),
-            curves=_object(directory / record.CURVES),
-            step_times=_object(directory / record.STEP_TIMES),
+            summary=read_summary(directory),
+            events=_events(directory / METRICS),
+            curves=_object(directory / CURVES),
+            step_times=_object(directory / STEP_TIMES),
         )
         if min(run.world_size, run.global_batch_size) < 1:
             raise ValueError("a run of nothing")

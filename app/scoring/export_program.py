@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
-from app.model import DLRM
-from app.model.embeddings import SparseArch
+from app.model.dlrm import DLRM
+from app.model.embeddings.sparse_arch import SparseArch
 from common.errors import UserError
 
 ABOUT = "clickwork.json"

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, PoolingType
 
-from app.checkpoint import resume
+from app.checkpoint.model_state import read_tensors
 from app.config import AppConfig
 from app.config.serving import TablePrecision
-from app.model import DLRM, embeddings
+from app.model.dlrm import DLRM
+from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
 from app.scoring.packed_tables import PACKED, PackedBags, PackedRows, Source
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
@@ -23,7 +24,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     """
     nowhere = torch.device("meta")  # tables are stored there as asked, whatever FBGEMM trains on this device
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
     for collection in collections(model):
         collection.to_empty(device=torch.device("cpu"))
@@ -39,7 +40,7 @@ def load(
         UserError: the checkpoint does not fit, or is damaged.
     """
     model = unsharded(config, manifest)
-    resume.read_tensors(checkpoint, {"model": model.state_dict()})
+    read_tensors(checkpoint, {"model": model.state_dict()})
     return in_precision(model, precision, device)
 
 
@@ -50,7 +51,7 @@ def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -
     fp32. fp32 is torch's own lookup.
     """
     arch = model.sparse_arch
-    assert isinstance(arch, embeddings.SparseArch)
+    assert isinstance(arch, SparseArch)
     if precision in PACKED:
         if isinstance(arch.bags, EmbeddingBagCollection):
             arch.bags = PackedBags(_bag_sources(arch.bags), precision, device)
@@ -68,7 +69,7 @@ def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -
 def collections(model: DLRM) -> list[nn.Module]:
     """The modules whose parameters are tables."""
     arch = model.sparse_arch
-    assert isinstance(arch, embeddings.SparseArch)
+    assert isinstance(arch, SparseArch)
     return [*([] if arch.bags is None else [arch.bags]), *arch.rows.values()]
 
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 
-from app import optimizer, sharding
 from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns
-from app.model.embeddings import SparseArch
+from app.model.embeddings.sparse_arch import SparseArch
+from app.optimizer.tables import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
+from app.sharding.choices import choices
+from app.sharding.collections import table_types
+from app.sharding.placement import place
+from app.sharding.plan import Plan, Table, read_plan
+from app.sharding.planner import Workload, search
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -24,7 +29,7 @@ log = logging.getLogger("clickwork")
 MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> sharding.Plan:
+def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
@@ -40,15 +45,13 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes:
         counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
         return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
 
-    plan = sharding.Plan.from_json(json.loads(runtime.on_rank_0(decided)))
+    plan = Plan.from_json(json.loads(runtime.on_rank_0(decided)))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan
 
 
-def decide(
-    config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]
-) -> sharding.Plan:
+def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
     Raises:
@@ -57,38 +60,38 @@ def decide(
     own, name = config.topology, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
-    parts = sharding.table_types(tables)
+    parts = table_types(tables)
     if config.sharding.plan is not None:
-        plan = sharding.read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
+        plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
         for table in plan.tables.values():
             refuse_columns("sharding.plan", table.type, name)
-            if table.type != "data_parallel" and not optimizer.has_fused(name, device):
+            if table.type != "data_parallel" and not has_fused(name, device):
                 raise UserError(
                     f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
                     f"{device.type}; use sharding.types=data_parallel"
                 )
         return plan
     asked = with_an_update_for_tables(config.sharding, name, parts, device)
-    chosen = sharding.choices(asked, name, parts, device.type)
+    chosen = choices(asked, name, parts, device.type)
     if all(choice.is_forced for choice in chosen.values()):
-        return sharding.place(parts, chosen, world_size, local_world_size)
+        return place(parts, chosen, world_size, local_world_size)
     resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
-    return sharding.search(tables, chosen, workload(config, resolved, tables, bag_sizes))
+    return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
 
 def workload(
     config: AppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
-) -> sharding.Workload:
+) -> Workload:
     """What the planner must know; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
-    return sharding.Workload(
+    return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,
         local_batch_size=max(1, config.train.global_batch_size // world_size),
         pooling_factors={
             table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.features]
-            for table in sharding.table_types(tables)
+            for table in table_types(tables)
         },
         optimizer=config.optimizer.name,
         qcomm=config.sharding.qcomm,
@@ -114,14 +117,14 @@ def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
 
 
 def with_an_update_for_tables(
-    config: ShardingConfig, name: OptimizerName, tables: Sequence[sharding.Table], device: torch.device
+    config: ShardingConfig, name: OptimizerName, tables: Sequence[Table], device: torch.device
 ) -> ShardingConfig:
     """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
 
     Raises:
         UserError: the tables are too big for that: it goes over whole tables at every step.
     """
-    if optimizer.has_fused(name, device):
+    if has_fused(name, device):
         return config
     parameters = sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MOST_REPLICATED:

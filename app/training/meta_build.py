@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 
-from app import sharding
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, to_plain
 from app.config.published_tables import published_tables
 from app.data import prepare
-from app.model import DLRM, embeddings
-from app.record import Record, provenance, summary
+from app.model.dlrm import DLRM
+from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
+from app.model.embeddings.spec import Table
+from app.record import provenance
+from app.record.directory import Record
 from app.runtime.platform import Runtime
 from app.sharding import from_config
+from app.sharding.collections import table_types
+from app.training import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME
@@ -47,7 +51,7 @@ def meta_model(config: AppConfig) -> DLRM:
 def parameter_counts(model: DLRM) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    tables: list[embeddings.Table] = model.sparse_arch.tables  # type: ignore[assignment]
+    tables: list[Table] = model.sparse_arch.tables  # type: ignore[assignment]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 
@@ -71,7 +75,7 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     )
     sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
                           "bytes": table.num_embeddings * table.embedding_dim * 4}
-             for table in sharding.table_types(sparse_arch)}  # fmt: skip
+             for table in table_types(sparse_arch)}  # fmt: skip
     manifest: dict[str, Any] = {
         **provenance.describe_run(),
         "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},
@@ -85,7 +89,7 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     }  # fmt: skip
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(summary.unmeasured(runtime.world_size, counts, time.perf_counter() - began))
+    record.summary(summary.summarise_untrained(runtime.world_size, counts, time.perf_counter() - began))
     log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
              Path(record.directory), config.data.published_tables, f"{counts['total']:,}",
              f"{counts['embedding']:,}")  # fmt: skip
@@ -98,5 +102,5 @@ def _published(config: AppConfig) -> dict[str, int]:
     return published_tables(config.data.published_tables)
 
 
-def _sparse_arch(config: AppConfig) -> embeddings.SparseArch:
-    return embeddings.make_sparse_arch(config.model, _published(config), torch.device("meta"))
+def _sparse_arch(config: AppConfig) -> SparseArch:
+    return make_sparse_arch(config.model, _published(config), torch.device("meta"))

@@ -8,26 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from app import optimizer, sharding, trackers
-from app.checkpoint import resume
-from app.checkpoint.policy import Keeper
+from app import trackers
 from app.config import to_plain
 from app.metrics.curves import click_curves
-from app.metrics.phases import PHASES
 from app.metrics.power import EnergyMeter
 from app.metrics.profiling import Profiler
-from app.metrics.timing import Meter, memory_in_use, step_time_histogram
+from app.metrics.timing import PHASES, StepTimer, memory_in_use, step_time_histogram
 from app.model import losses
-from app.record import Record, provenance, summary, told_where_no_room
-from app.record.console import closing_lines
+from app.optimizer.build import set_learning_rate
+from app.optimizer.schedule import learning_rate
+from app.optimizer.tables import set_step
+from app.record import provenance
+from app.record.directory import Record, told_where_no_room
 from app.record.progress import Progress
 from app.runtime.signals import StopRequest
-from app.training import loop
+from app.sharding.execute import plan_summary
+from app.training import loop, resume, summary
+from app.training.checkpointer import Checkpointer
 from app.training.data_loader import Feed
 from app.training.finite_checks import Health
 from app.training.run_length import course_of
 from app.training.session import Session, mean_over_ranks
 from app.training.state import AGREE_EVERY_STEPS, LOSS, Parts, State, Steps
+from app.training.summary import closing_lines
 
 log = logging.getLogger("clickwork")
 
@@ -40,12 +43,12 @@ class Run:
         self.session, self.record, self.stop = session, record, stop
         self.config, self.runtime = session.config, session.runtime
         self.state = State()
-        self.meter, self.trackers = Meter(self.runtime.device), trackers.Trackers()
+        self.meter, self.trackers = StepTimer(self.runtime.device), trackers.Trackers()
         self.seconds_before: dict[str, float] = {}
         self.resumed = ""
         self.began = began
         self.measured_before = 0  # steps, before a resumption
-        self.keeper = Keeper(session, record.checkpoints, self.meter, self.seconds, self._event)
+        self.keeper = Checkpointer(session, record.checkpoints, self.meter, self.seconds, self._event)
         train = self.config.train
         course = course_of(train, session.split("train").rows, self.runtime.world_size)
         self.steps_per_epoch, self.total_steps, self.course = course
@@ -56,7 +59,7 @@ class Run:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint; a collective call. Raises UserError as app.resume.restore does."""
         self.state, self.seconds_before, self.resumed = resume.restore(path, self.session)
-        optimizer.set_step(self.session.optimizer, self.state.step)
+        set_step(self.session.optimizer, self.state.step)
         if self.record.was_killed():
             self.resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
         self.measured_before = len(self.state.all_step_seconds())
@@ -96,7 +99,7 @@ class Run:
             self.keeper.wait()
             self.profiler.close()
         except Exception as error:
-            figures = summary.failed(self.session, self.state, error, self.seconds())
+            figures = summary.summarise_failure(self.session, self.state, error, self.seconds())
             self.keeper.close()  # a checkpoint that fills the disk is gone then: there is room for the last figures
             with told_where_no_room():
                 self.record.summary(figures)
@@ -169,8 +172,8 @@ class Run:
 
     def _set_learning_rate(self, step: int) -> float:
         rates, schedule = self.config.optimizer, self.config.schedule
-        lr = optimizer.learning_rate(rates.lr, schedule, step)
-        optimizer.set_learning_rate(self.session.optimizer, lr, optimizer.learning_rate(rates.table_lr, schedule, step))
+        lr = learning_rate(rates.lr, schedule, step)
+        set_learning_rate(self.session.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
         return lr
 
     def _event(self, kind: str, step: int, **values: Any) -> None:
@@ -197,7 +200,7 @@ class Run:
             result = self.session.measure(split, predictions)
             about = {"step": state.step, "split": split}
             curves = self.record.curves(about, lambda: click_curves(*predictions))
-            optimizer.set_step(self.session.optimizer, state.step)
+            set_step(self.session.optimizer, state.step)
         self.trackers.curves(state.step, curves)
         self._evaluated("eval", state.step, {**result, "eval_seconds": self.meter.spent["eval"] - spent})
         log.info("eval: step %d %s", state.step, summary.describe_evaluation(result))
@@ -219,7 +222,7 @@ class Run:
         """Evaluate the training split too and tell both as AMD's blog does, with what unmasks its accuracy."""
         with self.meter.apart("eval"):
             on_train = self.session.measure("train", self.session.predict("train"))
-            optimizer.set_step(self.session.optimizer, state.step)
+            set_step(self.session.optimizer, state.step)
         self._evaluated("eval_train", state.step, on_train)
         for line in summary.describe_beside_train(on_train, result, state.step / max(self.steps_per_epoch, 1)):
             log.info(line)
@@ -249,7 +252,7 @@ class Run:
             "world_size": self.runtime.world_size,
             "platform": self.runtime.platform.value,
             "num_threads": self.runtime.num_threads,
-            "plan": sharding.plan_summary(self.session.model),
+            "plan": plan_summary(self.session.model),
             "pipeline": self.feed.name,
             "tables": self.session.describe_tables(),
         }

@@ -13,15 +13,22 @@ from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app import optimizer, sharding
 from app.config import AppConfig, Precision
-from app.data import Split
 from app.data.batch import Batch
+from app.data.split import Split
 from app.metrics import clicks
-from app.model import DLRM, embeddings
+from app.model.dlrm import DLRM
+from app.model.embeddings import initial
+from app.model.embeddings.sparse_arch import make_sparse_arch
+from app.optimizer.build import make_optimizer
+from app.optimizer.tables import fused_params
 from app.record import provenance
 from app.runtime.platform import Runtime
 from app.sharding import from_config
+from app.sharding.collections import table_of
+from app.sharding.execute import distribute
+from app.sharding.plan import Plan
+from app.sharding.tables import fill_tables, table_blocks, table_weights
 from app.training import loop
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -46,7 +53,7 @@ class Session:
     runtime: Runtime
     root: Path  # of the dataset
     manifest: Manifest
-    plan: sharding.Plan
+    plan: Plan
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
     _splits: dict[str, Split] = field(default_factory=dict)
@@ -111,7 +118,7 @@ class Session:
                 "embedding_dim": weight.size(1),
                 "bytes": weight.size(0) * weight.size(1) * weight.dtype.itemsize,
             }
-            for name, weight in sharding.table_weights(self.model)
+            for name, weight in table_weights(self.model)
         }
 
     def parameter_counts(self) -> dict[str, int]:
@@ -123,15 +130,15 @@ class Session:
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters but tables, by name and in its order."""
         named = sorted(self.model.named_parameters(), key=lambda item: item[0])
-        return {name: parameter for name, parameter in named if not sharding.table_of(name)}
+        return {name: parameter for name, parameter in named if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Tables in order, large ones in blocks of rows, then dense parameters by name.
 
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
-        for name, weight in sharding.table_weights(self.model):
-            for block in sharding.table_blocks(weight):
+        for name, weight in table_weights(self.model):
+            for block in table_blocks(weight):
                 yield name, block.numpy()
         for name, parameter in self.dense_parameters().items():
             if self.runtime.rank == 0:
@@ -151,23 +158,23 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
                                               from_config.multi_hot_features(config, manifest))  # fmt: skip
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
-    model = sharding.distribute(
+    model = distribute(
         DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch),
         plan,
-        optimizer.fused_params(config.optimizer),
+        fused_params(config.optimizer),
         config.sharding.qcomm,
         runtime.device,
     )
     tables = {table.name: table for table in sparse_arch.tables}
 
     def initial_rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
-        return embeddings.initial_rows(config.train.seed, tables[table], start, stop)
+        return initial.initial_rows(config.train.seed, tables[table], start, stop)
 
-    sharding.fill_tables(model, initial_rows)
-    return Session(config, runtime, root, manifest, plan, model, optimizer.make_optimizer(model, config.optimizer))
+    fill_tables(model, initial_rows)
+    return Session(config, runtime, root, manifest, plan, model, make_optimizer(model, config.optimizer))
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.metrics.timing import Meter
+from app.metrics.timing import StepTimer
+from app.optimizer import build
 from app.runtime import platform
 from app.training import loop, session
 from app.training.state import Parts, State
@@ -30,7 +30,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
         split = this.split("train")
 
         def set_learning_rate(step: int) -> float:
-            optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
+            build.set_learning_rate(this.optimizer, LEARNING_RATE)
             return LEARNING_RATE
 
         steps = split.num_batches(batch_size)
@@ -43,7 +43,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
             optimizer=this.optimizer,
             set_learning_rate=set_learning_rate,
             mean_over_ranks=lambda values: session.mean_over_ranks(here, values),
-            meter=Meter(here.device),
+            meter=StepTimer(here.device),
         )
         began = time.perf_counter()
         loop.train(parts, config.train, State())

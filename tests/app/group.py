@@ -12,10 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import optimizer, sharding, train
+from app import sharding, train
 from app.config import CONFIG_DIR, AppConfig
 from app.config.validation import validate
-from app.record import Record, read_summary
+from app.optimizer.build import set_learning_rate
+from app.record.directory import Record
+from app.record.reading import read_summary
 from app.runtime import platform
 from app.runtime.signals import StopRequest
 from app.training import session
@@ -126,7 +128,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
     epoch = 0
     while len(losses) < (config.train.max_steps or 0):
         for batch in this.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
-            optimizer.set_learning_rate(this.optimizer, config.optimizer.lr)
+            set_learning_rate(this.optimizer, config.optimizer.lr)
             this.optimizer.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
             loss.backward()

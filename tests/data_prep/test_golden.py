@@ -3,7 +3,7 @@
 import numpy as np
 
 from app.config import DataConfig
-from app.data import Split
+from app.data.split import Split
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing.criteo import parse_bytes

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from app.benchmark import ceilings, dense, inference, tables
+from app.benchmark import dense, inference, tables
 from app.benchmark.case import Case, result
 from app.benchmark.describe import table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
-from app.benchmark.timing import Timing, measure
 from app.config import ModelConfig, TablePrecision
+from app.metrics import ceilings
+from app.metrics.ceilings import WorkTiming, time_work
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
@@ -70,14 +71,14 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
 
 
 def test_timing_of_a_known_wait() -> None:
-    timing = measure(lambda: time.sleep(0.01), CPU, seconds=0.1)
+    timing = time_work(lambda: time.sleep(0.01), CPU, seconds=0.1)
     assert 0.01 <= timing.p10 <= timing.median <= timing.p90
     assert timing.runs_per_sample == 1
     assert timing.samples >= 5
-    short = measure(lambda: None, CPU, seconds=0.01)
+    short = time_work(lambda: None, CPU, seconds=0.01)
     assert short.runs_per_sample > 100
     assert short.p99 is None
-    one = measure(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
+    one = time_work(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
     assert (one.runs_per_sample, one.samples) == (1, 30)
     assert one.p95 is not None
     assert one.p99 is not None
@@ -99,7 +100,7 @@ def test_ceilings_and_shares() -> None:
     better = ceilings.higher(found, found._replace(bytes_per_second=1e15))
     assert better == (1e15, found.flops_per_second, "float32")
     limits = ceilings.Ceilings(1e9, 2e9, "float32")
-    figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), Timing(1e-6, 1e-6, 2e-6, 5, 1), limits)
+    figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)
     assert figures["samples_per_second"] == pytest.approx(1e7)
     assert figures["share_of_bandwidth"] == pytest.approx(0.5)
     assert figures["share_of_matrix_rate"] == pytest.approx(2.0)

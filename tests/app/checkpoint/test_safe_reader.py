@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
 from data_prep.dataset.format import digest_file
 from tests.app.conftest import SMALL, Command

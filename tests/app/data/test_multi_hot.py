@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.config import DataConfig, MultiHotConfig
-from app.data import Split
 from app.data.batch import Batch
+from app.data.split import Split
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, pack, unpack
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path

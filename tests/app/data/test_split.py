@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import DataConfig, VerifyData
-from app.data import Split, verify_splits
+from app.data.shards import verify_splits
+from app.data.split import Split
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset

@@ -11,8 +11,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
-from app.sharding import Plan
 from app.sharding.empty_shards import count_empty_shards
+from app.sharding.plan import Plan
 from tests.app.conftest import SMALL
 from tests.app.group import run_group
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import DataConfig
-from app.data import Split
+from app.data.split import Split
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
-from app import data, optimizer, sharding
 from app.config import (
     AppConfig,
     DataConfig,
@@ -25,9 +24,12 @@ from app.config import (
     ScheduleName,
     TrainConfig,
 )
+from app.data import split
 from app.data.batch import Batch
-from app.metrics.timing import Meter
+from app.metrics.timing import StepTimer
+from app.optimizer import build
 from app.runtime.platform import Runtime
+from app.sharding.tables import fill_tables, table_blocks, table_weights
 from app.training import loop, session
 from app.training.state import Parts, State
 from data_prep.dataset.bags import Bags, join
@@ -86,8 +88,8 @@ def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
 
 def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
     parameters = {key: parameter.detach().numpy() for key, parameter in _dense_parameters(this)}
-    for name, weight in sharding.table_weights(this.model):
-        whole = torch.cat([*sharding.table_blocks(weight)])
+    for name, weight in table_weights(this.model):
+        whole = torch.cat([*table_blocks(weight)])
         parameters[f"emb_{name.removeprefix('t_cat_')}"] = whole.numpy()
     return parameters
 
@@ -146,7 +148,7 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
     def rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
         return golden[f"init_emb_{table.removeprefix('t_cat_')}"][start:stop]  # type: ignore[no-any-return]
 
-    sharding.fill_tables(this.model, rows)
+    fill_tables(this.model, rows)
     with torch.no_grad():
         for key, parameter in _dense_parameters(this):
             values = golden[f"init_{key}"]
@@ -155,7 +157,7 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
 
 def _parts(this: session.Session, golden: Any, lr: float) -> Parts:
     def set_learning_rate(step: int) -> float:
-        optimizer.set_learning_rate(this.optimizer, lr)
+        build.set_learning_rate(this.optimizer, lr)
         return lr
 
     return Parts(
@@ -167,7 +169,7 @@ def _parts(this: session.Session, golden: Any, lr: float) -> Parts:
         optimizer=this.optimizer,
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: losses,
-        meter=Meter(this.runtime.device),
+        meter=StepTimer(this.runtime.device),
     )
 
 
@@ -207,7 +209,7 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     manifest = replace(_manifest(), splits={"train": Split(len(labels), 0.5, [])})
     manifest.schema["ragged"] = FEATURES
     manifest.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
-    reader = data.Split(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
+    reader = split.Split(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
     for found, batch in zip(reader.train_batches(BATCH, 0, 0, 0), batches, strict=True):
         assert torch.equal(found.dense_features, batch.dense_features)
         assert torch.equal(found.labels, batch.labels)

@@ -8,7 +8,7 @@ from torch import nn
 
 from app.config import TrainConfig
 from app.data.batch import Batch
-from app.metrics.timing import Meter
+from app.metrics.timing import StepTimer
 from app.training import loop
 from app.training.state import Parts, State, Steps
 
@@ -37,7 +37,7 @@ def test_losses_and_accuracies_of_each_step() -> None:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         set_learning_rate=lambda step: 0.5 + step,
         mean_over_ranks=lambda values: values,
-        meter=Meter(torch.device("cpu")),
+        meter=StepTimer(torch.device("cpu")),
         report=lambda state, steps: told.append(steps),
     )
     config = TrainConfig(global_batch_size=32, log_every_steps=3, warmup_steps_excluded=0)

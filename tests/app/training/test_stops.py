@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from tests.app.conftest import Command, ended, forked
 from tests.app.test_train import events, losses, summary
 

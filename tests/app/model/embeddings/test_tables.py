@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app import optimizer, sharding
 from app.config import (
     AppConfig,
     ModelConfig,
@@ -34,10 +33,15 @@ from app.config.tables import (
     validate_tables,
 )
 from app.data.batch import Batch
-from app.metrics.timing import Meter
-from app.model import embeddings
+from app.metrics.timing import StepTimer
 from app.model.embeddings.dimensions import alpha_rule, as_stored
+from app.model.embeddings.initial import initial_rows
+from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
+from app.model.embeddings.spec import make_embeddings
+from app.optimizer import build
 from app.runtime.platform import Runtime
+from app.sharding.collections import table_of
+from app.sharding.tables import local_shards, table_weights
 from app.training import loop, session
 from app.training.state import Parts, State
 from common.errors import UserError
@@ -95,7 +99,7 @@ CASES = {
 @pytest.mark.parametrize(("neighbour", "multi_hot"), [("plain", True), ("add", True), ("plain", False)])
 def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi_hot: bool) -> None:
     config = _config({"b": CASES[case], "d": CASES[neighbour]})
-    module = embeddings.make_sparse_arch(config, FEATURES, CPU, list(FEATURES) if multi_hot else [])
+    module = make_sparse_arch(config, FEATURES, CPU, list(FEATURES) if multi_hot else [])
     assert multi_hot or not module.rows  # one id is pooled where it lies
     _draw(module)
     batch = _bags(seed=1, multi_hot=multi_hot)
@@ -114,7 +118,7 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     config = _config({"s": TableOverride(kind=QR, qr_operation=QROperation.add), "a": CASES["weighted"]})
     config.tables.shared = {"s": ["c", "d"], "w": ["a", "e"]}
     config.tables.overrides["w"] = config.tables.overrides.pop("a")
-    module = embeddings.make_sparse_arch(config, FEATURES, CPU)
+    module = make_sparse_arch(config, FEATURES, CPU)
     assert {table.name: table.num_embeddings for table in module.tables} == {
         "t_w": 50,
         "t_b": 30,
@@ -138,7 +142,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     own = TableOverride(
         pooling=Pooling.weighted, row_weights=RowWeights.fixed, row_weights_path=str(tmp_path / "b.npy")
     )
-    module = embeddings.make_sparse_arch(_config({"b": own}), FEATURES, CPU)
+    module = make_sparse_arch(_config({"b": own}), FEATURES, CPU)
     _draw(module)
     assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
     batch = _bags(seed=3)
@@ -146,18 +150,18 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     torch.testing.assert_close(module(_as_kjt(batch))[:, 1], expected)
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
-        embeddings.make_sparse_arch(_config({"b": own}), FEATURES, CPU)
+        make_sparse_arch(_config({"b": own}), FEATURES, CPU)
 
 
 def test_a_feature_may_be_called_as_a_method_is() -> None:
     tables = TablesConfig(kind=MIXED, dim=8, pooling=Pooling.weighted, min_rows=0)
-    module = embeddings.make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9}, CPU)
+    module = make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9}, CPU)
     assert len(module.projections) == len(module.row_weights) == 2
 
 
 def test_tables_and_their_sizes_follow_the_formulas() -> None:
     tables = TablesConfig(kind=QR, min_rows=20, qr_collisions=8, alpha=1.0, overrides={"b": TableOverride(kind=MIXED)})
-    made = embeddings.make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
+    made = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in made for table in one.tables}
     width = as_stored(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
@@ -199,20 +203,20 @@ def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Ru
 def test_initial_values_are_a_function_of_seed_table_and_row() -> None:
     rows = 70_000
     config = ModelConfig(embedding_dim=4, tables=TablesConfig(overrides={"b": TableOverride(init=TableInit.normal)}))
-    (a,), (b,) = (one.tables for one in embeddings.make_embeddings(config, {"a": rows, "b": rows}))
+    (a,), (b,) = (one.tables for one in make_embeddings(config, {"a": rows, "b": rows}))
     for table, low, high, std in ((a, -1 / rows**0.5, 1 / rows**0.5, 1 / (3 * rows) ** 0.5), (b, -0.1, 0.1, 0.01)):
-        whole = embeddings.initial_rows(5, table, 0, rows)
+        whole = initial_rows(5, table, 0, rows)
         assert low <= whole.min() < 0 < whole.max() <= high
         assert whole.std() == pytest.approx(std, rel=0.01)
-        np.testing.assert_array_equal(embeddings.initial_rows(5, table, 65_000, 66_000), whole[65_000:66_000])
-        assert not np.array_equal(embeddings.initial_rows(6, table, 0, 9), whole[:9])
+        np.testing.assert_array_equal(initial_rows(5, table, 65_000, 66_000), whole[65_000:66_000])
+        assert not np.array_equal(initial_rows(6, table, 0, 9), whole[:9])
 
 
 def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() -> None:
     tables = TablesConfig(kind=QR, min_rows=0, init=TableInit.facebookresearch)
-    (one,) = embeddings.make_embeddings(ModelConfig(embedding_dim=16, tables=tables), {"a": 10_000})
+    (one,) = make_embeddings(ModelConfig(embedding_dim=16, tables=tables), {"a": 10_000})
     for table in one.tables:
-        values = embeddings.initial_rows(0, table, 0, table.num_embeddings)
+        values = initial_rows(0, table, 0, table.num_embeddings)
         assert values.min() >= np.float32(0.01)
         assert 0.9 < values.max() <= 1
 
@@ -227,10 +231,10 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
         train=TrainConfig(global_batch_size=BATCH),
     )
     this = session.build(config, here, Path("half"), _manifest())
-    weights = {name: sharding.local_shards(weight)[0].values for name, weight in sharding.table_weights(this.model)}
+    weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())
-    first = embeddings.initial_rows(0, this.model.module.sparse_arch.tables[0], 0, 50)
+    first = initial_rows(0, this.model.module.sparse_arch.tables[0], 0, 50)
     assert torch.equal(before["t_a"], torch.from_numpy(first).half())
     bags = _bags(seed=0)
     this.optimizer.zero_grad()
@@ -275,7 +279,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
 def test_is_refused(tables: TablesConfig, said: str) -> None:
     def make() -> None:
         validate_tables(tables, DIM)
-        embeddings.make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES, CPU)
+        make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES, CPU)
 
     with pytest.raises(UserError, match=said):
         make()
@@ -284,7 +288,7 @@ def test_is_refused(tables: TablesConfig, said: str) -> None:
 def test_a_name_that_would_stand_for_two_tables_is_refused() -> None:
     tables = TablesConfig(overrides={"a": TableOverride(kind=QR)})
     with pytest.raises(UserError, match="t_a_r would stand for two things"):
-        embeddings.make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), {"a": 50, "a_r": 50})
+        make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), {"a": 50, "a_r": 50})
 
 
 def _config(overrides: dict[str, TableOverride]) -> ModelConfig:
@@ -309,7 +313,7 @@ def _as_kjt(bags: dict[str, list[Tensor]]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(list(bags), torch.cat(every).int(), lengths=lengths)
 
 
-def _draw(module: embeddings.SparseArch) -> None:
+def _draw(module: SparseArch) -> None:
     """Give an unsharded module's tables memory and values, and its row weights other ones than 1."""
     torch.manual_seed(0)
     for part in (module.bags, module.rows):
@@ -320,11 +324,11 @@ def _draw(module: embeddings.SparseArch) -> None:
 
 
 def _weight(module: torch.nn.Module, table: str) -> Tensor:
-    (found,) = (parameter for name, parameter in module.named_parameters() if sharding.table_of(name) == table)
+    (found,) = (parameter for name, parameter in module.named_parameters() if table_of(name) == table)
     return found
 
 
-def _oracle_vectors(module: embeddings.SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+def _oracle_vectors(module: SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """Vectors [B, D] by feature from the module's own parameters."""
     parameters = dict(module.named_parameters())
     tables = {table.name: _weight(module, table.name) for table in module.tables}
@@ -332,7 +336,7 @@ def _oracle_vectors(module: embeddings.SparseArch, bags: dict[str, list[Tensor]]
 
 
 def _vectors(
-    module: embeddings.SparseArch, bags: dict[str, list[Tensor]], tables: dict[str, Tensor], others: dict[str, Tensor]
+    module: SparseArch, bags: dict[str, list[Tensor]], tables: dict[str, Tensor], others: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     vectors = {}
     for one in module.embeddings:
@@ -381,7 +385,7 @@ def _parts(this: session.Session, stream: list[Batch]) -> Parts:
         return iter(stream)
 
     def set_learning_rate(step: int) -> float:
-        optimizer.set_learning_rate(this.optimizer, 0.05)
+        build.set_learning_rate(this.optimizer, 0.05)
         return 0.05
 
     return Parts(
@@ -393,7 +397,7 @@ def _parts(this: session.Session, stream: list[Batch]) -> Parts:
         optimizer=this.optimizer,
         set_learning_rate=set_learning_rate,
         mean_over_ranks=lambda losses: losses,
-        meter=Meter(this.runtime.device),
+        meter=StepTimer(this.runtime.device),
     )
 
 

@@ -1,19 +1,30 @@
-"""Composition: what a checkpoint of a session holds, and how a session goes on from one."""
+"""What a checkpoint of a session holds, and how a session or another command starts from one."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from omegaconf.errors import OmegaConfBaseException
 
-from app import checkpoint
-from app.checkpoint.safe_reader import SafeReader
-from app.config import AppConfig, to_plain
+from app.checkpoint.files import (
+    CheckpointState,
+    find_checkpoint,
+    read,
+)
+from app.checkpoint.model_state import load_tensors
+from app.config import AppConfig, RuntimeConfig, from_plain, to_plain
+from app.record.reading import CONFIG, read_config
 from app.runtime import rng
+from app.runtime.platform import Runtime
 from app.training.session import Session
 from app.training.state import State
 from common.errors import UserError
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import Manifest, load_manifest
+
+log = logging.getLogger("clickwork")
 
 
 class Resumed(NamedTuple):
@@ -24,7 +35,7 @@ class Resumed(NamedTuple):
     line: str
 
 
-def saved(session: Session, state: State, seconds: dict[str, float]) -> checkpoint.Saved:
+def saved(session: Session, state: State, seconds: dict[str, float]) -> CheckpointState:
     """What a checkpoint holds beside tensors; a collective call."""
     runtime = session.runtime
     values = {
@@ -49,7 +60,7 @@ def saved(session: Session, state: State, seconds: dict[str, float]) -> checkpoi
         "accuracies": state.accuracies,
         **{name: np.stack(runtime.gather(one)) for name, one in rng.capture(runtime.device).items()},
     }
-    return checkpoint.Saved(values, arrays)
+    return CheckpointState(values, arrays)
 
 
 def restore(path: Path, session: Session) -> Resumed:
@@ -58,7 +69,7 @@ def restore(path: Path, session: Session) -> Resumed:
     Raises:
         UserError: it belongs to a run of another configuration, or is damaged.
     """
-    saved = checkpoint.read(path)
+    saved = read(path)
     require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
     now = fingerprint(session.config)
     for key, value in saved.state["fingerprint"].items():
@@ -67,7 +78,7 @@ def restore(path: Path, session: Session) -> Resumed:
                 f"{key}={now.get(key)}: the run at {path} was started with {value}; "
                 "give another run.name, or checkpoint.resume=never to start over"
             )
-    load_tensors(path, session, with_optimizer=True)
+    load_tensors(path, session.model, session.optimizer)
     values, arrays = saved.state, saved.arrays
     state = State(
         step=values["step"],
@@ -89,27 +100,6 @@ def restore(path: Path, session: Session) -> Resumed:
     if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
-
-
-def load_tensors(path: Path, session: Session, with_optimizer: bool) -> None:
-    """Load a checkpoint's parameters, without running what somebody may have put into it; a collective call.
-
-    Raises:
-        UserError: it does not fit the session's model, or holds more than tensors.
-    """
-    optimizer = session.optimizer if with_optimizer else None
-    checkpoint.load_tensors(path, _reader(path), session.model, optimizer)
-
-
-def read_tensors(path: Path, tensors: dict[str, Any]) -> None:
-    """Overwrite tensors such as a checkpoint holds by a checkpoint's. Raises as `load_tensors`."""
-    checkpoint.read_tensors(path, _reader(path), tensors)
-
-
-def _reader(path: Path) -> SafeReader:
-    reader = SafeReader(path)
-    reader.read_metadata()  # what it refuses is said in one line here; torch would wrap it in tracebacks
-    return reader
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
@@ -146,3 +136,55 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
     keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
     keys["runtime.precision"] = plain["runtime"]["precision"]
     return keys
+
+
+class TrainedRun(NamedTuple):
+    """A checkpoint, its state (see `saved`), and the dataset that its run was trained on."""
+
+    path: Path
+    state: dict[str, Any]
+    root: Path
+    manifest: Manifest
+
+
+def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
+    """The checkpoint of a run that `newest_of` names, with its dataset; `config`: as `trained_config` gave it.
+
+    Raises:
+        UserError: there is none, or the dataset is not the one that it was trained on.
+    """
+    path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
+    state = read(path).state
+    return TrainedRun(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
+
+
+def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
+    """The dataset of a configuration, and where it is.
+
+    Raises:
+        UserError: it is not the one that the run or checkpoint `trained` has read.
+    """
+    root = Path(config.data.path or "")
+    manifest = load_manifest(root)
+    require_dataset(trained, path_then, digest_then, root, manifest)
+    return root, manifest
+
+
+def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
+    """A run's own configuration, with what the user asked of the runtime and where the dataset is now.
+
+    Raises:
+        UserError: the directory is not a run's, or one of another version.
+    """
+    try:
+        config = from_plain(read_config(run))
+    except OmegaConfBaseException as error:
+        raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
+    config.runtime = replace(
+        asked,
+        precision=asked.precision or config.runtime.precision,
+        num_threads=asked.num_threads or config.runtime.num_threads,
+    )
+    if data_path:
+        config.data = replace(config.data, path=data_path)
+    return config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.failures import TRAINING, clear_words
+from app.runtime.process_group import TRAINING, reporting_failures
 from common.errors import LostPeerError
 from tests.app.conftest import ended, forked
 
@@ -36,10 +36,10 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
     ],
 )
 def test_what_a_lost_process_looks_like(words: str) -> None:
-    with pytest.raises(LostPeerError, match="process 3: another process is gone"), clear_words(3, 1.0, TRAINING):
+    with pytest.raises(LostPeerError, match="process 3: another process is gone"), reporting_failures(3, 1.0, TRAINING):
         raise RuntimeError(words)
 
 
 def test_other_faults_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shape"), clear_words(0, 1.0, TRAINING):
+    with pytest.raises(RuntimeError, match="shape"), reporting_failures(0, 1.0, TRAINING):
         raise RuntimeError("shape '[2, 3]' is invalid for input of size 5")

@@ -1,5 +1,7 @@
-"""Composition: a run's final figures, and how they read on a terminal. What was not measured is None."""
+"""A run's final figures (summary.json), and how they read on a terminal. What was not measured is None."""
 
+import sys
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -13,8 +15,11 @@ from app.metrics.utilisation import utilisation
 from app.record import provenance
 from app.training.session import Session
 from app.training.state import State
+from common.terminal import coloured
 
 COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
+COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
+INTERRUPTED = "saved; the same command goes on from here"
 
 
 def summarise(
@@ -45,7 +50,14 @@ def summarise(
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
             "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
         },
-        "utilisation": utilisation(session, rates["samples_per_second_per_device"], seconds["train"]),
+        "utilisation": utilisation(
+            session.config,
+            runtime,
+            session.manifest,
+            session.model.module.sparse_arch.tables,
+            rates["samples_per_second_per_device"],
+            seconds["train"],
+        ),
         **gauges,
         "seconds": seconds,
         "digest": {
@@ -55,11 +67,11 @@ def summarise(
     }
 
 
-def failed(session: Session, state: State, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
+def summarise_failure(session: Session, state: State, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
     """What one process can say of a run that broke, without the others."""
     train, losses, measured = session.config.train, state.all_losses(), state.all_step_seconds()
     return {
-        "status": "failed",
+        "status": "summarise_failure",
         "error": f"{type(error).__name__}: {error}",
         "steps": state.step,
         "samples": state.step * train.global_batch_size,
@@ -77,7 +89,7 @@ def failed(session: Session, state: State, error: Exception, seconds: dict[str, 
     }  # fmt: skip
 
 
-def unmeasured(world_size: int, parameters: dict[str, int], seconds: float) -> dict[str, Any]:
+def summarise_untrained(world_size: int, parameters: dict[str, int], seconds: float) -> dict[str, Any]:
     """The summary of a run that was built and not trained."""
     return {
         "status": "completed",
@@ -140,3 +152,60 @@ def describe_beside_train(train: dict[str, Any], held_out: dict[str, Any], epoch
                 f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
             )
     return lines
+
+
+def closing_lines(summary: dict[str, Any], measured_before: int) -> list[str]:
+    """Lines that tell summary.json; `measured_before` steps were measured before the run was resumed."""
+    status = summary["status"]
+    head = (
+        f"{status}: {summary['steps']:,} steps, {summary['samples']:,} samples in {summary['seconds']['total']:.1f} s"
+    )
+    rows = [*_closing_rows(summary, measured_before)]
+    width = max(len(name) for name, _ in rows)
+    return [
+        coloured(head, COLOURS.get(status, "bold"), sys.stderr),
+        *(f"  {coloured(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
+    ]
+
+
+def _closing_rows(summary: dict[str, Any], measured_before: int) -> Iterator[tuple[str, str]]:
+    rates, seconds, found = summary["throughput"], summary["seconds"], summary["eval"]
+    if summary["status"] == "interrupted":
+        yield "to go on", INTERRUPTED
+    if found.get("logloss") is not None:
+        names = {"auc": "AUC", "ne": "NE", "logloss": "logloss", "accuracy": "accuracy", "calibration": "calibration"}
+        figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found[key] is not None]
+        yield "evaluation", f"{', '.join(figures)} ({found['split']}, {found['samples']:,} samples)"
+    if rates["samples_per_second"] is not None:
+        before = f", {measured_before:,} of them before the resumption" if measured_before else ""
+        each = rates["samples_per_second_per_device"]
+        steps = f"(over {rates['steps_measured']:,} steps{before})"
+        yield "throughput", f"{rates['samples_per_second']:,.0f} samples/s global, {each:,.0f} per device {steps}"
+        yield (
+            "step",
+            (
+                f"p50 {rates['step_ms_p50']:.2f} ms, p95 {rates['step_ms_p95']:.2f} ms; waiting for input "
+                f"{rates['input_wait_fraction']:.1%}{_phase_times(summary)}"
+            ),
+        )
+    yield (
+        "time",
+        ", ".join(
+            f"{label} {seconds[key]:.1f} s"
+            for key, label in (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
+        ),
+    )
+    memory, power = summary["memory"], summary["power"]
+    peaks = [f"{label} {memory[key] / 2**20:,.0f} MiB" for key, label in (("host_peak_bytes", "host"),
+             ("device_peak_bytes", "device")) if memory.get(key)]  # fmt: skip
+    if peaks:
+        yield "peak memory", ", ".join(peaks)
+    if power is not None and power.get("mean_watts") is not None:
+        yield "power", f"{power['mean_watts']:,.1f} W ({power.get('source', 'mean')})"
+
+
+def _phase_times(summary: dict[str, Any]) -> str:
+    """Mean milliseconds of a step's phases, where they were measured."""
+    phases = summary.get("phase_seconds") or {}
+    told = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
+    return f"; {', '.join(told)}" if told else ""

@@ -4,29 +4,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app import checkpoint
-from app.checkpoint import resume
-from app.metrics.timing import Meter
+from app.checkpoint.saver import Saver
+from app.metrics.timing import StepTimer
+from app.training import resume
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, State
 
 Tell = Callable[..., None]
 
 
-class Keeper:
+class Checkpointer:
     """Saves a session's state under one directory."""
 
     def __init__(
-        self, session: Session, directory: Path, meter: Meter, seconds: Callable[[], dict[str, float]], tell: Tell
+        self, session: Session, directory: Path, meter: StepTimer, seconds: Callable[[], dict[str, float]], tell: Tell
     ) -> None:
         """seconds: spent so far, for the checkpoint. tell(kind, step, **values): an event. A collective call."""
         self.config = session.config.checkpoint
         self.saved_step: int | None = None
         self._session, self._directory, self._meter = session, directory, meter
         self._seconds, self._tell = seconds, tell
-        self._saver = checkpoint.Saver(
-            directory, self.config.keep, self.config.asynchronous, session.runtime.local_world_size
-        )
+        self._saver = Saver(directory, self.config.keep, self.config.asynchronous, session.runtime.local_world_size)
         self._stalls: dict[int, float] = {}  # seconds that training waited for the saving of a step
         self._saved_at = time.perf_counter()
 

@@ -1,4 +1,7 @@
-"""A checkpoint's tensors copied to host memory, so that training can change its own while they are written."""
+"""A checkpoint's tensors: the model's and optimizer's, their copy in host memory, and loading them.
+
+They are copied so that training can change its own while the copy is written.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -6,8 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from app.checkpoint.files import last_line
+from app.checkpoint.safe_reader import SafeReader
+from common.errors import UserError
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,7 +39,7 @@ def stage(tensors: Any) -> Any:
     return copy.deepcopy(tensors)
 
 
-class Local(NamedTuple):
+class LocalTensor(NamedTuple):
     """A tensor or a shard of one: where in the nest it was found, and where in the whole it begins."""
 
     path: str
@@ -36,7 +47,7 @@ class Local(NamedTuple):
     values: Tensor
 
 
-def local_tensors(tensors: Any, path: str = "") -> Iterator[Local]:
+def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
     """The tensors and shards that lie on this process."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
@@ -46,9 +57,9 @@ def local_tensors(tensors: Any, path: str = "") -> Iterator[Local]:
             yield from local_tensors(value, f"{path}[{number}]")
     elif isinstance(tensors, ShardedTensor):
         for shard in tensors.local_shards():
-            yield Local(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+            yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
     elif isinstance(tensors, Tensor):
-        yield Local(path, (0,) * tensors.dim(), tensors)
+        yield LocalTensor(path, (0,) * tensors.dim(), tensors)
 
 
 def num_bytes(tensors: Any) -> int:
@@ -97,3 +108,50 @@ def _placed_on_host(metadata: Any) -> Any:
     metadata = copy.deepcopy(metadata)
     metadata.placement._device = torch.device("cpu")
     return metadata
+
+
+def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
+    """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
+
+    The sharding plan may differ from the one that was saved with. Nothing in the checkpoint is executed.
+
+    Raises:
+        UserError: the checkpoint does not fit this model and optimizer, or holds more than tensors.
+    """
+    tensors = tensors_of(model, optimizer)
+    read_tensors(checkpoint, tensors)
+    model.load_state_dict(tensors["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
+
+
+def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
+    """Overwrite tensors such as `tensors_of` returns by a checkpoint's; a collective call. Raises as `load_tensors`."""
+    reader = SafeReader(checkpoint)
+    reader.read_metadata()  # raises its own one-line error here; torch would wrap it in tracebacks
+    try:
+        dcp.load(tensors, storage_reader=reader)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
+
+
+def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
+    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
+    tensors: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        tensors["optimizer"] = optimizer.state_dict()
+    return _without_empty(tensors)
+
+
+def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
+    """Without empty dicts (SGD keeps no state): torch saves those of rank 0 only, and misses the others' in loading."""
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
+
+
+def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """A nest as it was before `_without_empty`, with the values that were loaded."""
+    return {
+        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        for key, value in nest.items()
+    }

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.record.console import closing_lines
+from app.training.summary import closing_lines
 from tests.app.conftest import SMALL, forked
 
 SUMMARY: dict[str, Any] = {
