@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-from app.benchmark import collectives, dense, inference, input_path, steps, tables
-from app.benchmark.case import Case, result
-from app.benchmark.describe import table
+from app.benchmark import input_path, operators, steps
+from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
-from app.config import CONFIG_DIR, Precision
-from app.config.bench import BenchConfig, chosen_operators, validate_bench
-from app.config.published_tables import published_tables
-from app.config.validation import validate
+from app.config import CONFIG_DIR, Precision, validate
+from app.config.commands import BenchConfig, chosen_operators, validate_bench
+from app.config.published import published_tables
 from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
 from app.record import provenance
 from app.runtime import platform as runtime
@@ -108,14 +106,16 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
     with ExitStack() as stack:
         root, manifest = stack.enter_context(input_path.dataset(shape))
         families: dict[str, Callable[[], Iterator[Case]]] = {
-            "embedding_bag": lambda: tables.cases(shape, here.device),
-            "interaction": lambda: dense.cases(shape, config.model, here.device, dtype),
-            "mlp": lambda: dense.cases(shape, config.model, here.device, dtype),
-            "optimizer_step": lambda: dense.optimizer_case(shape, config.model, here.device),
-            "collective": lambda: collectives.cases(shape, dense.count(shape, config.model), here.device),
-            "input": lambda: input_path.cases(shape, root, manifest, config.data, here.device),
-            "step": lambda: steps.cases(shape, session.build(config, here, root, manifest)),
-            "inference": lambda: inference.cases(shape, config, here, root, manifest, wanted),
+            "embedding_bag": lambda: operators.lookup_cases(shape, here.device),
+            "interaction": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
+            "mlp": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
+            "optimizer_step": lambda: operators.optimizer_case(shape, config.model, here.device),
+            "collective": lambda: operators.collective_cases(
+                shape, operators.dense_parameters(shape, config.model), here.device
+            ),
+            "input": lambda: input_path.input_cases(shape, root, manifest, config.data, here.device),
+            "step": lambda: steps.step_cases(shape, session.build(config, here, root, manifest)),
+            "inference": lambda: steps.inference_cases(shape, config, here, root, manifest, wanted),
         }
         for family, make in families.items():
             if not any(name.split("/")[0] == family for name in chosen):
@@ -140,7 +140,7 @@ def _tell(config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, 
         "ceilings": ceilings._asdict(),
         "results": results,
     }  # fmt: skip
-    print(table(results, ceilings))
+    print(results_table(results, ceilings))
     if config.out is not None:
         write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
         log.info("bench: %s", config.out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from app.checks import devices, files, stack, system
 from app.checks.check import Check, Verdict
 from app.config import CONFIG_DIR, DataConfig
-from app.config.doctor import DoctorConfig
+from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
 from common.terminal import coloured
 from data_prep.dataset.format import write_atomically

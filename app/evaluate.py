@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
 from app.data.shards import verify_splits
 from app.data.split import Split
 from app.runtime import platform, process_group

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from app.config import CONFIG_DIR, AppConfig
-from app.config.export import ExportConfig, validate_export
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, validate
+from app.config.commands import ExportConfig, validate_export
 from app.record import provenance
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime

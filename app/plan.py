@@ -13,20 +13,18 @@ from typing import Any
 
 import torch
 
-from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
-from app.config.plan import validate_plan
-from app.config.published_tables import published_tables
+from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
+from app.config.commands import validate_plan
+from app.config.published import published_tables
 from app.config.sharding import AUTO
 from app.config.train import with_batch_of_all
-from app.config.validation import validate
 from app.data import prepare
-from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
+from app.model.embeddings import SparseArch, make_sparse_arch
 from app.runtime import platform, process_group
-from app.sharding import from_config, plan_text, topology
-from app.sharding.choices import choices
-from app.sharding.collections import table_types
-from app.sharding.forecast import forecast
-from app.sharding.plan import Plan
+from app.sharding import from_config, topology
+from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
+from app.sharding.plan import Plan, table_types
+from app.sharding.planner import table_choices
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
@@ -49,13 +47,13 @@ def main(config: PlanAppConfig) -> int:
         content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
     except UserError:
         if what_if:
-            print("\n".join(plan_text.what_if_lines(what_if)))
+            print("\n".join(what_if_lines(what_if)))
         raise
-    lines = plan_text.plan_lines(content)
+    lines = plan_lines(content)
     if content["what_if"]:
-        lines += ["", *plan_text.what_if_lines(content["what_if"])]
+        lines += ["", *what_if_lines(content["what_if"])]
     if config.plan.against is not None:
-        lines += ["", *plan_text.diff_lines(_read(config.plan.against), content, config.plan.against)]
+        lines += ["", *diff_lines(_read(config.plan.against), content, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = json.dumps(content, indent=1) + "\n"
     if config.plan.out == "-":
@@ -77,10 +75,10 @@ def _planned(
     chosen = {}
     if config.sharding.plan is None:
         asked = from_config.with_an_update_for_tables(config.sharding, name, parts, device)
-        chosen = choices(asked, name, parts, device.type)
+        chosen = table_choices(asked, name, parts, device.type)
     everything = replace(config.sharding, types=AUTO, tables={}, min_partition=None)
-    possible = choices(everything, name, parts, device.type)
-    found = forecast(tables, plan, work, chosen, possible)
+    possible = table_choices(everything, name, parts, device.type)
+    found = forecast_plan(tables, plan, work, chosen, possible)
     content = plan.to_json()
     for row in found.tables:
         content["tables"][row.name].update(row._asdict(), ranks=plan.tables[row.name].ranks)

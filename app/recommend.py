@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR
-from app.config.recommend import RecommendConfig, validate_recommend
-from app.config.validation import validate
+from app.config import CONFIG_DIR, validate
+from app.config.commands import RecommendConfig, validate_recommend
 from app.data.batch import Rows
 from app.data.split import BatchMaker
 from app.runtime import platform, process_group

@@ -9,18 +9,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app import trackers
 from app.checkpoint import files
-from app.config import CONFIG_DIR, AppConfig
+from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.train import with_batch_of_all
-from app.config.validation import validate
 from app.data import prepare
 from app.data.shards import verify_splits
 from app.record.directory import Record
 from app.record.reading import read_summary
-from app.report import write_report
+from app.report.page import write_report
 from app.runtime import environment, platform, process_group
 from app.runtime.signals import StopRequest
+from app.trackers.run_trackers import require_clients
 from app.training import meta_build, session
 from app.training.run import Run
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
@@ -33,7 +32,7 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     validate(config)
-    trackers.require_clients(config)
+    require_clients(config)
     stop = StopRequest()
     only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime

@@ -23,14 +23,12 @@ import numpy as np
 
 from app.checkpoint import files
 from app.checkpoint.files import read
-from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig, validate
 from app.data.shards import verify_splits
 from app.record import provenance
 from app.record.directory import Record
 from app.record.reading import METRICS, read_events, read_manifest, read_summary
-from app.replay.bitwise_difference import compare
-from app.replay.compare import Witness, plain
+from app.replay.compare import Witness, bitwise_difference, plain
 from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.runtime.signals import StopRequest
@@ -77,7 +75,7 @@ def main(config: VerifyConfig) -> int:
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
             if checkpoints:
                 recorded = read(checkpoints[steps]).arrays["losses"]
-                report |= witness.report(compare(recorded, run.state.all_losses(), floor=0.0))
+                report |= witness.report(bitwise_difference(recorded, run.state.all_losses(), floor=0.0))
             else:
                 report |= _compare_records(directory, scratch)
             layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
@@ -114,7 +112,7 @@ def _compare_records(then: Path, now: Path) -> dict[str, Any]:
     if not common:
         raise UserError(f"run={then}: {METRICS} has no losses to compare")
     first, second = (np.array([of[step] for step in common], np.float64) for of in losses)
-    found = compare(first, second, floor=0.0)
+    found = bitwise_difference(first, second, floor=0.0)
     evaluation = {
         key: abs(figures[0]["eval"][key] - figures[1]["eval"][key])
         for key in EVAL_FIGURES

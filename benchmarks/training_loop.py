@@ -40,7 +40,7 @@ from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.data.batch import Batch
 from app.metrics.timing import StepTimer
 from app.model.dlrm import DLRM
-from app.model.embeddings.sparse_arch import make_sparse_arch
+from app.model.embeddings import make_sparse_arch
 from app.optimizer import build
 from app.runtime import platform
 from app.training import loop, session

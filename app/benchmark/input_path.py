@@ -42,7 +42,9 @@ def dataset(shape: Shape) -> Iterator[tuple[Path, Manifest]]:
         )  # fmt: skip
 
 
-def cases(shape: Shape, root: Path, manifest: Manifest, config: DataConfig, device: torch.device) -> Iterator[Case]:
+def input_cases(
+    shape: Shape, root: Path, manifest: Manifest, config: DataConfig, device: torch.device
+) -> Iterator[Case]:
     """Batches of a dataset in the order on disk, shuffled, and with bags of several ids; their parts alone."""
     row_bytes = LABEL_BYTES + VALUE_BYTES * (shape.num_dense + len(shape.num_embeddings))
     plain = replace(config, multi_hot=MultiHotConfig(), shuffle=False)

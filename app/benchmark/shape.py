@@ -11,6 +11,8 @@ from torchrec import KeyedJaggedTensor
 
 from app.data.batch import Batch
 
+FLOAT_BYTES = ID_BYTES = 4
+
 
 @dataclass(frozen=True)
 class Shape:

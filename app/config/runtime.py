@@ -1,6 +1,7 @@
-"""`runtime`: the machine's part."""
+"""`runtime` and `environment`: platform, threads, precision; environment variables as named profiles."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 
 from app.config.checks import require_at_least, require_positive
@@ -48,3 +49,19 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
         raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
     if (runtime.num_threads or 0) > MOST_THREADS:
         raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MOST_THREADS}")
+
+
+@dataclass
+class EnvironmentConfig:
+    """Environment variables set before the process group is made; what the user has set already stays."""
+
+    name: str = "none"
+    variables: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # what each is for
+
+
+def validate_environment(environment: EnvironmentConfig) -> None:
+    """Raises UserError for names that are none."""
+    for name in environment.variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"environment.variables.{name}: not a name of an environment variable")

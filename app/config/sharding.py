@@ -1,4 +1,4 @@
-"""`sharding`: tables over processes."""
+"""`sharding` and `topology`: tables over processes, and the hardware that TorchRec's planner plans for."""
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from app.config.checks import require_at_least
+from app.config.checks import require_at_least, require_positive
 from app.config.optimizer import NEEDS_WHOLE_ROWS, OptimizerName
 from common.errors import UserError
 
@@ -23,6 +23,7 @@ _SHORT = {"grid": "grid_shard"}
 # with the table in device memory; in host memory; in host memory behind a cache in device memory.
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
+AUTO_TOPOLOGY = "auto"
 
 
 class CommPrecision(Enum):
@@ -176,3 +177,41 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
             raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):
         raise UserError(f"sharding.plan={config.plan}: the plan says all, so sharding.tables and .kernels do nothing")
+
+
+@dataclass
+class TopologyConfig:
+    """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
+
+    What the vendor's documents say at best; `link_efficiency` says what part of it collectives are taken to reach.
+    """
+
+    name: str = AUTO_TOPOLOGY  # auto: the device here is looked for among conf/topology/*.yaml
+    file: str | None = None  # a YAML file with these keys, for a device that is not there
+    architecture: str | None = None  # gfx942, sm_90, …: as ROCm and CUDA name it; cpu
+    memory_gib: float | None = None  # of the device; null for cpu: this machine's, divided among its processes
+    memory_gb_per_s: float | None = None
+    host_memory_gib: float | None = None  # for each device
+    host_memory_gb_per_s: float | None = None  # for each device
+    host_link_gb_per_s: float | None = None  # between the device and host memory
+    intra_host_gb_per_s: float | None = None  # between devices of a machine, all links of one device together
+    inter_host_gb_per_s: float | None = None  # between machines, for each device
+    link_efficiency: float = 0.8  # of intra_host and inter_host
+    reserve: float = 0.15  # part of the memory kept free for dense layers, activations and the allocator
+    sources: dict[str, str] = field(default_factory=dict)  # where each figure is from
+    nodes: int | None = None  # machines; null: those of the run, 1 for a plan
+    devices_per_node: int | None = None  # null: those of the run; for a plan, the GPUs here, or 1
+
+
+HARDWARE = ("architecture", "memory_gib", "memory_gb_per_s", "host_memory_gib", "host_memory_gb_per_s",
+            "host_link_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s")  # fmt: skip
+
+
+def validate_topology(topology: TopologyConfig) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    require_at_least({f"topology.{key}": (getattr(topology, key), 1) for key in ("nodes", "devices_per_node")})
+    require_positive({f"topology.{key}": getattr(topology, key) for key in HARDWARE[1:]})
+    if not 0 < topology.link_efficiency <= 1:
+        raise UserError(f"topology.link_efficiency={topology.link_efficiency}: must be in (0, 1]")
+    if not 0 <= topology.reserve < 1:
+        raise UserError(f"topology.reserve={topology.reserve}: must be in [0, 1)")

@@ -8,9 +8,9 @@ import torch
 from app.config import AppConfig, Precision
 from app.config.tables import Storage
 from app.metrics.ceilings import measure_ceilings
-from app.model.embeddings.spec import REMAINDER, Table
 from app.model.flops import training_flops
-from app.optimizer.tables import state_elements
+from app.model.tables import REMAINDER, TableSpec
+from app.optimizer.build import state_elements
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
@@ -24,7 +24,7 @@ def utilisation(
     config: AppConfig,
     runtime: Runtime,
     manifest: Manifest,
-    tables: Sequence[Table],
+    tables: Sequence[TableSpec],
     samples_per_second_per_device: float | None,
     train_seconds: float,
 ) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def utilisation(
     return figures
 
 
-def _table_bytes(config: AppConfig, manifest: Manifest, tables: Sequence[Table]) -> float:
+def _table_bytes(config: AppConfig, manifest: Manifest, tables: Sequence[TableSpec]) -> float:
     """Of one sample's lookups and updates."""
     bags = from_config.bag_sizes_of(config, manifest)
     optimizer = config.optimizer.name.value

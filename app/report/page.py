@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
-from app.report.read import RunFiles
+from app.report.read import RunFiles, read_run
 from app.report.tables import Table
 from app.report.words import NOT_MEASURED, count, figure, percent
 from data_prep.dataset.format import write_atomically
@@ -58,6 +58,15 @@ def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -
         charts={chart.key: chart.plain() for chart in drawn},
         **content,
     )
+
+
+def write_report(directory: Path, out: Path | None = None) -> Path:
+    """Write a run's report from the files in its directory, to its report.html unless `out` is given; return where.
+
+    Raises:
+        UserError: it is not a run's directory.
+    """
+    return write_page(out or directory / REPORT, run_page(read_run(directory)))
 
 
 def write_page(path: Path, page: str) -> Path:

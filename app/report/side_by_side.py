@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from app.report import charts, compare, groups, tables, verdict
+from app.report import charts, compare, tables, verdict
 from app.report.charts import Chart, Series
-from app.report.compare import SIGNIFICANT, Auc, Parity, Scaling, Speed
-from app.report.groups import Group
+from app.report.compare import SIGNIFICANT, AucComparison, Parity, RunGroup, Scaling, SpeedComparison
 from app.report.page import render
 from app.report.read import RunFiles
-from app.report.statistics import Difference, Ratio
+from app.report.statistics import MeanDifference, Ratio
 from app.report.tables import Table
 from app.report.words import NOT_MEASURED, count, figure, percent, signed
 
@@ -22,7 +21,7 @@ class Comparison:
     """All that is said of several runs."""
 
     def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
-        self.runs, self.groups = runs, groups.group(runs)
+        self.runs, self.groups = runs, compare.group(runs)
         base, others = self.groups[0], self.groups[1:]
         self.base = base
         self.speeds = [speed for other in others if (speed := compare.compare_speed(base, other))]
@@ -49,7 +48,7 @@ class Comparison:
 
     def page(self, directory: Path) -> str:
         """The HTML."""
-        differing, same = groups.differences(self.runs)
+        differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
         labels = {id(run): group.label for group in self.groups for run in group.runs}
         efficiency = {id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
@@ -79,22 +78,22 @@ class Comparison:
         )  # fmt: skip
 
 
-def _spread(group: Group) -> str:
+def _spread(group: RunGroup) -> str:
     aucs = [run.evaluation["auc"] for run in group.runs if run.evaluation.get("auc") is not None]
     return f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
 
 
-def _interval(value: Ratio | Difference, digits: int) -> str:
+def _interval(value: Ratio | MeanDifference, digits: int) -> str:
     return "" if value.low is None or value.high is None else f"{value.low:.{digits}f} to {value.high:.{digits}f}"
 
 
-def _say_speed(speed: Speed) -> str:
+def _say_speed(speed: SpeedComparison) -> str:
     interval = _interval(speed.ratio, 3)
     said = f" (95% interval {interval})" if interval else " (no interval)"
     return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{said}, over {speed.over}."
 
 
-def _say_auc(auc: Auc) -> str:
+def _say_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
     said = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None:
@@ -142,7 +141,7 @@ def _overview(runs: list[RunFiles], names: list[str]) -> Table:
     return Table(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
 
 
-def _tests(speeds: list[Speed], aucs: list[Auc]) -> Table:
+def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> Table:
     rows = []
     others = {id(e.second): e.second for e in speeds} | {id(e.second): e.second for e in aucs}
     for key, other in others.items():

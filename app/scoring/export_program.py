@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
 from app.model.dlrm import DLRM
-from app.model.embeddings.sparse_arch import SparseArch
+from app.model.embeddings import SparseArch
 from common.errors import UserError
 
 ABOUT = "clickwork.json"

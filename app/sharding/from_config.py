@@ -12,15 +12,12 @@ import torch
 from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns
-from app.model.embeddings.sparse_arch import SparseArch
-from app.optimizer.tables import has_fused
+from app.model.embeddings import SparseArch
+from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
-from app.sharding.choices import choices
-from app.sharding.collections import table_types
-from app.sharding.placement import place
-from app.sharding.plan import Plan, Table, read_plan
-from app.sharding.planner import Workload, search
+from app.sharding.plan import Plan, ShardedTable, read_plan, table_types
+from app.sharding.planner import Workload, place_tables, search, table_choices
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -72,9 +69,9 @@ def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_size
                 )
         return plan
     asked = with_an_update_for_tables(config.sharding, name, parts, device)
-    chosen = choices(asked, name, parts, device.type)
+    chosen = table_choices(asked, name, parts, device.type)
     if all(choice.is_forced for choice in chosen.values()):
-        return place(parts, chosen, world_size, local_world_size)
+        return place_tables(parts, chosen, world_size, local_world_size)
     resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
     return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
@@ -117,7 +114,7 @@ def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
 
 
 def with_an_update_for_tables(
-    config: ShardingConfig, name: OptimizerName, tables: Sequence[Table], device: torch.device
+    config: ShardingConfig, name: OptimizerName, tables: Sequence[ShardedTable], device: torch.device
 ) -> ShardingConfig:
     """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
 

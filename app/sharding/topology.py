@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrec.distributed.planner.types import Topology
 
 from app.config import CONFIG_DIR, TopologyConfig
-from app.config.topology import AUTO, HARDWARE
+from app.config.sharding import AUTO_TOPOLOGY, HARDWARE
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
@@ -49,7 +49,7 @@ def probe(device_type: str) -> Device:
 def known() -> dict[str, TopologyConfig]:
     """The topologies of conf/topology, by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
-    return {path.stem: _read(path) for path in files if path.stem != AUTO}
+    return {path.stem: _read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
 def named(name: str) -> TopologyConfig:
@@ -76,7 +76,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     """
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
-    elif config.name == AUTO and any(getattr(config, key) is None for key in HARDWARE):
+    elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
         found = identify(find(), known())
         config = replace(_over(found, config), name=found.name)
     if config.architecture == "cpu":

@@ -12,16 +12,16 @@ import torch
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, to_plain
-from app.config.published_tables import published_tables
+from app.config.published import published_tables
 from app.data import prepare
 from app.model.dlrm import DLRM
-from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
-from app.model.embeddings.spec import Table
+from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.tables import TableSpec
 from app.record import provenance
 from app.record.directory import Record
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.sharding.collections import table_types
+from app.sharding.plan import table_types
 from app.training import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
@@ -51,7 +51,7 @@ def meta_model(config: AppConfig) -> DLRM:
 def parameter_counts(model: DLRM) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    tables: list[Table] = model.sparse_arch.tables  # type: ignore[assignment]
+    tables: list[TableSpec] = model.sparse_arch.tables  # type: ignore[assignment]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from app import trackers
 from app.config import to_plain
 from app.metrics.curves import click_curves
 from app.metrics.power import EnergyMeter
 from app.metrics.profiling import Profiler
 from app.metrics.timing import PHASES, StepTimer, memory_in_use, step_time_histogram
 from app.model import losses
-from app.optimizer.build import set_learning_rate
+from app.optimizer.build import set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
-from app.optimizer.tables import set_step
 from app.record import provenance
 from app.record.directory import Record, told_where_no_room
 from app.record.progress import Progress
 from app.runtime.signals import StopRequest
 from app.sharding.execute import plan_summary
+from app.trackers.run_trackers import FILES, TENSORBOARD, Trackers
 from app.training import loop, resume, summary
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import Feed
@@ -43,7 +42,7 @@ class Run:
         self.session, self.record, self.stop = session, record, stop
         self.config, self.runtime = session.config, session.runtime
         self.state = State()
-        self.meter, self.trackers = StepTimer(self.runtime.device), trackers.Trackers()
+        self.meter, self.trackers = StepTimer(self.runtime.device), Trackers()
         self.seconds_before: dict[str, float] = {}
         self.resumed = ""
         self.began = began
@@ -77,9 +76,7 @@ class Run:
         """Train from the state to the end and write the run's directory; return the status."""
         plain, manifest, afresh = to_plain(self.config), self._manifest(), not self.resumed
         evaluated = self.state.evaluation is not None and self.state.evaluation["step"] == self.state.step
-        self.runtime.on_rank_0(
-            lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh, trackers.FILES)
-        )
+        self.runtime.on_rank_0(lambda: self.record.begin(plain, manifest, self.state.step, evaluated, afresh, FILES))
         self.runtime.on_rank_0(lambda: self._track(plain))
         counts = self.session.parameter_counts()
         log.info("run: %s, %d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
@@ -130,7 +127,7 @@ class Run:
         """Traces as asked for; among several processes, exchanges of a warm-up step are measured too."""
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
-        directory, steps = self.record.directory / trackers.TENSORBOARD, self.config.runtime.profile_steps
+        directory, steps = self.record.directory / TENSORBOARD, self.config.runtime.profile_steps
         return Profiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
 
     def _gauges(self) -> dict[str, Any]:

@@ -18,17 +18,14 @@ from app.data.batch import Batch
 from app.data.split import Split
 from app.metrics import clicks
 from app.model.dlrm import DLRM
-from app.model.embeddings import initial
-from app.model.embeddings.sparse_arch import make_sparse_arch
-from app.optimizer.build import make_optimizer
-from app.optimizer.tables import fused_params
+from app.model.embeddings import make_sparse_arch
+from app.model.tables import initial_rows, table_of
+from app.optimizer.build import fused_params, make_optimizer
 from app.record import provenance
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.sharding.collections import table_of
-from app.sharding.execute import distribute
+from app.sharding.execute import distribute, fill_tables, table_blocks, table_weights
 from app.sharding.plan import Plan
-from app.sharding.tables import fill_tables, table_blocks, table_weights
 from app.training import loop
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -170,10 +167,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     )
     tables = {table.name: table for table in sparse_arch.tables}
 
-    def initial_rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
-        return initial.initial_rows(config.train.seed, tables[table], start, stop)
-
-    fill_tables(model, initial_rows)
+    fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
     return Session(config, runtime, root, manifest, plan, model, make_optimizer(model, config.optimizer))
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import sharding, train
-from app.config import CONFIG_DIR, AppConfig
-from app.config.validation import validate
+from app import train
+from app.config import CONFIG_DIR, AppConfig, validate
 from app.optimizer.build import set_learning_rate
 from app.record.directory import Record
 from app.record.reading import read_summary
 from app.runtime import platform
 from app.runtime.signals import StopRequest
+from app.sharding import execute
 from app.training import session
 from app.training.run import Run
 from common.cli import compose_config, run_command
@@ -122,7 +122,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
     validate(config)
     root = Path(config.data.path or "")
     this = session.build(config, here, root, load_manifest(root))
-    sharding.tables.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
+    execute.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
     initial_digest = this.parameters_digest()
     losses: list[float] = []
     epoch = 0

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.benchmark import dense, inference, tables
-from app.benchmark.case import Case, result
-from app.benchmark.describe import table
+from app.benchmark import operators, steps
+from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
 from app.config import ModelConfig, TablePrecision
 from app.metrics import ceilings
@@ -27,13 +26,13 @@ def by_name(cases: Iterator[Case]) -> dict[str, Case]:
 
 def test_bytes_of_lookups_and_updates() -> None:
     ids, rows, pooled = 8 * 6, 8 * 6 * 4, 8 * 3 * 4
-    assert tables.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
+    assert operators.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
     for optimizer, state in (("sgd", 0), ("adagrad", rows), ("rowwise_adagrad", ids), ("adam", 2 * rows)):
-        assert tables.update_bytes(SHAPE, optimizer) == 4 * (ids + pooled + 2 * (rows + state)), optimizer
+        assert operators.update_bytes(SHAPE, optimizer) == 4 * (ids + pooled + 2 * (rows + state)), optimizer
 
 
 def test_flops_are_those_of_the_formulas() -> None:
-    found = by_name(dense.cases(SHAPE, MODEL, CPU, torch.float32))
+    found = by_name(operators.dense_cases(SHAPE, MODEL, CPU, torch.float32))
     vectors, dim, batch = 4, 4, 8
     pairs = vectors * vectors  # as executed: the whole symmetric product
     assert found["interaction/dot_forward"].flops == batch * pairs * 2 * dim
@@ -47,11 +46,11 @@ def test_flops_are_those_of_the_formulas() -> None:
     assert found["mlp/over_arch_forward"].flops == batch * 2 * (over * 16 + 16)
     weights = 5 * 16 + 16 + 16 * 4 + 4
     assert found["mlp/dense_arch_forward"].bytes == 4 * (weights + batch * (5 + 16 + 4))
-    assert dense.count(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
+    assert operators.dense_parameters(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
 
 
 def test_all_lookups_run_and_tell_their_samples() -> None:
-    found = by_name(tables.cases(SHAPE, CPU))
+    found = by_name(operators.lookup_cases(SHAPE, CPU))
     assert {"embedding_bag/torch_sgd_sum_train", "embedding_bag/tbe_sgd_mean_forward",
             "embedding_bag/tbe_rowwise_adagrad_sum_train"} <= set(found)  # fmt: skip
     for case in found.values():
@@ -90,7 +89,7 @@ def test_bytes_of_scoring() -> None:
     for precision, bytes_a_row in row.items():
         samples, pooled = 8 * (5 + 1), 8 * 3 * 4
         wanted = ids * (4 + bytes_a_row) + 4 * (samples + pooled + 100)
-        assert inference.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
+        assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
 
 
 def test_ceilings_and_shares() -> None:
@@ -104,7 +103,7 @@ def test_ceilings_and_shares() -> None:
     assert figures["samples_per_second"] == pytest.approx(1e7)
     assert figures["share_of_bandwidth"] == pytest.approx(0.5)
     assert figures["share_of_matrix_rate"] == pytest.approx(2.0)
-    lines = table([figures], limits).splitlines()
+    lines = results_table([figures], limits).splitlines()
     assert len({len(line) for line in lines[2:]}) == 1
     assert "200%" in lines[-1]
 

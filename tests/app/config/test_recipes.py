@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig
-from app.config.published_tables import PUBLISHED_TABLES
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, validate
+from app.config.published import PUBLISHED_TABLES
 from app.training import meta_build
 from common.cli import compose_config
 from common.errors import UserError

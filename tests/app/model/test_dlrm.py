@@ -12,7 +12,7 @@ from torchrec.models import dlrm
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
 from app.config.model import DenseInit
 from app.model.dlrm import DLRM
-from app.model.embeddings.sparse_arch import make_sparse_arch
+from app.model.embeddings import make_sparse_arch
 from app.model.interaction import (
     CatInteraction,
     DCNInteraction,

@@ -23,13 +23,11 @@ from app.config import (
 )
 from app.config.optimizer import ADAMS
 from app.data.split import Split
-from app.optimizer.build import set_learning_rate
+from app.optimizer.build import set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
-from app.optimizer.tables import set_step
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.sharding.execute import plan_summary
-from app.sharding.tables import table_blocks, table_weights
+from app.sharding.execute import plan_summary, table_blocks, table_weights
 from app.training import resume, session
 from app.training.state import State
 from common.errors import UserError

@@ -15,13 +15,13 @@ from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
 from app.config import AppConfig, ModelConfig, RuntimeConfig
-from app.config.serving import TablePrecision, row_bytes
+from app.config.commands import TablePrecision, row_bytes
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
 from app.data.split import Split
 from app.model.dlrm import DLRM
 from app.scoring import export_program, served_model
 from app.scoring.export_program import Program
-from app.scoring.packed_tables import packed_rows
+from app.scoring.served_model import packed_rows
 from app.training import resume
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest

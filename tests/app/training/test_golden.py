@@ -29,7 +29,7 @@ from app.data.batch import Batch
 from app.metrics.timing import StepTimer
 from app.optimizer import build
 from app.runtime.platform import Runtime
-from app.sharding.tables import fill_tables, table_blocks, table_weights
+from app.sharding.execute import fill_tables, table_blocks, table_weights
 from app.training import loop, session
 from app.training.state import Parts, State
 from data_prep.dataset.bags import Bags, join

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.report.thin import least_and_greatest
+from app.report.charts import least_and_greatest
 
 
 @settings(max_examples=30)

@@ -34,14 +34,11 @@ from app.config.tables import (
 )
 from app.data.batch import Batch
 from app.metrics.timing import StepTimer
-from app.model.embeddings.dimensions import alpha_rule, as_stored
-from app.model.embeddings.initial import initial_rows
-from app.model.embeddings.sparse_arch import SparseArch, make_sparse_arch
-from app.model.embeddings.spec import make_embeddings
+from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.tables import alpha_rule, as_stored, initial_rows, make_embeddings, table_of
 from app.optimizer import build
 from app.runtime.platform import Runtime
-from app.sharding.collections import table_of
-from app.sharding.tables import local_shards, table_weights
+from app.sharding.execute import local_shards, table_weights
 from app.training import loop, session
 from app.training.state import Parts, State
 from common.errors import UserError

@@ -1,4 +1,4 @@
-"""The module that makes a vector of D of each sparse feature's bag.
+"""Embedding lookups: the module that makes a vector of D of each sparse feature's bag.
 
 Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L ids of a feature.
 """
@@ -9,14 +9,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    PoolingType,
+)
 
 from app.config import ModelConfig
 from app.config.tables import Pooling, QROperation, RowWeights, Storage
-from app.model.embeddings.collections import bag_collection, row_collection
-from app.model.embeddings.remainders import QuotientsAndRemainders
-from app.model.embeddings.spec import REMAINDER, Embedding, make_embeddings
+from app.model.tables import REMAINDER, Embedding, TableSpec, make_embeddings
 from common.errors import UserError
+
+_DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16, Storage.bf16: DataType.BF16}
 
 
 class SparseArch(nn.Module):
@@ -203,3 +213,70 @@ def _initial_row_weights(embedding: Embedding) -> Tensor:
             "finite floating-point numbers"
         )
     return torch.from_numpy(weights.astype(np.float32)).unsqueeze(1)
+
+
+def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
+    """Tables whose rows are pooled where they lie."""
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            feature_names=list(table.keys),
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            data_type=_DATA_TYPES[table.storage],
+            pooling=PoolingType.MEAN if table.mean else PoolingType.SUM,
+            init_fn=_leave_as_is,
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+
+
+def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
+    """Tables, all of one width, whose rows come one by one."""
+    configs = [
+        EmbeddingConfig(
+            name=table.name,
+            feature_names=list(table.keys),
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            data_type=_DATA_TYPES[table.storage],
+            init_fn=_leave_as_is,
+        )
+        for table in tables
+    ]
+    return EmbeddingCollection(tables=configs, device=torch.device("meta"))
+
+
+def _leave_as_is(weight: Tensor) -> Tensor:
+    """TorchRec draws initial values in an order that depends on the layout; they are filled in afterwards."""
+    return weight
+
+
+class QuotientsAndRemainders(nn.Module):
+    """Each quotient-remainder feature's ids become quotients; its remainders follow under a key of their own."""
+
+    collisions: Tensor
+
+    def __init__(self, features: Sequence[str], collisions: Sequence[int]) -> None:
+        """features: the keys that come in, in order; collisions: the divisor of each, 1 where there is none."""
+        super().__init__()
+        self._keys = [*features, *(f + REMAINDER for f, c in zip(features, collisions, strict=True) if c > 1)]
+        self._divided = [number for number, divisor in enumerate(collisions) if divisor > 1]
+        self.register_buffer("collisions", torch.tensor(collisions, dtype=torch.int32), persistent=False)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """F keys of B bags to F keys and one more for each quotient-remainder feature, bags of the same lengths."""
+        ids, lengths, stride = features.values(), features.lengths(), features.stride()
+        counts, starts = features.length_per_key(), features.offset_per_key()
+        per_key = lengths.view(-1, stride).sum(dim=1)
+        divisors = self.collisions.to(ids.dtype).repeat_interleave(per_key, output_size=ids.numel())
+        quotients = torch.div(ids, divisors, rounding_mode="floor")
+        remainders = ids - quotients * divisors
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=torch.cat([quotients, *(remainders[starts[f] : starts[f + 1]] for f in self._divided)]),
+            lengths=torch.cat([lengths, *(lengths[f * stride : (f + 1) * stride] for f in self._divided)]),
+            stride=stride,
+            length_per_key=[*counts, *(counts[f] for f in self._divided)],
+        )

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
-from app.sharding.empty_shards import count_empty_shards
+from app.sharding.execute import count_empty_shards
 from app.sharding.plan import Plan
 from tests.app.conftest import SMALL
 from tests.app.group import run_group

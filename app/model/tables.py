@@ -1,9 +1,14 @@
-"""Which tables a model has: settings and the dataset's table sizes to weight matrices."""
+"""Tables of a model: which weight matrices it has, their widths and their initial values."""
 
+import hashlib
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.config import ModelConfig
 from app.config.tables import (
@@ -19,14 +24,15 @@ from app.config.tables import (
     override_of,
     settings_of,
 )
-from app.model.embeddings.dimensions import alpha_rule, as_stored
 from common.errors import UserError
 
 DEFAULT_ALPHA = 0.3
 REMAINDER = "_r"  # what a feature's remainder, and the table that it indexes, are called beside the quotient's
+FBGEMM_MULTIPLE = 4
+INIT_BLOCK_ROWS = 65_536
 
 
-class Init(NamedTuple):
+class TableInitRange(NamedTuple):
     """Uniform in [low, high), or normal around 0 with a standard deviation."""
 
     low: float = 0.0
@@ -35,7 +41,7 @@ class Init(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSpec:
     """A weight matrix [num_embeddings, embedding_dim].
 
     Attributes:
@@ -48,7 +54,7 @@ class Table:
     keys: tuple[str, ...]
     num_embeddings: int
     embedding_dim: int
-    init: Init
+    init: TableInitRange
     storage: Storage
     mean: bool
     by_id: bool
@@ -74,7 +80,7 @@ class Embedding:
     collisions: int
     row_weights: RowWeights | None
     row_weights_path: str | None
-    tables: tuple[Table, ...]
+    tables: tuple[TableSpec, ...]
 
     @property
     def key(self) -> str:
@@ -156,9 +162,9 @@ def _make_embedding(
     tables = []
     for number, (table, (height, dim)) in enumerate(shapes.items()):
         keys = tuple(feature + REMAINDER for feature in features) if number else features
-        init = _init(settings, height, rows, operation is not None)
+        init = _init_of(settings, height, rows, operation is not None)
         mean = settings.pooling is Pooling.mean
-        tables.append(Table(table, keys, height, dim, init, settings.storage or Storage.fp32, mean, by_id))
+        tables.append(TableSpec(table, keys, height, dim, init, settings.storage or Storage.fp32, mean, by_id))
     return Embedding(
         name=name,
         features=features,
@@ -173,13 +179,15 @@ def _make_embedding(
     )
 
 
-def _init(settings: TableConfig, height: int, rows: int, is_qr: bool) -> Init:
+def _init_of(settings: TableConfig, height: int, rows: int, is_qr: bool) -> TableInitRange:
     """Initial values of a matrix of `height` rows that serves `rows` categories."""
     if settings.init is TableInit.normal:
-        return Init(std=settings.init_std)
+        return TableInitRange(std=settings.init_std)
     if settings.init is TableInit.facebookresearch and is_qr:
-        return Init(1 / math.sqrt(rows), 1.0)  # its uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1
-    return Init(-1 / math.sqrt(height), 1 / math.sqrt(height))
+        return TableInitRange(
+            1 / math.sqrt(rows), 1.0
+        )  # its uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1
+    return TableInitRange(-1 / math.sqrt(height), 1 / math.sqrt(height))
 
 
 def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]:
@@ -214,3 +222,53 @@ def _require_distinct(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"model.tables: {name} would stand for two things; rename a column or a shared table")
+
+
+def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power_of_2: bool) -> list[int]:
+    """Width of each table by its rows: the power rule of Ginart et al. 2019 (arXiv:1909.11810), algorithm 1.
+
+    d_i = base_dim * (n_min / n_i)^alpha, at least 1, rounded to an integer and then, if so asked, to the nearest
+    power of 2 in the logarithm: facebookresearch/dlrm's md_solver. Where that would exceed base_dim it is base_dim.
+    """
+    rows = np.asarray(num_embeddings, np.float64)
+    dims = np.rint(np.maximum(1.0, base_dim * (rows.min() / rows) ** alpha))
+    if power_of_2:
+        dims = 2.0 ** np.rint(np.log2(dims))
+    return [int(dim) for dim in np.minimum(dims, base_dim)]
+
+
+def as_stored(dim: int, base_dim: int) -> int:
+    """The width that FBGEMM can hold: the next multiple of 4."""
+    return min(-(-dim // FBGEMM_MULTIPLE) * FBGEMM_MULTIPLE, base_dim)
+
+
+def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[np.float32]:
+    """Initial values of a table's rows [start, stop), [stop - start, d] float32.
+
+    Each block of rows has a counter-based stream of its own: the same for every layout and number of processes.
+    """
+    key = np.frombuffer(hashlib.sha256(f"{seed}/{table.name}".encode()).digest()[:16], dtype=np.uint64)
+    rows = np.empty((stop - start, table.embedding_dim), dtype=np.float32)
+    for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
+        first = block * INIT_BLOCK_ROWS
+        last = min(first + INIT_BLOCK_ROWS, table.num_embeddings)
+        stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, block]))
+        draw = stream.random if table.init.std is None else stream.standard_normal
+        values = draw((last - first, table.embedding_dim), dtype=np.float32)
+        low, high = max(start, first), min(stop, last)
+        rows[low - start : high - start] = values[low - first : high - first]
+    if table.init.std is not None:
+        rows *= np.float32(table.init.std)
+    else:
+        rows *= np.float32(table.init.high - table.init.low)
+        rows += np.float32(table.init.low)
+    return rows
+
+
+_WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
+
+
+def table_of(key: str) -> str | None:
+    """The table whose weight a parameter's name means; None if it means none."""
+    found = _WEIGHT.search(key)
+    return found["table"] if found else None
