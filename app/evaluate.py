@@ -11,12 +11,12 @@ from pathlib import Path
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
 from app.data.shards import verify_splits
-from app.data.split import Split
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training import resume, session
 from app.training.resume import TrainedRun
+from app.training.session import Predictor
 from common.cli import run_command
 from data_prep.dataset.format import write_atomically
 
@@ -52,13 +52,9 @@ def _measure(
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest)
         load_tensors(run.path, this.model, optimizer=None)
-        return this.evaluate(config.split)
+        return this.predict(config.split).metrics()
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    split = Split(run.root, run.manifest, config.split, trained.data, here.rank, here.world_size)
-    return session.measure(
-        config.split,
-        session.predict(trained, here, split, lambda batch: session.forward(model, batch, trained.runtime.precision)),
-    )
+    return Predictor(trained, here, run.root, run.manifest, model).predict(config.split).metrics()
 
 
 if __name__ == "__main__":

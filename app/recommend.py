@@ -18,7 +18,7 @@ from app.data.split import BatchMaker
 from app.runtime import platform, process_group
 from app.scoring import ranking
 from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
-from app.training import loop, resume, session
+from app.training import resume, session
 from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
 from data_prep.dataset.format import write_atomically
@@ -88,10 +88,8 @@ def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> N
     make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
-    session.model.eval()
-    found, _ = loop.predict(session.on_device(pieces), session.forward)
     logits = np.empty(len(order), np.float32)
-    logits[order] = found.numpy()
+    logits[order], _ = session.score(pieces)
     return logits
 
 

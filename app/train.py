@@ -14,7 +14,7 @@ from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.train import with_batch_of_all
 from app.data import prepare
 from app.data.shards import verify_splits
-from app.record.directory import Record
+from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import environment, platform, process_group
@@ -41,7 +41,7 @@ def main(config: AppConfig) -> int:
         for line in told:
             log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
-        record = Record(Path(config.run.dir), here.rank)
+        record = RunDirectory(Path(config.run.dir), here.rank)
         try:
             if only_built:
                 return meta_build.write(config, here, record, began)
@@ -50,7 +50,7 @@ def main(config: AppConfig) -> int:
             record.give_up()
 
 
-def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: StopRequest, began: float) -> int:
+def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, stop: StopRequest, began: float) -> int:
     root = prepare.dataset_path(config.data)
     here.on_rank_0(lambda: prepare.prepare(config.data, lambda: bool(stop)))
     manifest = load_manifest(root)
@@ -64,10 +64,10 @@ def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: Stop
     run = Run(session.build(config, here, root, manifest), record, stop, began)
     if start is not None:
         run.restore(Path(start))
-        before = read_summary(record.directory)
+        before = read_summary(record.path)
         if before is not None and run.is_done(before):
             log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never",
-                     record.directory, before["status"])  # fmt: skip
+                     record.path, before["status"])  # fmt: skip
             return EXIT_DONE
         best = (run.state.best or {}).get("step")
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
@@ -75,7 +75,7 @@ def _train(config: AppConfig, here: platform.Runtime, record: Record, stop: Stop
         return EXIT_STOPPED if run.train() == "interrupted" else EXIT_DONE
     finally:
         if here.rank == 0:
-            _report(record.directory)
+            _report(record.path)
 
 
 def _report(directory: Path) -> None:

@@ -26,9 +26,9 @@ from app.checkpoint.files import read
 from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig, validate
 from app.data.shards import verify_splits
 from app.record import provenance
-from app.record.directory import Record
+from app.record.directory import RunDirectory
 from app.record.reading import METRICS, read_events, read_manifest, read_summary
-from app.replay.compare import Witness, bitwise_difference, plain
+from app.replay.compare import ReplayComparison, bitwise_difference, plain
 from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.runtime.signals import StopRequest
@@ -66,8 +66,8 @@ def main(config: VerifyConfig) -> int:
         this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
-            run = Run(this, Record(scratch, here.rank), stop, began)
-            witness = run.keeper = Witness(run, checkpoints)
+            run = Run(this, RunDirectory(scratch, here.rank), stop, began)
+            comparison = run.checkpointer = ReplayComparison(run, checkpoints)
             if run.train() == "interrupted":
                 return EXIT_STOPPED
             if here.rank:
@@ -75,7 +75,7 @@ def main(config: VerifyConfig) -> int:
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
             if checkpoints:
                 recorded = read(checkpoints[steps]).arrays["losses"]
-                report |= witness.report(bitwise_difference(recorded, run.state.all_losses(), floor=0.0))
+                report |= comparison.report(bitwise_difference(recorded, run.state.all_losses(), floor=0.0))
             else:
                 report |= _compare_records(directory, scratch)
             layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}

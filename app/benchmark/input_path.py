@@ -13,7 +13,7 @@ from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
 from app.data.batch import Batch, OneHotBatches, Rows
-from app.data.split import Split
+from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
 from data_prep.dataset.format import Split as SplitEntry
 
@@ -75,7 +75,7 @@ class _NextBatch:
     """The next batch of an endless stream over epochs."""
 
     def __init__(self, root: Path, manifest: Manifest, config: DataConfig, shape: Shape) -> None:
-        self._split = Split(root, manifest, "train", config, rank=0, world_size=1)
+        self._split = SplitReader(root, manifest, "train", config, rank=0, world_size=1)
         self._batch_size = shape.batch_size
         self._stream = self._batches()
 

@@ -17,7 +17,7 @@ from app.data.batch import Batch
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training import session
-from app.training.session import Session
+from app.training.session import Predictor, Session
 from data_prep.dataset.format import Manifest
 
 BATCHES = 8
@@ -74,7 +74,7 @@ def inference_cases(
             score, dense = _sharded(config, here, root, manifest)
         else:
             precision = TablePrecision[form]
-            score, dense = _served(config, here, manifest, precision)
+            score, dense = _served(config, here, root, manifest, precision)
         for size in sizes:
             sized = replace(shape, batch_size=size)
             work = _work(score, sized, here.device)
@@ -109,7 +109,9 @@ def _sharded(config: BenchConfig, here: Runtime, root: Path, manifest: Manifest)
     return this.forward, this.parameter_counts()["dense"]
 
 
-def _served(config: BenchConfig, here: Runtime, manifest: Manifest, precision: TablePrecision) -> tuple[Score, int]:
+def _served(
+    config: BenchConfig, here: Runtime, root: Path, manifest: Manifest, precision: TablePrecision
+) -> tuple[Score, int]:
     """The model of random weights, unsharded, and the number of its dense parameters."""
     model = served_model.unsharded(config, manifest)
     tables = {parameter for module in served_model.table_modules(model) for parameter in module.parameters()}
@@ -118,4 +120,4 @@ def _served(config: BenchConfig, here: Runtime, manifest: Manifest, precision: T
         for table in tables:
             table.uniform_(-0.05, 0.05)
     served = served_model.in_precision(model, precision, here.device)
-    return lambda batch: session.forward(served, batch, config.runtime.precision), dense
+    return Predictor(config, here, root, manifest, served).forward, dense

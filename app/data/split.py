@@ -51,7 +51,7 @@ class Order:
         return order
 
 
-class Split:
+class SplitReader:
     """One split of a dataset, opened for one process."""
 
     def __init__(

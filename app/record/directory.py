@@ -47,7 +47,7 @@ OURS = (LOCK, LOG, f"{MANIFEST}.tmp")  # what a run may leave that was killed be
 
 
 @contextlib.contextmanager
-def told_where_no_room() -> Iterator[None]:
+def ignoring_full_disk() -> Iterator[None]:
     """What a run that fails writes last may meet a full disk, which is told and hides nothing."""
     try:
         yield
@@ -70,12 +70,12 @@ class _LogFile(logging.FileHandler):
                 print(f"{self.baseFilename}: lines may be lost: {error}", file=sys.stderr)
 
 
-class Record:
+class RunDirectory:
     """The directory of one run; what writes does nothing on other ranks than 0."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self.directory = directory
-        self.checkpoints = directory / CHECKPOINTS
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
         self._lock: IO[bytes] | None = None
         self._made_here: list[Path] = []  # directories that were not there before
@@ -87,25 +87,21 @@ class Record:
             UserError: it is something else's, another process trains in it, or it cannot be written.
         """
         try:
-            above = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-            self.directory.mkdir(parents=True, exist_ok=True)
+            above = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.directory.iterdir() if path.name not in OURS]
+            others = [path.name for path in self.path.iterdir() if path.name not in OURS]
             if others and not self._is_run():
-                raise UserError(f"run.dir={self.directory}: holds {others[0]} and is not a run's; choose another")
-            lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
+                raise UserError(f"run.dir={self.path}: holds {others[0]} and is not a run's; choose another")
+            lock = open(self.path / LOCK, "wb")  # noqa: SIM115  # held until the process ends
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(self.directory / LOCK)):
+            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(self.path / LOCK)):
                 raise BlockingIOError  # its holder gave the directory up, and somebody else has taken it since
             self._lock = lock
         except BlockingIOError as error:
-            raise UserError(
-                f"run.dir={self.directory}: another process trains there; choose another run.name"
-            ) from error
+            raise UserError(f"run.dir={self.path}: another process trains there; choose another run.name") from error
         except OSError as error:
-            raise UserError(
-                f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another"
-            ) from error
+            raise UserError(f"run.dir={self.path}: cannot be written ({error.strerror}); choose another") from error
 
     def begin(
         self,
@@ -124,30 +120,30 @@ class Record:
         """
         if afresh:
             for name in (CHECKPOINTS, METRICS, LOG, CURVES, STEP_TIMES, *views):
-                _remove(self.directory / name)
-        (self.directory / SUMMARY).unlink(missing_ok=True)
+                _remove(self.path / name)
+        (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest is what tells a run's directory from others, so it is there at all times.
-        before = None if afresh else read_json(self.directory / MANIFEST)
+        before = None if afresh else read_json(self.path / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
-        write_atomically(self.directory / MANIFEST, _json(manifest))
-        write_atomically(self.directory / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        path = self.directory / METRICS
+        write_atomically(self.path / MANIFEST, _json(manifest))
+        write_atomically(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        path = self.path / METRICS
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
-        handler = _LogFile(self.directory / LOG)
+        handler = _LogFile(self.path / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
 
     def was_killed(self) -> bool:
         """Whether a run trained here and ended without a word."""
-        return self._is_run() and not (self.directory / SUMMARY).exists()
+        return self._is_run() and not (self.path / SUMMARY).exists()
 
     def give_up(self) -> None:
         """Leave no trace of a run that was refused before it began, on rank 0."""
         if self._lock is not None and not self._is_run():
-            (self.directory / LOCK).unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: somebody else put something there
                 for path in self._made_here:
                     path.rmdir()
@@ -156,12 +152,12 @@ class Record:
         """Append one line to metrics.jsonl; `seconds` is since the run began, resumptions counted together."""
         if self._writes:
             line = {"event": kind, "step": step, "samples": samples, "seconds": seconds, **values}
-            with open(self.directory / METRICS, "ab") as file:
+            with open(self.path / METRICS, "ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
 
     def events_at(self, step: int) -> list[dict[str, Any]]:
         """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
-        path = self.directory / METRICS
+        path = self.path / METRICS
         if not self._writes or not path.exists():
             return []
         events = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -169,7 +165,7 @@ class Record:
 
     def curves_at(self, step: int) -> dict[str, Any] | None:
         """What curves.json holds, if it is of this step; None on other ranks than 0."""
-        content = read_json(self.directory / CURVES) if self._writes else None
+        content = read_json(self.path / CURVES) if self._writes else None
         return content if content and content["step"] == step else None
 
     def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -177,18 +173,18 @@ class Record:
         if not self._writes:
             return None
         content = {**about, **compute()}
-        write_atomically(self.directory / CURVES, json.dumps(content).encode())
+        write_atomically(self.path / CURVES, json.dumps(content).encode())
         return content
 
     def step_times(self, histogram: dict[str, Any]) -> None:
         """Write step_times.json."""
         if self._writes:
-            write_atomically(self.directory / STEP_TIMES, json.dumps(histogram).encode())
+            write_atomically(self.path / STEP_TIMES, json.dumps(histogram).encode())
 
     def summary(self, figures: dict[str, Any]) -> None:
         """Write summary.json."""
         if self._writes:
-            write_atomically(self.directory / SUMMARY, _json(figures))
+            write_atomically(self.path / SUMMARY, _json(figures))
 
     def results(
         self, run: str, summary: dict[str, Any], global_batch_size: int, num_nodes: int, spread: float | None
@@ -196,7 +192,7 @@ class Record:
         """Append this run's line to results.csv; `spread` is the throughput's standard deviation over its mean."""
         if not self._writes:
             return
-        path = self.directory / RESULTS
+        path = self.path / RESULTS
         world_size, rates = summary["world_size"], summary["throughput"]
         text = io.StringIO()
         writer = csv.writer(text)
@@ -211,7 +207,7 @@ class Record:
             file.write(text.getvalue())
 
     def _is_run(self) -> bool:
-        return (read_json(self.directory / MANIFEST) or {}).get("format") == FORMAT_NAME
+        return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first plain line, and between
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
-class Progress:
+class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
     def __init__(self, total_steps: int, shown: bool, all_windows: bool = False) -> None:

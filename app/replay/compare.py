@@ -13,7 +13,7 @@ from torch import Tensor
 from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
 from app.training.checkpointer import Checkpointer
 from app.training.run import Run
-from app.training.state import State
+from app.training.state import RunState
 
 NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
 TABLES = ".embedding_bags."  # in the names of tables
@@ -51,22 +51,22 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
     return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
 
 
-class Witness(Checkpointer):
-    """Where the run saved a checkpoint that is still there, compares instead of saving."""
+class ReplayComparison(Checkpointer):
+    """Takes the place of a replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
 
     def __init__(self, run: Run, checkpoints: dict[int, Path]) -> None:
-        super().__init__(run.session, run.record.checkpoints, run.meter, run.seconds, lambda *event, **values: None)
+        super().__init__(run.session, run.recorder, run.timer)
         self._checkpoints = checkpoints
         self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name
 
     def due(self, step: int) -> bool:
         return step in self._checkpoints
 
-    def save(self, state: State, best: bool = False) -> None:
+    def save(self, state: RunState, best: bool = False) -> None:
         if state.step in self._checkpoints:
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
 
-    def keep_best(self, state: State) -> None:
+    def keep_best(self, state: RunState) -> None:
         pass
 
     def _compare(self, path: Path) -> dict[str, BitwiseDifference]:

@@ -51,6 +51,13 @@ class Runtime:
         """The highest of all processes' values, on all of them."""
         return max(float(values[0]) for values in self.gather(np.array([value])))
 
+    def mean(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
+        total = np.zeros(values.shape, np.float64)
+        for theirs in self.gather(values):
+            total += theirs
+        return (total / self.world_size).astype(np.float32)
+
     def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:

@@ -18,7 +18,7 @@ from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch, make_sparse_arch
 from app.model.tables import TableSpec
 from app.record import provenance
-from app.record.directory import Record
+from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.plan import table_types
@@ -56,7 +56,7 @@ def parameter_counts(model: DLRM) -> dict[str, int]:
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 
 
-def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> int:
+def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
     """Write the directory of a run that ends where it begins; a collective call. Return the exit status.
 
     began: time.perf_counter() when the command began.
@@ -66,7 +66,7 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     """
     runtime.on_rank_0(record.open)
     if whole_checkpoints(record.checkpoints):
-        raise UserError(f"run.dir={record.directory}: a run that was trained is there; give another run.name")
+        raise UserError(f"run.dir={record.path}: a run that was trained is there; give another run.name")
     model = meta_model(config)
     counts = parameter_counts(model)
     sparse_arch = _sparse_arch(config)
@@ -91,7 +91,7 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
     record.summary(summary.summarise_untrained(runtime.world_size, counts, time.perf_counter() - began))
     log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
-             Path(record.directory), config.data.published_tables, f"{counts['total']:,}",
+             Path(record.path), config.data.published_tables, f"{counts['total']:,}",
              f"{counts['embedding']:,}")  # fmt: skip
     return EXIT_DONE
 

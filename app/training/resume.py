@@ -20,7 +20,7 @@ from app.record.reading import CONFIG, read_config
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
-from app.training.state import State
+from app.training.state import RunState
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 
@@ -30,12 +30,12 @@ log = logging.getLogger("clickwork")
 class Resumed(NamedTuple):
     """Where a session goes on: its state, the seconds already spent, and a line that says so."""
 
-    state: State
+    state: RunState
     seconds: dict[str, float]
     line: str
 
 
-def saved(session: Session, state: State, seconds: dict[str, float]) -> CheckpointState:
+def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
     """What a checkpoint holds beside tensors; a collective call."""
     runtime = session.runtime
     values = {
@@ -80,7 +80,7 @@ def restore(path: Path, session: Session) -> Resumed:
             )
     load_tensors(path, session.model, session.optimizer)
     values, arrays = saved.state, saved.arrays
-    state = State(
+    state = RunState(
         step=values["step"],
         epoch=values["epoch"],
         step_in_epoch=values["step_in_epoch"],
@@ -139,7 +139,7 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
 
 
 class TrainedRun(NamedTuple):
-    """A checkpoint, its state (see `saved`), and the dataset that its run was trained on."""
+    """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
 
     path: Path
     state: dict[str, Any]

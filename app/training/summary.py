@@ -14,16 +14,15 @@ from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
 from app.training.session import Session
-from app.training.state import State
+from app.training.state import RunState
 from common.terminal import coloured
 
-COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
 COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
-INTERRUPTED = "saved; the same command goes on from here"
+INTERRUPTED = "saved; the same command resumes from here"
 
 
 def summarise(
-    session: Session, state: State, status: str, seconds: dict[str, float], gauges: dict[str, Any]
+    session: Session, state: RunState, status: str, seconds: dict[str, float], gauges: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of summary.json; a collective call. `gauges` has what was measured beside steps: phases, power."""
     runtime, train = session.runtime, session.config.train
@@ -67,8 +66,8 @@ def summarise(
     }
 
 
-def summarise_failure(session: Session, state: State, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
-    """What one process can say of a run that broke, without the others."""
+def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
+    """The summary of a run that failed, by one process without the others."""
     train, losses, measured = session.config.train, state.all_losses(), state.all_step_seconds()
     return {
         "status": "summarise_failure",
@@ -120,42 +119,15 @@ def _train_loss(session: Session, losses: NDArray[np.float32]) -> dict[str, floa
     return {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None}
 
 
-def throughput_spread(state: State, window: int) -> float | None:
+def throughput_spread(state: RunState, window: int) -> float | None:
     """Standard deviation over mean of the throughput of windows of steps; None with fewer than two windows."""
     seconds = state.all_step_seconds()
     rates = [1 / seconds[i : i + window].mean() for i in range(0, len(seconds) - window + 1, window)]
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
 
 
-def is_collapsed(evaluation: dict[str, Any]) -> bool:
-    """Whether the model ranks no better than chance and knows no more than the base rate."""
-    auc, ne = evaluation["auc"], evaluation["ne"]
-    return auc is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
-
-
-def describe_evaluation(evaluation: dict[str, Any]) -> str:
-    """An evaluation on one line."""
-    figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
-    shown = [f"{key} {evaluation[key]:.5f}" for key in figures if evaluation[key] is not None]
-    return f"{evaluation['split']} ({evaluation['samples']:,} samples) " + " ".join(shown)
-
-
-def describe_beside_train(train: dict[str, Any], held_out: dict[str, Any], epochs: float) -> list[str]:
-    """Accuracy and average loss of both splits after so many epochs, and a guess that needs no model."""
-    lines = [f"epoch {epochs:g}"]
-    for result in (train, held_out):
-        if result["samples"]:
-            auc = "not defined" if result["auc"] is None else f"{result['auc']:.5f}"
-            majority = max(result["base_rate"], 1 - result["base_rate"])
-            lines.append(
-                f"{result['split']} accuracy = {result['accuracy']:.2%}, avg loss = {result['logloss']:.6f}, "
-                f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
-            )
-    return lines
-
-
 def closing_lines(summary: dict[str, Any], measured_before: int) -> list[str]:
-    """Lines that tell summary.json; `measured_before` steps were measured before the run was resumed."""
+    """A summary as lines of text; `measured_before` steps were measured before the run was resumed."""
     status = summary["status"]
     head = (
         f"{status}: {summary['steps']:,} steps, {summary['samples']:,} samples in {summary['seconds']['total']:.1f} s"
@@ -171,7 +143,7 @@ def closing_lines(summary: dict[str, Any], measured_before: int) -> list[str]:
 def _closing_rows(summary: dict[str, Any], measured_before: int) -> Iterator[tuple[str, str]]:
     rates, seconds, found = summary["throughput"], summary["seconds"], summary["eval"]
     if summary["status"] == "interrupted":
-        yield "to go on", INTERRUPTED
+        yield "to resume", INTERRUPTED
     if found.get("logloss") is not None:
         names = {"auc": "AUC", "ne": "NE", "logloss": "logloss", "accuracy": "accuracy", "calibration": "calibration"}
         figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found[key] is not None]
@@ -207,5 +179,5 @@ def _closing_rows(summary: dict[str, Any], measured_before: int) -> Iterator[tup
 def _phase_times(summary: dict[str, Any]) -> str:
     """Mean milliseconds of a step's phases, where they were measured."""
     phases = summary.get("phase_seconds") or {}
-    told = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
-    return f"; {', '.join(told)}" if told else ""
+    shown = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
+    return f"; {', '.join(shown)}" if shown else ""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from app import train
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.optimizer.build import set_learning_rate
-from app.record.directory import Record
+from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.runtime import platform
 from app.runtime.signals import StopRequest
@@ -105,11 +105,11 @@ def _runs(cases: list[list[str]], out: str) -> None:
     here = platform.start(configs[0].runtime, seed=0, deterministic=True)
     summaries = []
     for config in configs:
-        root, record = Path(config.data.path or ""), Record(Path(config.run.dir), here.rank)
+        root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), here.rank)
         validate(config)
         here.on_rank_0(record.open)
         Run(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
-        summaries.append(read_summary(record.directory) if here.rank == 0 else None)
+        summaries.append(read_summary(record.path) if here.rank == 0 else None)
         record.give_up()
     if here.rank == 0:
         Path(out).write_text(json.dumps(summaries))
@@ -137,7 +137,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
             if len(losses) == config.train.max_steps:
                 break
         epoch += 1
-    means = session.mean_over_ranks(here, torch.tensor(losses).numpy())
+    means = here.mean(torch.tensor(losses).numpy())
     sums: Counter[str] = Counter()
     for name, values in this.parameters():
         sums[name] += float(values.astype("float64").sum())

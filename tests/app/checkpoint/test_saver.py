@@ -16,7 +16,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training import resume, session
-from app.training.state import State
+from app.training.state import RunState
 from common.cli import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -30,7 +30,7 @@ def this(here: Runtime, dataset: Path) -> session.Session:
 
 
 def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
-    saver.save(step, this.model, this.optimizer, resume.saved(this, State(step=step), {}), best)
+    saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best)
 
 
 def tensors(this: session.Session) -> dict[str, Any]:

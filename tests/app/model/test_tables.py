@@ -1,6 +1,5 @@
 """Tables of every kind against the oracle: what they give, how they are trained, where they begin."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,15 @@ from app.config.tables import (
     validate_tables,
 )
 from app.data.batch import Batch
-from app.metrics.timing import StepTimer
 from app.model.embeddings import SparseArch, make_sparse_arch
 from app.model.tables import alpha_rule, as_stored, initial_rows, make_embeddings, table_of
-from app.optimizer import build
 from app.runtime.platform import Runtime
 from app.sharding.execute import local_shards, table_weights
-from app.training import loop, session
-from app.training.state import Parts, State
+from app.training import session
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from tests import reference
+from tests.app import loops
 
 CPU = torch.device("cpu")
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
@@ -191,9 +188,8 @@ def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Ru
     dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))
     labels = (dense[:, :, 0] > 0).float()
     expected = _oracle_losses(this, batches, dense, labels, algorithm)
-    state = State()
     stream = [Batch(dense[i], _as_kjt(batches[i]), labels[i], BATCH) for i in range(6)]
-    loop.train(_parts(this, stream), config.train, state)
+    state, _ = loops.train(this, stream, len(stream), config.train)
     np.testing.assert_allclose(np.concatenate(state.losses), expected, rtol=2e-6)
 
 
@@ -375,27 +371,6 @@ def _oracle_losses(
         update.step(0.05)
         losses.append(loss.item())
     return losses
-
-
-def _parts(this: session.Session, stream: list[Batch]) -> Parts:
-    def batches(epoch: int, first: int) -> Iterator[Batch]:
-        return iter(stream)
-
-    def set_learning_rate(step: int) -> float:
-        build.set_learning_rate(this.optimizer, 0.05)
-        return 0.05
-
-    return Parts(
-        batches=batches,
-        total_steps=len(stream),
-        steps_per_epoch=len(stream),
-        forward=this.forward,
-        loss=torch.nn.functional.binary_cross_entropy_with_logits,
-        optimizer=this.optimizer,
-        set_learning_rate=set_learning_rate,
-        mean_over_ranks=lambda losses: losses,
-        meter=StepTimer(this.runtime.device),
-    )
 
 
 def _manifest(**changes: Any) -> Manifest:

@@ -22,14 +22,14 @@ from app.config import (
     TrainConfig,
 )
 from app.config.optimizer import ADAMS
-from app.data.split import Split
+from app.data.split import SplitReader
 from app.optimizer.build import set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.execute import plan_summary, table_blocks, table_weights
 from app.training import resume, session
-from app.training.state import State
+from app.training.state import RunState
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
@@ -89,7 +89,7 @@ def test_steps_at_changing_rates_equal_the_oracle(
     )
     manifest = load_manifest(dataset)
     this = session.build(config, here, dataset, manifest)
-    split = Split(dataset, manifest, "train", config.data, rank=0, world_size=1)
+    split = SplitReader(dataset, manifest, "train", config.data, rank=0, world_size=1)
     names = [name for name, _ in table_weights(this.model)]
     tables = [w.clone().double().requires_grad_() for w in _tables(this)]
     dense = [p.detach().clone().double().requires_grad_() for p in _dense(this)]
@@ -132,7 +132,7 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
     assert {entry["type"] for entry in plan_summary(whole.model).values()} == {expected}
     _train(whole, 0, 4)
     saver = Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
-    saver.save(4, whole.model, whole.optimizer, resume.saved(whole, State(step=4), {}), best=False)
+    saver.save(4, whole.model, whole.optimizer, resume.checkpoint_state(whole, RunState(step=4), {}), best=False)
     saver.wait()
     resume.restore(tmp_path / "step_00000004", resumed)
     set_step(resumed.optimizer, 4)

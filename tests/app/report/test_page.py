@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.report import write_report
 from app.report.charts import MOST_POINTS
+from app.report.page import write_report
 from tests.app.conftest import SMALL, Command
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run

@@ -17,7 +17,7 @@ from app.checkpoint import files
 from app.config import AppConfig, ModelConfig, RuntimeConfig
 from app.config.commands import TablePrecision, row_bytes
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
-from app.data.split import Split
+from app.data.split import SplitReader
 from app.model.dlrm import DLRM
 from app.scoring import export_program, served_model
 from app.scoring.export_program import Program
@@ -144,7 +144,7 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
     for name, parameter in model.named_parameters():
         if ".bags." in name:
             parameter.data = torch.from_numpy(rounded(parameter.data.numpy(), precision))
-    split = Split(root, manifest, "test", trained.data, 0, 1)
+    split = SplitReader(root, manifest, "test", trained.data, 0, 1)
     (batch,) = split.eval_batches(split.rows)
     return model(batch.dense_features, batch.sparse_features).numpy(), batch.labels.numpy()
 

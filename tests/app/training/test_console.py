@@ -43,7 +43,7 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
         "throughput": {"samples_per_second": None},
     }
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in closing_lines(nothing, 0)[1:])
-    assert list(rows) == ["to go on", "time", "peak memory"]
+    assert list(rows) == ["to resume", "time", "peak memory"]
     assert "20 of them before the resumption" in "\n".join(closing_lines(SUMMARY, measured_before=20))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import DataConfig
-from app.data.split import Split
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
@@ -254,7 +254,7 @@ def test_values_that_data_prep_does_not_write_are_named(
     array = np.load(path)
     array[41, column] = value
     np.save(path, array)
-    split = Split(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
+    split = SplitReader(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
     with pytest.raises(UserError, match=f"shard 00001, {said}"):
         list(split.train_batches(50, seed=0, epoch=0, first=0))
     assert len(split.dense_names) == NUM_DENSE

@@ -26,15 +26,13 @@ from app.config import (
 )
 from app.data import split
 from app.data.batch import Batch
-from app.metrics.timing import StepTimer
-from app.optimizer import build
 from app.runtime.platform import Runtime
 from app.sharding.execute import fill_tables, table_blocks, table_weights
-from app.training import loop, session
-from app.training.state import Parts, State
+from app.training import session
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 from tests import reference
+from tests.app import loops
 
 GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden"
 FEATURES = [f"cat_{i}" for i in range(26)]
@@ -70,8 +68,7 @@ def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
     order = _our_columns(27, itself) if interaction is Interaction.dot else np.arange(108)
     _set_initial(this, golden, order)
 
-    state = State()
-    assert loop.train(_parts(this, golden, lr), config.train, state) == "completed"
+    state, _ = loops.train(this, _batches(golden), STEPS, config.train)
 
     np.testing.assert_allclose(np.concatenate(state.losses), golden["losses"], rtol=LOSS_TOLERANCE)
     exact = _exact_parameters(case, golden, order)
@@ -153,24 +150,6 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
         for key, parameter in _dense_parameters(this):
             values = golden[f"init_{key}"]
             parameter.copy_(torch.from_numpy(values[:, order] if key == "top_0_w" else values))
-
-
-def _parts(this: session.Session, golden: Any, lr: float) -> Parts:
-    def set_learning_rate(step: int) -> float:
-        build.set_learning_rate(this.optimizer, lr)
-        return lr
-
-    return Parts(
-        batches=lambda epoch, first: _batches(golden),
-        total_steps=STEPS,
-        steps_per_epoch=STEPS,
-        forward=this.forward,
-        loss=torch.nn.functional.binary_cross_entropy_with_logits,
-        optimizer=this.optimizer,
-        set_learning_rate=set_learning_rate,
-        mean_over_ranks=lambda losses: losses,
-        meter=StepTimer(this.runtime.device),
-    )
 
 
 def _batches(golden: Any) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ import pytest
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import DataConfig
-from app.data.split import Split
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
@@ -131,7 +131,7 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
     """Before the next window that reads it is trained on; windows are 100 rows, and one more is read ahead."""
     write_dataset(tmp_path, {"train": 1000}, shard_rows=500)
     config = DataConfig(shuffle_block_rows=100, shuffle_window_blocks=1)
-    split = Split(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
+    split = SplitReader(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
     batches = split.train_batches(50, seed=0, epoch=0, first=0)
     next(batches)
     path = shard_path(tmp_path, "train", "00001", "dense")

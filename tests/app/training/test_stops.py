@@ -85,9 +85,9 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("loss not finite:40", "first not finite: the loss (nan)"),
-        ("gradients not finite:40", "first not finite: the gradient of dense_arch.0.bias"),
-        ("table not finite:40", "first not finite: what the tables gave"),
+        ("loss not finite:40", "first non-finite value: loss (nan)"),
+        ("gradients not finite:40", "first non-finite value: gradient of dense_arch.0.bias"),
+        ("table not finite:40", "first non-finite value: embedding output"),
     ],
 )
 @pytest.mark.parametrize("log_every", [1, 50])
@@ -125,4 +125,4 @@ def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], 
     assert "step 30: 11 steps in a row were skipped" in lost.stderr
     gradients = injected("gradients not finite:40", *skip, "run.name=gradients", cwd=tmp_path)
     assert gradients.returncode == 2
-    assert "first not finite: the gradient of" in gradients.stderr
+    assert "first non-finite value: gradient of" in gradients.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.training.summary import is_collapsed
+from app.training.evaluator import is_collapsed
 
 
 @pytest.mark.parametrize(
