@@ -4,13 +4,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.checkpoint.files import CHECKPOINTS, LATEST, PART, STATE
 from app.checks.check import Check, fail, ok, warn
+from app.record.reading import LOG, MANIFEST, SUMMARY
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
-
-RUN_MANIFEST, RUN_SUMMARY, CHECKPOINTS, LATEST, STATE = (
-    "manifest.json", "summary.json", "checkpoints", "latest", "state.json"
-)  # fmt: skip
 
 
 def check_dataset(root: Path) -> Check:
@@ -51,18 +49,18 @@ def check_runs(directory: Path) -> Iterator[Check]:
 def check_run(run: Path) -> Check:
     """One run."""
     name = f"run {run}"
-    if not (run / RUN_MANIFEST).is_file():
-        return warn(name, f"no {RUN_MANIFEST}: it never began", "remove the directory, or train again")
-    status, step = _status(run / RUN_SUMMARY)
+    if not (run / MANIFEST).is_file():
+        return warn(name, f"no {MANIFEST}: it never began", "remove the directory, or train again")
+    status, step = _status(run / SUMMARY)
     checkpoints = run / CHECKPOINTS
-    leftovers = sorted(checkpoints.glob("*.part")) if checkpoints.is_dir() else []
+    leftovers = sorted(checkpoints.glob(f"*{PART}")) if checkpoints.is_dir() else []
     latest = _latest(checkpoints)
     if latest is not None and not (latest / STATE).is_file():
         remedy = "resuming takes the newest whole one; remove this one"
         return fail(name, f"{status}; {latest}, its latest checkpoint, is not whole", remedy)
     found = f"{status}, step {step}" if step is not None else status
     if status == "failed":
-        return warn(name, found, f"read {run}/log.txt; the same command goes on from the last checkpoint")
+        return warn(name, found, f"read {run}/{LOG}; the same command goes on from the last checkpoint")
     if status in ("running or killed", "interrupted"):
         remedy = "the same command goes on" if latest else "no checkpoint yet: the same command starts over"
         return warn(name, f"{found}; latest checkpoint {latest.name if latest else 'none'}", remedy)

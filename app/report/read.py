@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_summary
+from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_json, read_summary
 from common.errors import UserError
 
 UNFINISHED = "unfinished"  # no summary: still running, or killed
@@ -64,7 +64,7 @@ def read_run(directory: Path) -> RunFiles:
     Raises:
         UserError: it is not a run's directory.
     """
-    config, manifest = read_config(directory), _object(directory / MANIFEST)
+    config, manifest = read_config(directory), read_json(directory / MANIFEST)
     if manifest is None:
         raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
     try:
@@ -74,23 +74,14 @@ def read_run(directory: Path) -> RunFiles:
             manifest=manifest,
             summary=read_summary(directory),
             events=_events(directory / METRICS),
-            curves=_object(directory / CURVES),
-            step_times=_object(directory / STEP_TIMES),
+            curves=read_json(directory / CURVES),
+            step_times=read_json(directory / STEP_TIMES),
         )
         if min(run.world_size, run.global_batch_size) < 1:
             raise ValueError("a run of nothing")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"runs={directory}: its files are of another version ({error!r})") from error
     return run
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is no whole one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
     """Seconds to train on all rows once."""
     overrides = [f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
-                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd", f"optimizer.lr={LEARNING_RATE}", "schedule=constant", "loss=bce",
+                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd",
+                 f"optimizer.lr={LEARNING_RATE}", "schedule=constant", "loss=bce",
                  f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
     config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
     here = platform.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)

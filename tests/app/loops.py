@@ -48,7 +48,7 @@ def train(
     """Train to the end; the final state, and what was reported of the windows of steps."""
     nothing, state = Nothing(), RunState()
     loop: Any = TrainingLoop
-    status = loop(session, Batches(batches), nothing, nothing, nothing, nothing, StepTimer(torch.device("cpu")), nothing,
-                  RunLength(steps, steps, config), state).run()  # fmt: skip
-    assert status == "completed"
+    timer, length = StepTimer(torch.device("cpu")), RunLength(steps, steps, config)
+    loop = loop(session, Batches(batches), nothing, nothing, nothing, nothing, timer, nothing, length, state)
+    assert loop.run() == "completed"
     return state, nothing.reported
