@@ -3,18 +3,17 @@
 import contextlib
 import csv
 import datetime
-import fcntl
 import io
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from app.checkpoint.files import CHECKPOINTS
 from app.record.reading import (
@@ -77,7 +76,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
-        self._lock: IO[bytes] | None = None
+        self._lock: FileLock | None = None
         self._made_here: list[Path] = []  # directories that were not there before
 
     def open(self) -> None:
@@ -93,12 +92,10 @@ class RunDirectory:
             others = [path.name for path in self.path.iterdir() if path.name not in OURS]
             if others and not self._is_run():
                 raise UserError(f"run.dir={self.path}: holds {others[0]} and is not a run's; choose another")
-            lock = open(self.path / LOCK, "wb")  # noqa: SIM115  # held until the process ends
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(self.path / LOCK)):
-                raise BlockingIOError  # its holder gave the directory up, and somebody else has taken it since
-            self._lock = lock
-        except BlockingIOError as error:
+            lock = FileLock(self.path / LOCK, blocking=False, thread_local=False)
+            lock.acquire()
+            self._lock = lock  # held until the process ends
+        except Timeout as error:
             raise UserError(f"run.dir={self.path}: another process trains there; choose another run.name") from error
         except OSError as error:
             raise UserError(f"run.dir={self.path}: cannot be written ({error.strerror}); choose another") from error
