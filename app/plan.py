@@ -16,7 +16,7 @@ import torch
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
 from app.config.commands import validate_plan
 from app.config.published import published_tables
-from app.config.sharding import AUTO
+from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
 from app.data import prepare
 from app.model.embeddings import SparseArch, make_sparse_arch
@@ -76,7 +76,7 @@ def _planned(
     if config.sharding.plan is None:
         asked = from_config.with_an_update_for_tables(config.sharding, name, parts, device)
         chosen = table_choices(asked, name, parts, device.type)
-    everything = replace(config.sharding, types=AUTO, tables={}, min_partition=None)
+    everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     found = forecast_plan(tables, plan, work, chosen, possible)
     content = plan.to_json()

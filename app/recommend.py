@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, validate
 from app.config.commands import RecommendConfig, validate_recommend
-from app.data.batch import Rows
+from app.data.batch import RowArrays
 from app.data.split import BatchMaker
 from app.runtime import platform, process_group
 from app.scoring import ranking
@@ -84,7 +84,7 @@ def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int
 
 def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
-    rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
+    rows = RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
     make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)

@@ -21,7 +21,7 @@ from app.runtime import environment, platform, process_group
 from app.runtime.signals import StopRequest
 from app.trackers.run_trackers import require_clients
 from app.training import meta_build, session
-from app.training.run import Run
+from app.training.run import TrainingRun
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from data_prep.dataset.format import load_manifest
 
@@ -47,7 +47,7 @@ def main(config: AppConfig) -> int:
                 return meta_build.write(config, here, record, began)
             return _train(config, here, record, stop, began)
         finally:
-            record.give_up()
+            record.release()
 
 
 def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, stop: StopRequest, began: float) -> int:
@@ -61,7 +61,7 @@ def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, stop
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
-    run = Run(session.build(config, here, root, manifest), record, stop, began)
+    run = TrainingRun(session.build(config, here, root, manifest), record, stop, began)
     if start is not None:
         run.restore(Path(start))
         before = read_summary(record.path)

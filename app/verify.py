@@ -33,7 +33,7 @@ from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.runtime.signals import StopRequest
 from app.training import resume, session
-from app.training.run import Run
+from app.training.run import TrainingRun
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.errors import UserError
 
@@ -60,13 +60,13 @@ def main(config: VerifyConfig) -> int:
                                               lambda: bool(stop)))  # fmt: skip
         figures = read_summary(directory) or {}
         if not paths and not figures.get("steps"):
-            raise UserError(f"run={directory}: no whole checkpoint and no summary of a training; train it first")
+            raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
         checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
         steps = max(checkpoints) if checkpoints else figures["steps"]
         this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
-            run = Run(this, RunDirectory(scratch, here.rank), stop, began)
+            run = TrainingRun(this, RunDirectory(scratch, here.rank), stop, began)
             comparison = run.checkpointer = ReplayComparison(run, checkpoints)
             if run.train() == "interrupted":
                 return EXIT_STOPPED

@@ -12,7 +12,7 @@ import torch
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
-from app.data.batch import Batch, OneHotBatches, Rows
+from app.data.batch import Batch, OneHotBatches, RowArrays
 from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
 from data_prep.dataset.format import Split as SplitEntry
@@ -93,7 +93,7 @@ def _building(shape: Shape, row_bytes: int) -> Case:
     """Rows in memory to a batch: the KeyedJaggedTensor alone."""
     make = OneHotBatches(shape.features, shape.batch_size)
     rng = np.random.default_rng(0)
-    rows = Rows(
+    rows = RowArrays(
         labels=np.zeros(shape.batch_size, np.float32),
         dense=np.zeros((shape.batch_size, shape.num_dense), np.float32),
         sparse=rng.integers(0, 1 << 20, (shape.batch_size, len(shape.num_embeddings)), dtype=np.int32),

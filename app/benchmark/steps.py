@@ -21,7 +21,7 @@ from app.training.session import Predictor, Session
 from data_prep.dataset.format import Manifest
 
 BATCHES = 8
-SAMPLES, MOST_BATCHES = 1 << 16, 64  # different ones that lie ready, so that small batches are not of the same rows
+SAMPLES, MAX_BATCHES = 1 << 16, 64  # different ones that lie ready, so that small batches are not of the same rows
 PRECISIONS = (TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4)
 Score = Callable[[Batch], Tensor]
 
@@ -92,7 +92,7 @@ def forward_bytes(shape: Shape, precision: TablePrecision, dense: int) -> int:
 
 def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]:
     """Scoring of one batch after the other of those that lie ready."""
-    count = min(max(SAMPLES // shape.batch_size, 2), MOST_BATCHES)
+    count = min(max(SAMPLES // shape.batch_size, 2), MAX_BATCHES)
     batches = cycle([random_batch(shape, seed, device) for seed in range(count)])
 
     def work() -> Any:

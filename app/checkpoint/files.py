@@ -1,6 +1,6 @@
 """Checkpoints as files: which there are, which to start from, their names, digests and removal.
 
-A checkpoint is written beside its final name and renamed when all of it is on disk, with the sizes and sums of
+A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of
 its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
 truncated data if it were killed then.
 """
@@ -27,13 +27,13 @@ CHECKPOINTS = "checkpoints"  # their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
 STATE = "state.json"
 ARRAYS = "arrays.npz"
-PART, OLD = ".part", ".old"  # not yet, and no longer, a checkpoint
-FILES = "files"  # key of state.json: size and sum of every other file
+PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
+FILES = "files"  # key of state.json: size and digest of every other file
 
 
 @dataclass
 class CheckpointState:
-    """What a checkpoint holds beside tensors: JSON values, and arrays by name."""
+    """What a checkpoint holds besides tensors: JSON values, and arrays by name."""
 
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
@@ -45,7 +45,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints under a run's checkpoint directory that were completed, oldest first."""
+    """The complete checkpoints in a run's checkpoint directory, oldest first."""
     return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
 
 
@@ -58,7 +58,7 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def pointed_to(directory: Path, pointer: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it is there."""
+    """The checkpoint that `latest` or `best` names, if it exists and is complete."""
     try:
         path = directory / (directory / pointer).read_text().strip()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def pointed_to(directory: Path, pointer: str) -> Path | None:
 
 
 def point_to_best(directory: Path, name: str | None) -> None:
-    """Let `best` name a checkpoint of `directory`, or none."""
+    """Let `best` name a checkpoint of `directory`; None removes it."""
     if name is not None:
         write_atomically(directory / BEST, name.encode())
     else:
@@ -75,16 +75,16 @@ def point_to_best(directory: Path, name: str | None) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that a kill on the way does not leave something that looks like one."""
+    """Remove a checkpoint; a kill meanwhile leaves nothing that looks like one."""
     old = checkpoint.with_suffix(OLD)
     os.rename(checkpoint, old)
     shutil.rmtree(old)
 
 
 def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole and undamaged, and what is wrong with each newer one.
+    """The newest complete and undamaged checkpoint, and what is wrong with each newer one.
 
-    `latest` is for people: a kill may come between the renaming of a checkpoint and it.
+    `latest` is for people: a kill may come between the renaming of a checkpoint and its update.
     """
     skipped = []
     for checkpoint in reversed(whole_checkpoints(directory)):
@@ -98,7 +98,7 @@ def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare a checkpoint's files with the sizes and sums written when it was made.
+    """Compare a checkpoint's files with the sizes and digests recorded when it was written.
 
     Raises:
         UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
@@ -110,11 +110,11 @@ def verify(checkpoint: Path) -> None:
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
         if damaged:
-            raise UserError(f"{path}: damaged, its size or sum is not the one it was written with")
+            raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
 
 def read(checkpoint: Path) -> CheckpointState:
-    """What a checkpoint holds beside tensors.
+    """What a checkpoint holds besides tensors.
 
     Raises:
         UserError: there is no checkpoint here, or it is damaged.
@@ -127,15 +127,15 @@ def read(checkpoint: Path) -> CheckpointState:
 
 
 def last_line(error: BaseException) -> str:
-    """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
+    """The last line of an error: torch puts whole tracebacks of all ranks into its messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
 
 
 def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any]) -> None:
-    """Write what is missing, bring all to the disk, and give the checkpoint its name.
+    """Write the arrays and state.json, sync all files, and give the checkpoint its name.
 
-    digests: size and sum of the tensors' files by name, where they are known already.
+    digests: size and digest of the tensors' files by name, as far as known.
     """
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
     for path in sorted(part.iterdir()):
@@ -163,24 +163,24 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
-    """The path of the checkpoint to start from, if any; damaged ones are passed over with a warning.
+    """The path of the checkpoint to start from, if any; damaged ones are skipped with a warning.
 
-    Where torchrun started the job again after a loss, that is the run's newest, whatever the job began with.
+    If torchrun restarted the job after a loss, that is the run's newest, whatever checkpoint.resume says.
 
     Raises:
-        UserError: the one that was asked for is not there or is damaged.
+        UserError: the checkpoint asked for does not exist or is damaged.
     """
     wanted = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if restarted and wanted != "auto" and whole_checkpoints(checkpoints):
-        log.info("resume: torchrun started the job again, so checkpoint.resume is auto now, not %s", wanted)
+        log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", wanted)
         wanted = "auto"
     if wanted == "never":
         return None
     if wanted == "auto":
         path, skipped = newest_undamaged(checkpoints)
         for reason in skipped:
-            log.warning("resume: passed over %s", reason)
+            log.warning("resume: skipped %s", reason)
         return None if path is None else str(path)
     asked = Path(wanted)
     if asked.name == LATEST and asked.is_file():
@@ -193,14 +193,14 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
 
 
 def undamaged(run: Path) -> list[Path]:
-    """A run's complete and undamaged checkpoints, oldest first; of the others, a warning."""
+    """A run's complete and undamaged checkpoints, oldest first; warns of the others."""
     good = []
     for path in whole_checkpoints(run / CHECKPOINTS):
         try:
             verify(path)
             good.append(path)
         except UserError as error:
-            log.warning("checkpoint: passed over %s", error)
+            log.warning("checkpoint: skipped %s", error)
     return good
 
 
@@ -213,28 +213,28 @@ def find_checkpoint(run: Path, asked: str | None) -> str:
     if asked in (BEST, LATEST):
         named = pointed_to(run / CHECKPOINTS, asked)
         if named is None:
-            raise UserError(f"checkpoint={asked}: {run} has none that is whole")
+            raise UserError(f"checkpoint={asked}: {run} has no complete one")
         asked = str(named)
     if asked:
         verify(Path(asked))
         return asked
     path, skipped = newest_undamaged(run / CHECKPOINTS)
     if path is None:
-        raise UserError("; ".join(skipped) or f"run={run}: no whole checkpoint yet; train it first")
+        raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
     for reason in skipped:
-        log.warning("checkpoint: passed over %s", reason)
+        log.warning("checkpoint: skipped %s", reason)
     return str(path)
 
 
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
-    """Remove this run's checkpoints that are not on the way from `start`: later ones, or all if it is elsewhere.
+    """Remove this run's checkpoints that are not before `start`: later ones, or all if `start` is of another run.
 
-    best_step: the step of the highest AUC on the way; `best` is made to name its checkpoint, if that is there.
+    best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
     """
     own = start.parent.resolve() == checkpoints.resolve()
     for path in whole_checkpoints(checkpoints):
         if not own or path.name > start.name:
-            log.info("resume: removing %s, which does not come before %s", path, start)
+            log.info("resume: removing %s, which is not before %s", path, start)
             remove(path)
     best = None if best_step is None else checkpoint_name(best_step)
     there = best in [path.name for path in whole_checkpoints(checkpoints)]

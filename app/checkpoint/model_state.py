@@ -40,7 +40,7 @@ def stage(tensors: Any) -> Any:
 
 
 class LocalTensor(NamedTuple):
-    """A tensor or a shard of one: where in the nest it was found, and where in the whole it begins."""
+    """A tensor or a shard: its path in the nested dicts, its offsets in the whole tensor, its values."""
 
     path: str
     offsets: tuple[int, ...]
@@ -48,7 +48,7 @@ class LocalTensor(NamedTuple):
 
 
 def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
-    """The tensors and shards that lie on this process."""
+    """The tensors and shards on this process."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from local_tensors(value, f"{path}.{key}" if path else str(key))
@@ -68,9 +68,9 @@ def num_bytes(tensors: Any) -> int:
 
 
 def first_not_finite(tensors: Any) -> str | None:
-    """The place of the first tensor on this process with a NaN or an infinity."""
+    """The path of the first tensor on this process with a NaN or an infinity."""
     for path, _, tensor in local_tensors(tensors):
-        # A sum is NaN or infinite if one of its terms is; only then (or where it overflowed) look at each.
+        # A sum is NaN or infinite if one of its terms is; only then (or where it overflowed) check each.
         suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
         if suspect and not bool(torch.isfinite(tensor).all()):
             return path
@@ -78,7 +78,7 @@ def first_not_finite(tensors: Any) -> str | None:
 
 
 def host_bytes_available() -> int:
-    """Host memory that can be had without swapping: what the kernel says, or less by this container's limit."""
+    """Host memory available without swapping: the kernel's figure, or less by this container's limit."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
@@ -144,13 +144,13 @@ def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | N
 
 
 def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
-    """Without empty dicts (SGD keeps no state): torch saves those of rank 0 only, and misses the others' in loading."""
+    """Without empty dicts (SGD has no state): torch saves those of rank 0 only, and misses the others' in loading."""
     kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
     return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
 
 
 def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """A nest as it was before `_without_empty`, with the values that were loaded."""
+    """Nested dicts as before `_without_empty`, with the loaded values."""
     return {
         key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()

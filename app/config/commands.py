@@ -14,8 +14,8 @@ from common.errors import UserError
 
 STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
 FAMILIES = (*STEP_FAMILIES, "inference")
-SUFFIX = ".pt2"
-OUT_SUFFIXES = (".json", ".csv")
+EXPORT_SUFFIX = ".pt2"
+RANKING_SUFFIXES = (".json", ".csv")
 
 
 class TablePrecision(Enum):
@@ -137,8 +137,8 @@ class ExportConfig:
 
 def validate_export(config: ExportConfig) -> None:
     """Raises UserError for values that cannot work."""
-    if not config.out.endswith(SUFFIX):
-        raise UserError(f"out={config.out}: the name must end in {SUFFIX}")
+    if not config.out.endswith(EXPORT_SUFFIX):
+        raise UserError(f"out={config.out}: the name must end in {EXPORT_SUFFIX}")
     if config.tables is TablePrecision.bf16:
         raise UserError("tables=bf16: FBGEMM looks up in no bf16 tables for inference; use fp16, fp32, int8 or int4")
     if not config.tolerance >= 0:
@@ -190,8 +190,8 @@ class RecommendConfig:
 def validate_recommend(config: RecommendConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"top_k": (config.top_k, 1)})
-    if config.out is not None and not config.out.endswith(OUT_SUFFIXES):
-        raise UserError(f"out={config.out}: the name must end in {' or '.join(OUT_SUFFIXES)}")
+    if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
+        raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
 
 
 @dataclass

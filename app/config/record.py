@@ -6,7 +6,7 @@ from enum import Enum
 from app.config.checks import require_at_least
 from common.errors import UserError
 
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 
 
 @dataclass
@@ -24,8 +24,8 @@ class RecordConfig:
 def validate_record(record: RecordConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"record.prometheus_port": (record.prometheus_port, 1)})
-    if (record.prometheus_port or 0) > MOST_PORT:
-        raise UserError(f"record.prometheus_port={record.prometheus_port}: must be at most {MOST_PORT}")
+    if (record.prometheus_port or 0) > MAX_PORT:
+        raise UserError(f"record.prometheus_port={record.prometheus_port}: must be at most {MAX_PORT}")
 
 
 class MLPerfDivision(Enum):

@@ -7,7 +7,7 @@ from enum import Enum
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
 
-MOST_MINUTES, MOST_THREADS = 100_000, 4_096
+MAX_MINUTES, MAX_THREADS = 100_000, 4_096
 
 
 class Platform(Enum):
@@ -45,10 +45,10 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
     steps = runtime.profile_steps
     if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
-    if runtime.timeout_minutes > MOST_MINUTES:
-        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
-    if (runtime.num_threads or 0) > MOST_THREADS:
-        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MOST_THREADS}")
+    if runtime.timeout_minutes > MAX_MINUTES:
+        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MAX_MINUTES}")
+    if (runtime.num_threads or 0) > MAX_THREADS:
+        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MAX_THREADS}")
 
 
 @dataclass

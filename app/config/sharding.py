@@ -17,7 +17,7 @@ from common.errors import UserError
 SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
                   "grid_shard")  # fmt: skip
 COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
-AUTO = "auto"
+AUTO_SHARDING = "auto"
 _SHORT = {"grid": "grid_shard"}
 # TorchRec's EmbeddingComputeKernel: torch's optimizer on the whole gradient (data_parallel only); FBGEMM's fused one
 # with the table in device memory; in host memory; in host memory behind a cache in device memory.
@@ -77,9 +77,11 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     """
     asked = [types] if isinstance(types, str) else types
     if not isinstance(asked, list) or not asked:
-        raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+        raise UserError(
+            f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
+        )
     asked = [_SHORT.get(kind, kind) for kind in asked]
-    if asked == [AUTO]:
+    if asked == [AUTO_SHARDING]:
         # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
         # A grid is only for who asks for it, as in TorchRec's own planner.
         unfit = {"grid_shard", "data_parallel"} if optimizer is OptimizerName.adam else {"grid_shard"}
@@ -87,7 +89,9 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:
         if kind not in SHARDING_TYPES:
-            raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+            raise UserError(
+                f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
+            )
         if kind in COLUMN_TYPES:
             refuse_columns(key, kind, optimizer)
     return [kind for kind in SHARDING_TYPES if kind in asked]
@@ -164,7 +168,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     for key, own in parts.items():
         part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
         types = types_allowed(part.types, optimizer, f"{key}.types")
-        kernels = kernels_allowed(part.kernels, types, part.types == AUTO, f"{key}.kernels")
+        kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{key}.kernels")
         require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
         if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
             raise UserError(f"{key}.min_partition={own.min_partition}: has no effect without a column-wise type")

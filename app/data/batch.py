@@ -56,7 +56,7 @@ class Batch(Pipelineable):
             part.record_stream(stream)
 
 
-class Rows(NamedTuple):
+class RowArrays(NamedTuple):
     """Rows in the order of use: labels [n] float32, dense [n, N] float32, sparse [n, F] int32.
 
     Where features are multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
@@ -67,25 +67,25 @@ class Rows(NamedTuple):
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
 
-    def part(self, start: int, stop: int) -> "Rows":
+    def part(self, start: int, stop: int) -> "RowArrays":
         """Rows [start, stop), as views."""
         rows = slice(start, stop)
         bags = tuple(feature.part(start, stop) for feature in self.bags)
-        return Rows(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
+        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
 
-    def take(self, order: NDArray[np.integer]) -> "Rows":
+    def take(self, order: NDArray[np.integer]) -> "RowArrays":
         """The rows numbered `order`, in that order."""
         bags = tuple(feature.take(order) for feature in self.bags)
-        return Rows(self.labels[order], self.dense[order], self.sparse[order], bags)
+        return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags)
 
 
-def join_rows(parts: list[Rows]) -> Rows:
+def join_rows(parts: list[RowArrays]) -> RowArrays:
     """The rows of all parts, part after part."""
     if len(parts) == 1:
         return parts[0]
     labels, dense, sparse, bags = zip(*parts, strict=True)
     joined = tuple(join(feature) for feature in zip(*bags, strict=True))
-    return Rows(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
+    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
 
 
 class OneHotBatches:
@@ -96,7 +96,7 @@ class OneHotBatches:
         self._lengths = torch.ones(len(features) * local_batch_size, dtype=torch.int32)
         self._offsets = torch.arange(len(features) * local_batch_size + 1, dtype=torch.int32)
 
-    def batch(self, rows: Rows) -> Batch:
+    def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded with zeros to the local batch size."""
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
@@ -125,7 +125,7 @@ class MultiHotBatches:
         self._tables = tables
         self._ones = np.ones(local_batch_size, np.int64)
 
-    def batch(self, rows: Rows) -> Batch:
+    def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded to the local batch size.
 
         Raises:
@@ -152,7 +152,7 @@ class MultiHotBatches:
         return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
 
     def _feature(
-        self, feature: int, rows: Rows, columns: NDArray[np.int32], num_valid: int
+        self, feature: int, rows: RowArrays, columns: NDArray[np.int32], num_valid: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of one feature and the lengths of its bags, [B]."""
         is_ragged, place = self._places[feature]
@@ -165,12 +165,12 @@ class MultiHotBatches:
         return bags.reshape(-1), lengths
 
 
-def _padded(rows: Rows, count: int) -> Rows:
+def _padded(rows: RowArrays, count: int) -> RowArrays:
     """Rows, zeros and empty bags behind them until there are `count`."""
     missing = count - len(rows.labels)
     if not missing:
         return rows
-    return Rows(
+    return RowArrays(
         np.pad(rows.labels, (0, missing)),
         np.pad(rows.dense, ((0, missing), (0, 0))),
         np.pad(rows.sparse, ((0, missing), (0, 0))),

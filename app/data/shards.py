@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import VerifyData
-from app.data.batch import Rows
+from app.data.batch import RowArrays
 from common.cli import EXIT_STOPPED
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join
@@ -48,7 +48,7 @@ class SplitShards:
         for index in range(len(split.shards)):
             self._open(index)
 
-    def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> Rows:
+    def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> RowArrays:
         """Read ranges of rows, then pick those numbered `order`; ids are checked against their tables.
 
         Raises:
@@ -75,7 +75,7 @@ class SplitShards:
         bags = [self._checked(feature, join(parts), ranges).take(order)
                 for feature, parts in zip(self._ragged, by_feature, strict=True)]  # fmt: skip
         dense, sparse = np.take(dense, order, axis=0), np.take(sparse, order, axis=0)
-        return Rows(np.take(labels[:, 0], order).astype(np.float32), dense, sparse, tuple(bags))
+        return RowArrays(np.take(labels[:, 0], order).astype(np.float32), dense, sparse, tuple(bags))
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
         for start, stop in ranges:

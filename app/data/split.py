@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
-from app.data.batch import Batch, MultiHotBatches, OneHotBatches, Rows, join_rows
+from app.data.batch import Batch, MultiHotBatches, OneHotBatches, RowArrays, join_rows
 from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -107,12 +107,12 @@ class SplitReader:
                 parts.append(window.part(0, used))
             yield batches.batch(join_rows(parts))
 
-    def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[Rows]:
+    def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[RowArrays]:
         """This process's rows, window by window and in order; the next window is read while one is in use."""
         local = global_batch_size // self._world_size
         begin, end = first * global_batch_size, last * global_batch_size
 
-        def load(start: int, number: int, ranges: list[tuple[int, int]]) -> Rows:
+        def load(start: int, number: int, ranges: list[tuple[int, int]]) -> RowArrays:
             permutation = order.permutation(number, sum(high - low for low, high in ranges))
             places = np.arange(start, start + len(permutation))
             mine = (places % global_batch_size // local == self._rank) & (places >= begin) & (places < end)

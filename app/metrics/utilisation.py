@@ -15,7 +15,7 @@ from app.runtime.platform import Runtime
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
 
-LEAST_TRAIN_SECONDS = 20.0  # a shorter run is not worth the measurement of the ceilings
+MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the ceilings
 CEILING_SECONDS = 0.2
 STATE_BYTES = 4
 
@@ -49,7 +49,7 @@ def utilisation(
     if rate is None:
         return figures
     figures |= {"flops_per_second": rate * flops, "table_bytes_per_second": rate * moved}
-    if runtime.highest(train_seconds) >= LEAST_TRAIN_SECONDS:
+    if runtime.highest(train_seconds) >= MIN_TRAIN_SECONDS:
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, CEILING_SECONDS, runtime.highest)
         figures |= {

@@ -42,35 +42,35 @@ RESULTS_COLUMNS = (
 )  # fmt: skip
 
 
-OURS = (LOCK, LOG, f"{MANIFEST}.tmp")  # what a run may leave that was killed before it had a manifest
+BEFORE_MANIFEST = (LOCK, LOG, f"{MANIFEST}.tmp")  # files of a run that was killed before it had a manifest
 
 
 @contextlib.contextmanager
 def ignoring_full_disk() -> Iterator[None]:
-    """What a run that fails writes last may meet a full disk, which is told and hides nothing."""
+    """Log a full disk while a failed run writes its last figures, so that it does not hide the failure."""
     try:
         yield
     except OSError as error:
-        log.error("the last figures are not written: %s", error.strerror or error)
+        log.error("the last figures were not written: %s", error.strerror or error)
 
 
 class _LogFile(logging.FileHandler):
-    """run.log, which may lose lines on a full disk, told once; logging would print a traceback for each."""
+    """log.txt. On a full disk it loses lines, which is reported once; logging would print a traceback for each."""
 
-    told = False
+    reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging calls it so
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.told:
-            self.told = True
+        elif not self.reported:
+            self.reported = True
             with contextlib.suppress(OSError):  # stderr may go to the same disk
                 print(f"{self.baseFilename}: lines may be lost: {error}", file=sys.stderr)
 
 
 class RunDirectory:
-    """The directory of one run; what writes does nothing on other ranks than 0."""
+    """The directory of one run; only rank 0 writes."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
@@ -89,16 +89,20 @@ class RunDirectory:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.path.iterdir() if path.name not in OURS]
+            others = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             if others and not self._is_run():
-                raise UserError(f"run.dir={self.path}: holds {others[0]} and is not a run's; choose another")
+                raise UserError(
+                    f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
+                )
             lock = FileLock(self.path / LOCK, blocking=False, thread_local=False)
             lock.acquire()
             self._lock = lock  # held until the process ends
         except Timeout as error:
-            raise UserError(f"run.dir={self.path}: another process trains there; choose another run.name") from error
+            raise UserError(
+                f"run.dir={self.path}: another process is training there; choose another run.name"
+            ) from error
         except OSError as error:
-            raise UserError(f"run.dir={self.path}: cannot be written ({error.strerror}); choose another") from error
+            raise UserError(f"run.dir={self.path}: not writable ({error.strerror}); choose another") from error
 
     def begin(
         self,
@@ -109,17 +113,17 @@ class RunDirectory:
         afresh: bool,
         views: Sequence[str] = (),
     ) -> None:
-        """Write the configuration and the manifest, on rank 0; events that will come again are forgotten.
+        """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
-        step, evaluated: where the run goes on, and whether that step's evaluation is in the checkpoint.
-        afresh: remove what an earlier run left here. Otherwise the manifests of the run's earlier parts are kept.
-        views: names of files and directories for other tools, which belong to the run as well.
+        step, evaluated: where the run resumes, and whether that step's evaluation is in the checkpoint.
+        afresh: remove the files of an earlier run. Otherwise the manifests of the run's earlier launches are kept.
+        views: names of files and directories for other tools, removed with the run's own.
         """
         if afresh:
             for name in (CHECKPOINTS, METRICS, LOG, CURVES, STEP_TIMES, *views):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
-        # The manifest is what tells a run's directory from others, so it is there at all times.
+        # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh else read_json(self.path / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
@@ -134,14 +138,14 @@ class RunDirectory:
         log.addHandler(handler)
 
     def was_killed(self) -> bool:
-        """Whether a run trained here and ended without a word."""
+        """Whether a run trained here and ended without a summary."""
         return self._is_run() and not (self.path / SUMMARY).exists()
 
-    def give_up(self) -> None:
-        """Leave no trace of a run that was refused before it began, on rank 0."""
+    def release(self) -> None:
+        """Remove what `open` created if the run never began, on rank 0."""
         if self._lock is not None and not self._is_run():
             (self.path / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: somebody else put something there
+            with contextlib.suppress(OSError):  # not empty: it holds files of others
                 for path in self._made_here:
                     path.rmdir()
 
@@ -161,7 +165,7 @@ class RunDirectory:
         return [event for event in events if event["step"] == step]
 
     def curves_at(self, step: int) -> dict[str, Any] | None:
-        """What curves.json holds, if it is of this step; None on other ranks than 0."""
+        """The content of curves.json, if it is of this step; None on other ranks than 0."""
         content = read_json(self.path / CURVES) if self._writes else None
         return content if content and content["step"] == step else None
 
@@ -212,7 +216,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """A file or a directory with all it holds, if it is there."""
+    """Remove a file or a directory with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -220,7 +224,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
-    """Whether an event lies before where the run goes on; a line cut off by a kill does not."""
+    """Whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
         event = json.loads(line)
         if event["step"] == step and event["event"] == "eval":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
 from app.training.checkpointer import Checkpointer
-from app.training.run import Run
+from app.training.run import TrainingRun
 from app.training.state import RunState
 
 NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
@@ -54,7 +54,7 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
 class ReplayComparison(Checkpointer):
     """Takes the place of a replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
 
-    def __init__(self, run: Run, checkpoints: dict[int, Path]) -> None:
+    def __init__(self, run: TrainingRun, checkpoints: dict[int, Path]) -> None:
         super().__init__(run.session, run.recorder, run.timer)
         self._checkpoints = checkpoints
         self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name

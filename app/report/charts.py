@@ -9,12 +9,12 @@ import numpy as np
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
 
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 MIB = 2**20
 
 
-def least_and_greatest(
-    x: Sequence[float], y: Sequence[float | None], most: int = MOST_POINTS
+def thin_line(
+    x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS
 ) -> tuple[list[float], list[float | None]]:
     """At most `most` points of a long line: of each stretch of equally many points its least and its greatest.
 
@@ -150,17 +150,17 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
 def _of(run: RunFiles, event: str, key: str, name: str, color: int, scale: float = 1, kind: str = "line") -> Series:
     """A figure over the steps, thinned if it is long."""
     points = [(e["step"], e[key] * scale) for e in run.of_kind(event) if isinstance(e.get(key), (int, float))]
-    x, y = least_and_greatest([step for step, _ in points], [value for _, value in points])
+    x, y = thin_line([step for step, _ in points], [value for _, value in points])
     return Series(name, x, y, kind, color)
 
 
 def thinned(run: RunFiles) -> str:
     """The sentence that says what thinning did, empty if nothing was thinned."""
     longest = max(len(run.of_kind("train")), len(run.of_kind("eval")))
-    if longest <= MOST_POINTS:
+    if longest <= MAX_POINTS:
         return ""
     return (
-        f"Lines of more than {MOST_POINTS:,} points (here up to {longest:,}) are drawn as the least and the greatest "
+        f"Lines of more than {MAX_POINTS:,} points (here up to {longest:,}) are drawn as the least and the greatest "
         "of equally long stretches: no peak is lost."
     )
 
@@ -190,7 +190,7 @@ def _phases(run: RunFiles) -> Chart:
     for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
         points = [(e["step"], e["phase_seconds"].get(name)) for e in events]
         known = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
-        x, y = least_and_greatest([step for step, _ in known], [value for _, value in known])
+        x, y = thin_line([step for step, _ in known], [value for _, value in known])
         chart.series.append(Series(name, x, y, "line", (0, 1, 2, 4, 5, 6, 7)[color % 7]))
     return chart
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
 from app.report.read import RunFiles, read_run
-from app.report.tables import Table
+from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent
 from data_prep.dataset.format import write_atomically
 
@@ -35,7 +35,7 @@ def run_page(run: RunFiles) -> str:
         against=_against(run),
         thinned=charts.thinned(run),
         figures=tables.figures(run),
-        deepspark=Table(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
+        deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
         tables=tables.embedding_tables(run),
         ranks=tables.rank_loads(run),
         replay=tables.replay(run),
@@ -99,10 +99,10 @@ def _majority(evaluation: dict[str, Any]) -> float | None:
     return verdict.baseline(evaluation.get("base_rate"))["accuracy"]
 
 
-def _against(run: RunFiles) -> Table:
+def _against(run: RunFiles) -> ReportTable:
     rows = [
         [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in verdict.FIGURES),
          "–" if row.samples_per_second is None else count(row.samples_per_second), row.remark]
         for row in verdict.comparisons(run)
     ]  # fmt: skip
-    return Table(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})
+    return ReportTable(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})

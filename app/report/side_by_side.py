@@ -9,7 +9,7 @@ from app.report.compare import SIGNIFICANT, AucComparison, Parity, RunGroup, Sca
 from app.report.page import render
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio
-from app.report.tables import Table
+from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent, signed
 
 COMPARE = "compare.html"
@@ -65,11 +65,11 @@ class Comparison:
             tests=_tests(self.speeds, self.aucs),
             parity=_parities(self.parities, self.tolerances),
             scaling=_scalings(self.scalings),
-            differing=Table(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
-            same=Table(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
+            differing=ReportTable(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
+            same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts_,
             thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
-            deepspark=Table(
+            deepspark=ReportTable(
                 ["Run", *tables.DEEPSPARK_COLUMNS],
                 [[name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
                  for name, run in zip(names, self.runs, strict=True)],
@@ -125,7 +125,7 @@ def _say_scaling(scaling: Scaling) -> str:
     )
 
 
-def _overview(runs: list[RunFiles], names: list[str]) -> Table:
+def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
     rows = []
     for run, name in zip(runs, names, strict=True):
         rates = run.throughput()
@@ -138,10 +138,10 @@ def _overview(runs: list[RunFiles], names: list[str]) -> Table:
     columns = ["Run", "Status", "Seed", "AUC", "NE", "Logloss", "Accuracy", "Samples/s, global", "Per device",
                "Processes", "Platform"]  # fmt: skip
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
-    return Table(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
+    return ReportTable(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
 
 
-def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> Table:
+def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
     rows = []
     others = {id(e.second): e.second for e in speeds} | {id(e.second): e.second for e in aucs}
     for key, other in others.items():
@@ -162,20 +162,20 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> Table:
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
         "each where there are not two. AUC: Welch's t-test over seeds, two-sided, not corrected for several tests."
     )
-    return Table(columns, rows, {1, 2, 3, 4, 5, 6}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5, 6}, note)
 
 
-def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> Table:
+def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:
     rows = [
         [f"{p.first.name} ({p.first.manifest['platform']})", f"{p.second.name} ({p.second.manifest['platform']})",
          signed(p.auc, 5), percent(p.loss, 3), p.verdict]
         for p in parities
     ]  # fmt: skip
     note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows)."
-    return Table(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
+    return ReportTable(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
 
 
-def _scalings(scalings: list[Scaling]) -> Table:
+def _scalings(scalings: list[Scaling]) -> ReportTable:
     rows = [
         [s.run.name, str(s.run.world_size), count(s.run.global_batch_size),
          count(s.run.throughput()["samples_per_second"]), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
@@ -183,7 +183,7 @@ def _scalings(scalings: list[Scaling]) -> Table:
     ]  # fmt: skip
     columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
     note = "Efficiency: speed-up over growth in processes. Strong: one global batch; weak: one batch a process."
-    return Table(columns, rows, {1, 2, 3, 4, 5}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 
 def _charts(runs: list[RunFiles]) -> list[Chart]:

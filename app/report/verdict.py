@@ -12,7 +12,7 @@ FIGURES = ("auc", "ne", "logloss", "accuracy")
 
 
 @dataclass
-class Row:
+class ComparisonRow:
     """One line of the table of comparisons; figures in the order of FIGURES, then global samples/s."""
 
     name: str
@@ -47,22 +47,24 @@ def truth(run: RunFiles) -> dict[str, Any]:
             "of": f"the same {count(scores['rows'])} rows"}  # fmt: skip
 
 
-def comparisons(run: RunFiles) -> list[Row]:
+def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the planted truth and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
     mine = {key: evaluation.get(key) for key in FIGURES}
     error = (run.curves or {}).get("auc_standard_error")
     of = f"{evaluation.get('split')}, {count(evaluation.get('samples'))} samples" if evaluation else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
-    rows = [Row("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
+    rows = [ComparisonRow("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
     constant = baseline(evaluation.get("base_rate"))
-    rows.append(Row("Majority class", constant, None, "the base rate predicted for everybody: what must be beaten"))
+    rows.append(
+        ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: what must be beaten")
+    )
     if known := truth(run):
         remark = f"the true probabilities of {known.pop('of')}: what nobody can beat but by luck"
-        rows.append(Row("Planted truth", known, None, remark))
+        rows.append(ComparisonRow("Planted truth", known, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
-        rows.append(Row("Published", {key: published.get(key) for key in FIGURES},
+        rows.append(ComparisonRow("Published", {key: published.get(key) for key in FIGURES},
                         published.get("samples_per_second"), _published_remark(published)))  # fmt: skip
     return rows
 

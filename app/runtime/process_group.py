@@ -17,7 +17,7 @@ from app.runtime.platform import Runtime
 from common.errors import LostPeerError, UserError
 
 log = logging.getLogger("clickwork")
-# How gloo, NCCL, RCCL and torch's store tell that somebody is not there any more.
+# How gloo, NCCL, RCCL and torch's store report that a peer is gone.
 _LOST = re.compile(
     r"connection closed by peer|connection reset by peer|connection (?:was )?(?:likely )?closed|broken pipe|"
     r"socket closed|timed out waiting|application timeout|wait timeout|remote process exited|socket timeout|"
@@ -28,16 +28,16 @@ _LOST = re.compile(
 
 
 class FailureAdvice(NamedTuple):
-    """What helps a command: where memory is not enough, and where a process was lost."""
+    """What to do about a command that ran out of memory, and about one that lost a process."""
 
     less_memory: str
-    go_on: str
+    resume: str
 
 
 TRAINING = FailureAdvice(
-    "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes; a run that is there goes "
-    "on from its checkpoint",
-    "the same command goes on from the last checkpoint",
+    "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes; the same command resumes "
+    "from the last checkpoint",
+    "the same command resumes from the last checkpoint",
 )
 READING = FailureAdvice(
     "use more processes, and a smaller batch where the command has one", "start the same command again"
@@ -48,7 +48,7 @@ NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memo
 
 @contextmanager
 def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
-    """Say in one line what machines do to a process: no memory, or another process of the job that is gone.
+    """Report in one line what fails outside this program: lack of memory, or the loss of another process of the job.
 
     Raises:
         UserError: there was not enough memory.
@@ -59,22 +59,22 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
     except (MemoryError, OSError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
-            said = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): {advice.less_memory}"
+            message = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): {advice.less_memory}"
             if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
-                log.error("process %d: %s", rank, said)
-            raise UserError(said) from error
+                log.error("process %d: %s", rank, message)
+            raise UserError(message) from error
         found = _LOST.search(text) if isinstance(error, RuntimeError) else None
         if not found:
             raise
         raise LostPeerError(
-            f"process {rank}: another process is gone or out of reach ({found.group().lower()}; "
-            f"runtime.timeout_minutes={timeout_minutes:g}), killed perhaps for want of memory; {advice.go_on}"
+            f"process {rank}: another process is lost or unreachable ({found.group().lower()}; "
+            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {advice.resume}"
         ) from error
 
 
 @contextmanager
 def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
-    """Within it this process is one of the group's; rank 0 tells what happens, and losses are told in one line.
+    """Context in which the process group exists: rank 0 logs, and a lost peer is reported in one line.
 
     Raises:
         UserError: as app.runtime.platform.start, or memory is not enough.
@@ -90,14 +90,14 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
 
 
 class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
-    """Log lines above the bar, without tearing it."""
+    """Writes log lines above the progress bar, without breaking it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
 def log_to_terminal(rank: int) -> None:
-    """Rank 0 tells what happens on stderr; the others only warn."""
+    """Log to stderr: everything on rank 0, warnings on the others."""
     handler = _BesideBar()
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]

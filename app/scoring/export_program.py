@@ -23,7 +23,7 @@ ABOUT = "clickwork.json"
 EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
 
 
-class OneIdEach(nn.Module):
+class OneIdProgram(nn.Module):
     """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
 
     def __init__(self, model: DLRM, features: list[str]) -> None:
@@ -45,7 +45,7 @@ class OneIdEach(nn.Module):
         return logits
 
 
-class Bags(nn.Module):
+class BagsProgram(nn.Module):
     """Any number of ids a feature: dense_features [B, N] float32, ids [L], lengths [F, B] int64 to logits [B] float32.
 
     `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
@@ -71,19 +71,19 @@ def _int32(ids: Tensor) -> Tensor:
     return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
 
 
-Program = OneIdEach | Bags
+Program = OneIdProgram | BagsProgram
 
 
 def program_of(model: DLRM, features: list[str], multi_hot: Collection[str]) -> Program:
     """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
-    return Bags(model, features, multi_hot) if multi_hot else OneIdEach(model, features)
+    return BagsProgram(model, features, multi_hot) if multi_hot else OneIdProgram(model, features)
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:
     """Inputs of so many samples, the same ones every time; multi-hot features' bags are of none to three ids."""
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
-    if isinstance(program, OneIdEach):
+    if isinstance(program, OneIdProgram):
         columns = [torch.randint(rows, (samples,), generator=draw) for rows in num_embeddings.values()]
         return dense, torch.stack(columns, dim=1)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
@@ -104,7 +104,7 @@ def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) 
     """
     arch = program.model.sparse_arch
     assert isinstance(arch, SparseArch)
-    bags = isinstance(program, Bags)
+    bags = isinstance(program, BagsProgram)
     by_id = [one.name for one in arch.embeddings if one.by_id or (bags and one.row_weights is not None)]
     if by_id:
         raise UserError(
@@ -114,7 +114,7 @@ def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) 
     inputs = random_inputs(program, num_dense, num_embeddings, EXAMPLE_SAMPLES)
     batch = torch.export.Dim("samples", min=1)
     shapes: tuple[Any, ...] = ({0: batch}, {0: batch})
-    if isinstance(program, Bags):
+    if isinstance(program, BagsProgram):
         shapes = ({0: batch}, {0: torch.export.Dim("ids", min=0)}, {1: batch})
     logging.disable(logging.WARNING)  # TorchRec warns that splitting bags is slow to trace
     try:

@@ -23,7 +23,7 @@ from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
+MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
 def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
@@ -124,10 +124,10 @@ def with_an_update_for_tables(
     if has_fused(name, device):
         return config
     parameters = sum(table.num_embeddings * table.embedding_dim for table in tables)
-    if parameters > MOST_REPLICATED:
+    if parameters > MAX_REPLICATED:
         raise UserError(
             f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's goes over whole tables at every step: "
-            f"{parameters:,} parameters in tables are more than {MOST_REPLICATED:,}; use optimizer=rowwise_adagrad, "
+            f"{parameters:,} parameters in tables are more than {MAX_REPLICATED:,}; use optimizer=rowwise_adagrad, "
             "smaller tables (data.max_ind_range), or a GPU"
         )
     if config.types == "data_parallel" and not config.tables:

@@ -16,7 +16,15 @@ from torchrec.distributed.types import CacheParams, ModuleSharder
 
 from app.config import OptimizerName, QCommConfig, ShardingConfig
 from app.config.optimizer import ADAGRADS
-from app.config.sharding import AUTO, SHARDING_TYPES, UVM_KERNELS, kernels_allowed, kernels_of, of_table, types_allowed
+from app.config.sharding import (
+    AUTO_SHARDING,
+    SHARDING_TYPES,
+    UVM_KERNELS,
+    kernels_allowed,
+    kernels_of,
+    of_table,
+    types_allowed,
+)
 from app.sharding.execute import codecs, make_sharders
 from app.sharding.plan import Plan, ShardedTable, TableBlock, TablePlan, blocks, shardable, table_types
 from common.errors import UserError
@@ -66,7 +74,7 @@ def table_choices(
     for table in tables:
         key, own = of_table(config, table.name, list(table.features))
         types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
-        kernels = kernels_allowed(own.kernels, types, own.types == AUTO, f"{key}.kernels")
+        kernels = kernels_allowed(own.kernels, types, own.types == AUTO_SHARDING, f"{key}.kernels")
         if device_type == "cpu" and (asked := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
             raise UserError(
                 f"{key}.kernels={asked[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are there "

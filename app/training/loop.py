@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from app.config import OnNan
 from app.data.batch import Batch
-from app.metrics.profiling import Profiler
+from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
@@ -41,7 +41,7 @@ class TrainingLoop:
     evaluator: Evaluator
     checkpointer: Checkpointer
     recorder: Recorder
-    profiler: Profiler
+    profiler: StepProfiler
     timer: StepTimer
     stop: StopCheck
     length: RunLength

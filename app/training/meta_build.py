@@ -1,6 +1,6 @@
-"""Composition: a run without its data, built on the meta device: parameters counted, tables planned, nothing trained.
+"""Building a run without its data, on the meta device: parameters counted, tables planned, nothing trained.
 
-Table sizes are those a recipe's source publishes (data.published_tables); no memory is needed for any of them.
+Table sizes are those that a recipe's source publishes (data.published_tables); no table needs memory.
 """
 
 import logging
@@ -29,7 +29,7 @@ from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
 
-NUM_DENSE = 13  # of Criteo's rows, as all recipes have them
+NUM_DENSE = 13  # of Criteo's rows, which all recipes use
 
 
 def is_wanted(config: AppConfig) -> bool:
@@ -57,16 +57,16 @@ def parameter_counts(model: DLRM) -> dict[str, int]:
 
 
 def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
-    """Write the directory of a run that ends where it begins; a collective call. Return the exit status.
+    """Write the directory of a run of no steps; a collective call. Return the exit status.
 
     began: time.perf_counter() when the command began.
 
     Raises:
-        UserError: the tables cannot be spread over these processes as configured, or a trained run is there.
+        UserError: the tables do not fit these processes as configured, or the directory has a trained run.
     """
     runtime.on_rank_0(record.open)
     if whole_checkpoints(record.checkpoints):
-        raise UserError(f"run.dir={record.path}: a run that was trained is there; give another run.name")
+        raise UserError(f"run.dir={record.path}: contains a trained run; give another run.name")
     model = meta_model(config)
     counts = parameter_counts(model)
     sparse_arch = _sparse_arch(config)
@@ -98,7 +98,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
 
 def _published(config: AppConfig) -> dict[str, int]:
     if config.data.published_tables is None:
-        raise UserError("data.published_tables=null: without data, the tables' sizes must come from there")
+        raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
     return published_tables(config.data.published_tables)
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("clickwork")
 
 
 class Resumed(NamedTuple):
-    """Where a session goes on: its state, the seconds already spent, and a line that says so."""
+    """Where a session resumes: its state, the seconds already spent, and a line for the log."""
 
     state: RunState
     seconds: dict[str, float]
@@ -36,7 +36,7 @@ class Resumed(NamedTuple):
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
-    """What a checkpoint holds beside tensors; a collective call."""
+    """What a checkpoint holds besides tensors; a collective call."""
     runtime = session.runtime
     values = {
         "step": state.step,
@@ -103,16 +103,16 @@ def restore(path: Path, session: Session) -> Resumed:
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
-    """Raise UserError if a dataset is not the one that the run or checkpoint `trained` has read."""
+    """Raises UserError if a dataset is not the one that the run or checkpoint `trained` was trained on."""
     if manifest.digest != digest_then:
-        elsewhere = f"{path_then} as it was then" if str(root) == path_then else path_then
+        elsewhere = f"{path_then} as it was when the run started" if str(root) == path_then else path_then
         raise UserError(
             f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run"
         )
 
 
 def _layout(session: Session) -> dict[str, Any]:
-    """What may change on the way, but not without a change in rounding."""
+    """What may differ after a resumption, at the price of different rounding."""
     return {
         "processes": session.runtime.world_size,
         "threads": session.runtime.num_threads,
@@ -122,7 +122,7 @@ def _layout(session: Session) -> dict[str, Any]:
 
 
 def fingerprint(config: AppConfig) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be gone on from, by key."""
+    """The configuration that a resumption must not change, by key."""
     plain = to_plain(config)
     keys = {
         f"{group}.{key}": value
@@ -148,10 +148,10 @@ class TrainedRun(NamedTuple):
 
 
 def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
-    """The checkpoint of a run that `newest_of` names, with its dataset; `config`: as `trained_config` gave it.
+    """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
-        UserError: there is none, or the dataset is not the one that it was trained on.
+        UserError: there is none, or the dataset is not the one it was trained on.
     """
     path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
     state = read(path).state
@@ -159,10 +159,10 @@ def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runti
 
 
 def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
-    """The dataset of a configuration, and where it is.
+    """A configuration's dataset: its directory and manifest.
 
     Raises:
-        UserError: it is not the one that the run or checkpoint `trained` has read.
+        UserError: it is not the one that the run or checkpoint `trained` was trained on.
     """
     root = Path(config.data.path or "")
     manifest = load_manifest(root)
@@ -171,10 +171,10 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
 
 
 def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
-    """A run's own configuration, with what the user asked of the runtime and where the dataset is now.
+    """A run's own configuration, with the runtime asked for and the dataset's present path.
 
     Raises:
-        UserError: the directory is not a run's, or one of another version.
+        UserError: the directory is not a run's, or of another version.
     """
     try:
         config = from_plain(read_config(run))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.metrics.profiling import Profiler
+from app.metrics.profiling import StepProfiler
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
@@ -26,7 +26,7 @@ from app.training.stop import StopCheck
 log = logging.getLogger("clickwork")
 
 
-class Run:
+class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
     def __init__(self, session: Session, directory: RunDirectory, stop: StopRequest, began: float) -> None:
@@ -106,7 +106,7 @@ class Run:
             with ignoring_full_disk():
                 self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
 
-    def _finish(self, status: str, profiler: Profiler) -> None:
+    def _finish(self, status: str, profiler: StepProfiler) -> None:
         """Write the summary and results, and log the figures."""
         gauges = self._gauges(profiler)
         figures = summary.summarise(self.session, self.state, status, self.recorder.seconds(), gauges)
@@ -119,14 +119,14 @@ class Run:
         if self._stop.signal is not None:
             log.info("stopped %.1f s after %s", time.perf_counter() - self._stop.came_at, self._stop.signal.name)
 
-    def _profiler(self) -> Profiler:
+    def _profiler(self) -> StepProfiler:
         """Traces as configured; among several processes, exchanges of a warm-up step are measured too."""
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
-        return Profiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
+        return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
 
-    def _gauges(self, profiler: Profiler) -> dict[str, Any]:
+    def _gauges(self, profiler: StepProfiler) -> dict[str, Any]:
         """Mean seconds of a step's phases and of its exchanges between processes, on the slowest of them; power."""
         phases = {name: self.runtime.highest(self.timer.phases.get(name, 0.0)) or None for name in PHASES}
         exchanged = self.runtime.highest(profiler.communication_seconds or 0.0) or None

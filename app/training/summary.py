@@ -24,7 +24,7 @@ INTERRUPTED = "saved; the same command resumes from here"
 def summarise(
     session: Session, state: RunState, status: str, seconds: dict[str, float], gauges: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of summary.json; a collective call. `gauges` has what was measured beside steps: phases, power."""
+    """The content of summary.json; a collective call. `gauges`: phases and power."""
     runtime, train = session.runtime, session.config.train
     losses = state.all_losses()
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
@@ -70,7 +70,7 @@ def summarise_failure(session: Session, state: RunState, error: Exception, secon
     """The summary of a run that failed, by one process without the others."""
     train, losses, measured = session.config.train, state.all_losses(), state.all_step_seconds()
     return {
-        "status": "summarise_failure",
+        "status": "failed",
         "error": f"{type(error).__name__}: {error}",
         "steps": state.step,
         "samples": state.step * train.global_batch_size,
@@ -108,13 +108,13 @@ def summarise_untrained(world_size: int, parameters: dict[str, int], seconds: fl
 
 
 def mean_loss(losses: NDArray[np.float32]) -> float | None:
-    """Mean of the finite ones (steps may have been skipped), None if there is none."""
+    """Mean of the finite losses (steps may have been skipped), None if there is none."""
     finite = losses[np.isfinite(losses)]
     return float(finite.mean(dtype=np.float64)) if len(finite) else None
 
 
 def _train_loss(session: Session, losses: NDArray[np.float32]) -> dict[str, float | None]:
-    """The mean loss of the last window of steps, and where the loss is logloss, that."""
+    """The mean loss of the last window of steps; as logloss too, if the loss is that."""
     loss = mean_loss(losses[-session.config.train.log_every_steps :])
     return {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None}
 

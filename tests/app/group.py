@@ -21,7 +21,7 @@ from app.runtime import platform
 from app.runtime.signals import StopRequest
 from app.sharding import execute
 from app.training import session
-from app.training.run import Run
+from app.training.run import TrainingRun
 from common.cli import compose_config, run_command
 from data_prep.dataset.format import load_manifest
 
@@ -108,9 +108,9 @@ def _runs(cases: list[list[str]], out: str) -> None:
         root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), here.rank)
         validate(config)
         here.on_rank_0(record.open)
-        Run(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
+        TrainingRun(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
         summaries.append(read_summary(record.path) if here.rank == 0 else None)
-        record.give_up()
+        record.release()
     if here.rank == 0:
         Path(out).write_text(json.dumps(summaries))
     dist.barrier()

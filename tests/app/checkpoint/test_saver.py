@@ -85,7 +85,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     while not saver.failed():
         pass
     assert saver.finished() == []
-    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint cannot be written: .*Not a directory"):
+    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint was not written: .*Not a directory"):
         save(saver, this, 2)
     saver.wait()  # the error was told, once
     saver.close()
@@ -115,7 +115,7 @@ def test_without_room_for_a_copy_training_waits(
     save(saver, this, 1)
     assert [one.step for one in saver.finished()] == [1]  # without waiting
     save(saver, this, 2)
-    assert caplog.text.count("no host memory for a copy") == 1
+    assert caplog.text.count("not enough host memory for a copy") == 1
     saver.close()
 
 

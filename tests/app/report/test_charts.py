@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.report.charts import least_and_greatest
+from app.report.charts import thin_line
 
 
 @settings(max_examples=30)
@@ -12,7 +12,7 @@ from app.report.charts import least_and_greatest
 def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = np.arange(length).tolist(), rng.standard_normal(length).tolist()
-    kept_x, kept_y = least_and_greatest(x, y, most)
+    kept_x, kept_y = thin_line(x, y, most)
     assert len(kept_x) <= most or length <= most
     assert set(zip(kept_x, kept_y, strict=True)) <= set(zip(x, y, strict=True))
     assert kept_x == sorted(kept_x)
@@ -23,13 +23,13 @@ def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: 
 def test_one_peak_among_200_000_stays() -> None:
     y = [0.5] * 200_000
     y[123_456] = 7.0
-    x, kept = least_and_greatest(range(200_000), y)
+    x, kept = thin_line(range(200_000), y)
     assert len(x) <= 2000
     assert kept[x.index(123_456)] == 7.0
 
 
 def test_what_was_not_measured_is_left_out_of_a_thinned_line_only() -> None:
-    assert least_and_greatest([1, 2], [None, 1.0]) == ([1, 2], [None, 1.0])
-    x, y = least_and_greatest(range(5000), [None] * 4000 + [1.0] * 1000)
+    assert thin_line([1, 2], [None, 1.0]) == ([1, 2], [None, 1.0])
+    x, y = thin_line(range(5000), [None] * 4000 + [1.0] * 1000)
     assert (x[0], y[0]) == (4000, 1.0)
     assert None not in y

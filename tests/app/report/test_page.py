@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.report.charts import MOST_POINTS
+from app.report.charts import MAX_POINTS
 from app.report.page import write_report
 from tests.app.conftest import SMALL, Command
 from tests.app.report.conftest import LongReport
@@ -85,7 +85,7 @@ def test_200_000_steps_stay_small_and_keep_their_peak(long_report: LongReport) -
     assert long_report.page.stat().st_size < MOST_BYTES
     page = Page(long_report.page.read_text())
     (train,) = [series for series in page.charts["logloss"]["series"] if series["name"] == "train"]
-    assert len(train["x"]) <= MOST_POINTS
+    assert len(train["x"]) <= MAX_POINTS
     assert train["y"][train["x"].index(long_report.step)] == long_report.peak
     assert "drawn as the least and the greatest" in page.text
 

@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(
     assert run_app("train", *overrides, "run.name=full", "train.max_steps=12").returncode == 0
     full = _injected("disk full", 20_000, *overrides, "run.name=full", cwd=tmp_path)
     assert full.returncode == 2, full.stderr
-    assert "the checkpoint cannot be written" in full.stderr
+    assert "the checkpoint was not written" in full.stderr
     assert "Traceback" not in full.stderr
     run = tmp_path / "runs/full"
     assert summary(run)["status"] == "failed"
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, data
     assert newest.name in error_line(asked.stderr)
     resumed = run_app("train", *overrides, "train.max_steps=25")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"passed over {newest.relative_to(tmp_path)}" in resumed.stderr
+    assert f"skipped {newest.relative_to(tmp_path)}" in resumed.stderr
     assert "step_00000010, step 10" in resumed.stderr
     assert len(losses(tmp_path / "runs/damaged")) == 25
 
@@ -195,7 +195,7 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
         forks[0].kill()
         forks[0].join()
     assert second.returncode == 2
-    assert "another process trains there" in second.stderr
+    assert "another process is training there" in second.stderr
 
 
 def test_two_processes_stop_together_and_go_on_to_the_same_bits(

@@ -188,7 +188,7 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     manifest = replace(_manifest(), splits={"train": Split(len(labels), 0.5, [])})
     manifest.schema["ragged"] = FEATURES
     manifest.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
-    reader = split.Split(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
+    reader = split.SplitReader(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
     for found, batch in zip(reader.train_batches(BATCH, 0, 0, 0), batches, strict=True):
         assert torch.equal(found.dense_features, batch.dense_features)
         assert torch.equal(found.labels, batch.labels)

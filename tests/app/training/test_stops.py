@@ -23,7 +23,7 @@ def test_the_step_is_finished_and_no_more_are_begun(
     stopped = injected("signal in the step:31", *overrides, "run.name=x", cwd=tmp_path, processes=processes)
     assert stopped.returncode == 75, stopped.stderr
     assert "SIGTERM: stopping" in stopped.stderr
-    assert "the same command goes on" in stopped.stderr
+    assert "the same command resumes" in stopped.stderr
     run = tmp_path / "runs/x"
     assert summary(run)["status"] == "interrupted"
     assert summary(run)["steps"] == most
