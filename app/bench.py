@@ -2,7 +2,7 @@
 
 Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
 optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps, scoring from one sample to many.
-Each with its median, 10th and 90th percentile, the bytes and FLOPs that it needs at least, and their share of the
+Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs that it needs, and their share of the
 memory bandwidth and matrix rate measured in the same run.
 """
 
@@ -54,12 +54,12 @@ def main(config: BenchConfig) -> int:
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []
         for case in _cases(config, shape, here, dtype):
-            least = config.inference.least_runs if case.is_latency else None
-            timed.append((case, time_work(case.work, here.device, config.seconds, here.highest, least)))
+            min_runs = config.inference.least_runs if case.is_latency else None
+            timed.append((case, time_work(case.work, here.device, config.seconds, here.highest, min_runs)))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:
-            _tell(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
+            _report(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
     finally:
         runtime.stop()
     return EXIT_DONE
@@ -95,7 +95,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 
 
 def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
-    """What was chosen, one after the other: only one family's memory is held at a time."""
+    """The chosen cases, one after the other: only one family's memory is allocated at a time."""
     chosen = chosen_operators(config.operators)
     if config.operators is None:
         log.info("bench: inference is not among these; give 'operators=[inference]'")
@@ -127,7 +127,9 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
                     yield case
 
 
-def _tell(config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]) -> None:
+def _report(
+    config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
+) -> None:
     """Print the table; write the JSON, if it is wanted."""
     document = {
         **provenance.describe_run(),

@@ -1,8 +1,8 @@
-"""python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one file that scores without us.
+"""python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one self-contained file.
 
 A program of torch.export for the CPU and any number of samples: torch.export.load(out).module()(dense_features, ids)
-gives logits. The file says in clickwork.json what it takes. It is read back and compared with the model that it was
-made of before it gets its name.
+gives logits. clickwork.json in the file describes its inputs. The file is read back and compared with the model
+before it gets its name.
 """
 
 import json
@@ -94,7 +94,7 @@ def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dens
 
 
 def _inputs(one_id_each: bool) -> dict[str, Any]:
-    """What the program takes, in order."""
+    """The program's inputs, in order."""
     dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
     if one_id_each:
         return {**dense, "ids": "[B, F] int64, one id a feature"}

@@ -1,4 +1,4 @@
-"""python -m app.plan: the sharding plan for hardware that need not be here, what it costs, and why it is so.
+"""python -m app.plan: the sharding plan for any hardware, its cost, and its reasons.
 
 No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
@@ -66,7 +66,7 @@ def main(config: PlanAppConfig) -> int:
 def _planned(
     config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The plan's file: the plan itself, what it is for, and its forecast."""
+    """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)

@@ -1,6 +1,6 @@
 """python -m app.recommend run=runs/NAME candidates=FILE: rank candidates by a run's model, best first.
 
-New rows are encoded as the run's dataset was, by its own vocabulary, and the values that it does not know are told.
+New rows are encoded as the run's dataset was, by its own vocabulary, and values that it does not contain are reported.
 A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
@@ -26,7 +26,7 @@ from data_prep.encoding.encoder import EncodedBlock, Encoder
 
 log = logging.getLogger("clickwork")
 
-PIECE_ROWS = 256  # always so many, padded: a matrix product of one shape sums each row in one way
+PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape sum each row in one order
 
 
 def main(config: RecommendConfig) -> int:
@@ -56,7 +56,7 @@ def main(config: RecommendConfig) -> int:
                 "candidates": candidates.rows,
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
             }
-            _tell(config, ranked[: config.top_k], about)
+            _report(config, ranked[: config.top_k], about)
     return EXIT_DONE
 
 
@@ -93,14 +93,14 @@ def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> N
     return logits
 
 
-def _tell(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
+def _report(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
     """Print the table; write the file, if one is wanted."""
     print(ranking.to_table(ranked), end="")
     unknown = about["out_of_vocabulary"]
     assert isinstance(unknown, dict)
     if unknown:
-        told = ", ".join(f"{feature} {count}" for feature, count in unknown.items())
-        log.info("out of vocabulary, of %d candidates: %s", about["candidates"], told)
+        counts = ", ".join(f"{feature} {count}" for feature, count in unknown.items())
+        log.info("out of vocabulary, of %d candidates: %s", about["candidates"], counts)
     if config.out is not None:
         path = Path(config.out)
         text = ranking.to_json(ranked, about) if path.suffix == ".json" else ranking.to_csv(ranked)

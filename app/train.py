@@ -1,7 +1,7 @@
 """python -m app.train: prepare the data if need be, train, evaluate, write the run's directory.
 
 Exit status: 0 done; 2 bad input or configuration; 75 stopped by a signal after a checkpoint (the same command
-goes on from there). Under `torchrun --nproc-per-node N -m app.train` it runs on N processes.
+resumes from there). Under `torchrun --nproc-per-node N -m app.train` it runs on N processes.
 """
 
 import logging
@@ -36,9 +36,9 @@ def main(config: AppConfig) -> int:
     stop = StopRequest()
     only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
-    told = environment.apply(config.environment)
+    settings = environment.apply(config.environment)
     with process_group.joined(replace(config, runtime=arithmetic), process_group.TRAINING) as here:
-        for line in told:
+        for line in settings:
             log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
         record = RunDirectory(Path(config.run.dir), here.rank)
@@ -79,10 +79,10 @@ def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, stop
 
 
 def _report(directory: Path) -> None:
-    """Write the run's report, of a failed run too; a fault in the report is told and costs nobody the run."""
+    """Write the run's report, of a failed run too; a failure to write it is logged and does not fail the run."""
     try:
         log.info("report: %s", write_report(directory))
-    except Exception as error:  # noqa: BLE001  # whatever it is, the run stands
+    except Exception as error:  # noqa: BLE001  # whatever it is, the run is complete
         log.warning("report: not written (%s: %s); its figures are in %s", type(error).__name__, error, directory)
 
 

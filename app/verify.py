@@ -1,11 +1,10 @@
-"""python -m app.verify run=runs/NAME: replay a run from its record and say whether it came out the same.
+"""python -m app.verify run=runs/NAME: replay a run from its record and compare the results.
 
-The dataset must be the one that the run read. The replay trains from the first step in a directory of its own. Where
-the run's checkpoints are still there, it goes to the newest of them, and is compared at each of them on the way: each
-step's loss, each parameter, all that the optimizer keeps. Of a run without checkpoints the record is compared: what
-it says of losses, of the evaluation, and the digests. On the same number of processes and threads of one kind of CPU
-the bits are equal; elsewhere a tolerance decides. Differences in code, versions and hardware are listed, since they
-are where an explanation begins.
+The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, up to
+the newest of the run's checkpoints, and is compared at each of them: each step's loss, each parameter, the optimizer's
+state. Of a run without checkpoints the records are compared: losses, evaluation and digests. With the same number of
+processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code,
+versions and hardware are listed, as they may explain it.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration; 75 stopped.
 """
@@ -43,7 +42,7 @@ EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
 EVAL_FIGURES = ("logloss", "auc")
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform")
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # what they lead to is in LAYOUT
+BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their effects are compared by LAYOUT
 
 
 def main(config: VerifyConfig) -> int:
@@ -53,7 +52,7 @@ def main(config: VerifyConfig) -> int:
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
         then = read_manifest(directory)
-        _tell_of_layout(directory, then, here)
+        _log_layout(directory, then, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
         root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
@@ -80,14 +79,14 @@ def main(config: VerifyConfig) -> int:
                 report |= _compare_records(directory, scratch)
             layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
             changed = _changes(then, {**provenance.describe_run(), **layout})
-            return _tell(directory, report, changed, config.tolerance)
+            return _report(directory, report, changed, config.tolerance)
         finally:
-            if here.rank == 0:  # the others come here while it still writes
+            if here.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
-    """The run's configuration, to the step of its newest checkpoint, without stops on the way."""
+    """The run's configuration, to the step of its newest checkpoint, without checkpoints and early stops."""
     train = replace(
         trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, eval_every_fraction=None,
         target_auc=None, target_accuracy=None, max_minutes=None,
@@ -99,7 +98,7 @@ def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfi
 
 
 def _compare_records(then: Path, now: Path) -> dict[str, Any]:
-    """What two runs' records say, for the JSON: losses of the windows of steps, the evaluation, digests.
+    """Compare two runs' records, for the JSON: losses of the windows of steps, the evaluation, digests.
 
     Raises:
         UserError: they have no step in common.
@@ -119,7 +118,7 @@ def _compare_records(then: Path, now: Path) -> dict[str, Any]:
         if figures[0]["eval"].get(key) is not None and figures[1]["eval"].get(key) is not None
     }
     return {
-        "losses": plain(found, lambda place: {"first_step": common[place[0]]}),
+        "losses": plain(found, lambda index: {"first_step": common[index[0]]}),
         "tensors": {},
         "evaluation": evaluation,
         "same_digests": {
@@ -129,20 +128,20 @@ def _compare_records(then: Path, now: Path) -> dict[str, Any]:
     }
 
 
-def _tell_of_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
+def _log_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
     if then["world_size"] != here.world_size:
-        log.info("verify: %s had %d process(es), here are %d: bits will differ; for the same, start with NPROC=%d "
+        log.info("verify: %s had %d process(es), here are %d: bits will differ; for equal bits, start with NPROC=%d "
                  "(make) or torchrun", directory, then["world_size"], here.world_size, then["world_size"])  # fmt: skip
 
 
-def _tell(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
+def _report(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
     """Print the verdict and its reasons, as JSON on stdout; return the exit status."""
     same = report["losses"] is None and not report["tensors"] and all(report.get("same_digests", {}).values())
     within = report["largest_difference"] <= tolerance
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
     log.info("verify: %s: %s", directory, verdict)
     if not report["compared_at"]:
-        log.info("verify: no checkpoint is there: losses, evaluation and digests of the record were compared")
+        log.info("verify: the run has no checkpoints: losses, evaluation and digests of its record were compared")
     if report["losses"]:
         log.info("verify: losses differ from step %d on, by %.3g relative at most",
                  report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
@@ -155,13 +154,13 @@ def _tell(directory: Path, report: dict[str, Any], changed: list[str], tolerance
     for line in changed:
         log.info("verify: since then: %s", line)
     if not same and not changed:
-        log.info("verify: nothing that is recorded has changed since: on a CPU the bits should have been the same")
+        log.info("verify: no recorded condition has changed since: on a CPU the bits should have been equal")
     print(json.dumps({**report, "verdict": verdict, "tolerance": tolerance, "changed_since": changed}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of code, versions, hardware, environment and layout is not as it was."""
+    """Changes of code, versions, hardware, environment and layout."""
     changes = [
         f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
         for part in ("code", "versions", "hardware", "environment")

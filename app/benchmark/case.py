@@ -10,7 +10,7 @@ LATENCY_COLUMNS = ("", "p50 ms", "p95 ms", "p99 ms", "runs")
 
 
 class Case(NamedTuple):
-    """Work to be timed and what one run of it must do at least.
+    """Work to be timed, and the minimum that one run of it must do.
 
     Attributes:
         name: family/variant, such as embedding_bag/tbe_sgd_sum_train.
@@ -33,12 +33,12 @@ class Case(NamedTuple):
 
     @property
     def family(self) -> str:
-        """What `operators` selects by."""
+        """The first part of the name, by which `operators` selects."""
         return self.name.split("/")[0]
 
 
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]:
-    """A case's figures; shares are of the measured ceilings, and above 1 where caches serve what was counted."""
+    """A case's figures; shares are of the measured ceilings, and above 1 where caches serve the counted bytes."""
     seconds = timing.median
     return {
         "name": case.name,
@@ -65,7 +65,7 @@ def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
     about = (
         f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
         f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
-        "Above 100% of bandwidth, caches served what was counted."
+        "Above 100% of bandwidth, caches served the counted bytes."
     )
     lines = [about, "", *_markdown_lines([COLUMNS, *(_cells(result) for result in results)])]
     if latencies := [result for result in results if result["p99_ms"] is not None]:

@@ -49,7 +49,7 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
     for name, optimizer in OPTIMIZERS.items():
         for pooling in (PoolingMode.SUM, PoolingMode.MEAN):
             if pooling is PoolingMode.MEAN and optimizer is not EmbOptimType.EXACT_SGD:
-                continue  # pooling and optimizer do not meet: one of each tells all
+                continue  # pooling and optimizer are independent: one combination each is enough
             tables = _batched(shape, device, optimizer, pooling)
             label = f"embedding_bag/tbe_{name}_{pooling.name.lower()}"
             if optimizer is EmbOptimType.EXACT_SGD:
@@ -62,13 +62,13 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
 
 
 def _batched(shape: Shape, device: torch.device, optimizer: EmbOptimType, pooling: PoolingMode) -> Any:
-    place = (
+    location = (
         (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         if device.type == "cuda"
         else (EmbeddingLocation.HOST, ComputeDevice.CPU)
     )
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, shape.embedding_dim, *place) for rows in shape.num_embeddings],
+        [(rows, shape.embedding_dim, *location) for rows in shape.num_embeddings],
         optimizer=optimizer, learning_rate=0.01, pooling_mode=pooling, device=device,
     )  # fmt: skip
 
@@ -210,7 +210,7 @@ def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> It
 def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) -> Iterator[Case]:
     """All-reduce of the dense gradients, all-to-all of the pooled vectors; none for a process alone.
 
-    Bytes are what a process must send and receive: 2 (W - 1) / W of the array for an all-reduce, (W - 1) / W of it
+    Bytes are those that a process sends and receives: 2 (W - 1) / W of the array for an all-reduce, (W - 1) / W of it
     each way for an all-to-all.
     """
     world_size = dist.get_world_size()

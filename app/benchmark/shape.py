@@ -1,4 +1,4 @@
-"""Sizes of what is measured, and random input of those sizes."""
+"""Sizes to measure at, and random input of those sizes."""
 
 from dataclasses import dataclass
 from typing import Any

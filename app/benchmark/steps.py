@@ -60,8 +60,8 @@ def inference_cases(
 ) -> Iterator[Case]:
     """One model after the other, each at every batch size. wanted: whether a case of that name is; no others are made.
 
-    inference/sharded is DistributedModelParallel's forward as in training; inference/<precision> is what app.export
-    writes, eager. Batches lie on the device.
+    inference/sharded is DistributedModelParallel's forward as in training; inference/<precision> is the model of
+    app.export, eager. Batches lie on the device.
     """
     for form in ("sharded", *(precision.value for precision in PRECISIONS)):
         names = {size: f"inference/{form}_b{size}" for size in config.inference.batch_sizes}
@@ -78,8 +78,10 @@ def inference_cases(
         for size in sizes:
             sized = replace(shape, batch_size=size)
             work = _work(score, sized, here.device)
-            least = forward_bytes(sized, precision, dense)
-            yield Case(names[size], str(sized), work, size * here.world_size, least, flops_of(work), is_latency=True)
+            min_bytes = forward_bytes(sized, precision, dense)
+            yield Case(
+                names[size], str(sized), work, size * here.world_size, min_bytes, flops_of(work), is_latency=True
+            )
         del score, work
 
 

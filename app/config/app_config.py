@@ -78,7 +78,7 @@ class AppConfig:
         if composed.data.scale is not DataScale.tiny:
             return {}
         if not composed.tiny:
-            raise UserError("data.scale=tiny: this recipe does not say what it would be")
+            raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
         return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
 
 

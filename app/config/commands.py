@@ -46,7 +46,7 @@ def row_bytes(precision: TablePrecision, dim: int) -> int:
 
 @dataclass
 class ShapeConfig:
-    """Sizes in place of the recipe's; null: the recipe's."""
+    """Sizes that replace the recipe's; null: the recipe's own."""
 
     batch_size: int | None = None  # of each process; null: train.global_batch_size over the processes
     num_dense: int | None = None  # null: Criteo's 13
@@ -65,7 +65,7 @@ class InferenceConfig:
 
 @dataclass
 class BenchConfig(AppConfig):
-    """What to measure, and how long."""
+    """Operators to measure, sizes, and duration."""
 
     operators: Any = None  # families or family/variant prefixes, a list; null: all but inference, which takes minutes
     seconds: float = 0.5  # spent on each
@@ -114,7 +114,7 @@ def validate_bench(config: BenchConfig) -> None:
 
 @dataclass
 class DoctorConfig:
-    """Where to look, and how to tell."""
+    """What to check, and the form of the result."""
 
     data_path: str | None = None  # dataset to look at; null: the default one, if it is there
     runs: str = "runs"  # directory of the runs
@@ -152,10 +152,10 @@ class PlanConfig:
     num_embeddings: Any = None  # rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's
     bag_sizes: Any = None  # mean ids a bag of each feature, a list; null: the dataset's or the recipe's
     out: str | None = None  # the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout
-    against: str | None = None  # another plan's JSON, to see what differs
+    against: str | None = None  # another plan's JSON to compare with
     topologies: list[str] = field(default_factory=list)  # what if: these instead, names or YAML files
     batch_sizes: list[int] = field(default_factory=list)  # what if: these global batches instead
-    devices: list[int] = field(default_factory=list)  # what if: so many devices a machine instead
+    devices: list[int] = field(default_factory=list)  # what if: these numbers of devices a machine instead
 
 
 def validate_plan(plan: PlanConfig) -> None:
@@ -196,7 +196,7 @@ def validate_recommend(config: RecommendConfig) -> None:
 
 @dataclass
 class PlanAppConfig(AppConfig):
-    """The configuration of `python -m app.plan`: a run's, and what is asked of its plan."""
+    """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
 
     plan: PlanConfig = field(default_factory=PlanConfig)
 

@@ -38,16 +38,16 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
 
 @dataclass
 class PublishedConfig:
-    """Figures to hold a run against; null where there is none. They decide nothing in training.
+    """Figures to compare a run with; null where there is none. They do not affect training.
 
     A run on other data is not held to them: the report compares only where `train_rows` agrees.
     """
 
     recipe: str | None = None  # the recipe's name
     source: str | None = None  # who published it, where and when, and which line or table of theirs
-    data: str | None = None  # what it was measured on
+    data: str | None = None  # the data it was measured on
     train_rows: int | None = None  # rows of its training split; null: comparable with a run on any data
-    hardware: str | None = None  # what it was measured with, precision included
+    hardware: str | None = None  # hardware and precision it was measured with
     auc: float | None = None
     logloss: float | None = None  # nats
     accuracy: float | None = None
@@ -55,7 +55,7 @@ class PublishedConfig:
     num_devices: int | None = None  # that samples_per_second is of
     parameters: int | None = None  # of the whole model
     tolerance: float | None = None  # largest absolute difference in auc, logloss and accuracy that counts as reproduced
-    least_auc: float | None = None  # what the recipe itself promises on any machine
+    least_auc: float | None = None  # minimum AUC that the recipe promises on any machine
 
 
 def validate_published(published: PublishedConfig) -> None:

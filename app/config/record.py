@@ -37,7 +37,7 @@ class MLPerfDivision(Enum):
 
 @dataclass
 class MLPerfConfig:
-    """Who submits what; the log is <run.dir>/mllog.txt."""
+    """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
 
     enabled: bool = False
     benchmark: str = "dlrm_dcnv2"

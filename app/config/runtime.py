@@ -29,7 +29,7 @@ class Precision(Enum):
 
 @dataclass
 class RuntimeConfig:
-    """The machine's part."""
+    """Platform, threads, precision, and limits of waiting."""
 
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
@@ -53,11 +53,11 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
 
 @dataclass
 class EnvironmentConfig:
-    """Environment variables set before the process group is made; what the user has set already stays."""
+    """Environment variables set before the process group is made, unless the user has set them."""
 
     name: str = "none"
     variables: dict[str, str] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # what each is for
+    reasons: dict[str, str] = field(default_factory=dict)  # purpose of each
 
 
 def validate_environment(environment: EnvironmentConfig) -> None:

@@ -27,7 +27,7 @@ AUTO_TOPOLOGY = "auto"
 
 
 class CommPrecision(Enum):
-    """On the wire, between processes."""
+    """Precision of values sent between processes."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -44,7 +44,7 @@ class QCommConfig:
 
 @dataclass
 class TableShardingConfig:
-    """What is different for one table; null: as `sharding` says for all."""
+    """Exceptions for one table; null: as configured for all tables."""
 
     types: Any = None
     kernels: Any = None
@@ -56,17 +56,19 @@ class TableShardingConfig:
 class ShardingConfig:
     """How tables are spread over processes.
 
-    One type and one kernel for a table is an order. Where there is a choice (`auto`, or a list), TorchRec's planner
-    makes it for the `topology`.
+    One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
+    it for the `topology`.
     """
 
     types: Any = "table_wise"  # one of SHARDING_TYPES, a list to choose from, or auto: all that fit but grid_shard
     kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
-    min_partition: int | None = None  # least columns a shard of the column types; null: an equal part for each process
+    min_partition: int | None = (
+        None  # minimum columns of a shard of the column types; null: an equal part for each process
+    )
     cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
     tables: dict[str, Any] = field(default_factory=dict)  # table's or feature's name: keys of TableShardingConfig
     qcomm: QCommConfig = field(default_factory=QCommConfig)
-    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, instead of all the above
+    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, in place of the keys above
 
 
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
@@ -148,7 +150,7 @@ def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[st
 
 
 def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """What stands under `sharding.tables.<name>`.
+    """The settings under `sharding.tables.<name>`.
 
     Raises:
         UserError: an unknown key or a value of the wrong type.
@@ -180,14 +182,17 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
         if factor is not None and "fused_uvm_caching" not in kernels:
             raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):
-        raise UserError(f"sharding.plan={config.plan}: the plan says all, so sharding.tables and .kernels do nothing")
+        raise UserError(
+            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels have no "
+            "effect; leave them out"
+        )
 
 
 @dataclass
 class TopologyConfig:
     """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
 
-    What the vendor's documents say at best; `link_efficiency` says what part of it collectives are taken to reach.
+    Figures are the vendor's peak; `link_efficiency` is the share of it that collectives are assumed to reach.
     """
 
     name: str = AUTO_TOPOLOGY  # auto: the device here is looked for among conf/topology/*.yaml

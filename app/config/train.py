@@ -35,14 +35,14 @@ class RunConfig:
 
 @dataclass
 class TrainConfig:
-    """How long, how much at once, and what is looked at on the way."""
+    """Length of the run, batch size, evaluation and logging."""
 
     global_batch_size: int = 0  # samples a step over all processes; 0: local_batch_size times their number
     local_batch_size: int | None = None  # samples a step of each process
     epochs: int | None = None  # null: one, or as many as max_steps or max_samples take
-    max_steps: int | None = None  # stop after so many steps; 0 builds the run and ends
-    max_samples: int | None = None  # stop before the step that would exceed so many samples
-    max_minutes: float | None = None  # stop resumably once this process has run so long
+    max_steps: int | None = None  # stop after this number of steps; 0 builds the run and ends
+    max_samples: int | None = None  # stop before the step that would exceed this number of samples
+    max_minutes: float | None = None  # stop resumably after this time
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
     eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05 evaluates 20 times, 1 at its end
@@ -61,7 +61,7 @@ class EvalConfig:
     """Evaluation during and after training."""
 
     split: str = "val"
-    train_split: bool = False  # evaluate the training split as well, each time, and set both side by side
+    train_split: bool = False  # evaluate the training split as well, each time, and compare both
     global_batch_size: int = 16_384
 
 
@@ -88,9 +88,9 @@ def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
 def validate_train(train: TrainConfig) -> None:
     """Raises UserError for values that cannot work."""
     _validate_batch(train)
-    least = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
+    minima = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
              "log_every_steps": 1, "warmup_steps_excluded": 0}  # fmt: skip
-    require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in least.items()})
+    require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in minima.items()})
     require_positive({"train.max_minutes": train.max_minutes})
     for key in ("target_auc", "target_accuracy", "eval_every_fraction"):
         share = getattr(train, key)
@@ -121,7 +121,7 @@ def _validate_batch(train: TrainConfig) -> None:
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
-    """The same with the global batch said, where each process's was given."""
+    """The same with the global batch size, if that of each process was given."""
     if train.local_batch_size is None:
         return train
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)

@@ -1,4 +1,4 @@
-"""What one step reads. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
+"""A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1.
-        num_valid: the first so many samples count; the rest is padding (evaluation only).
+        num_valid: number of samples before the padding (evaluation only).
     """
 
     dense_features: Tensor
@@ -113,7 +113,7 @@ class OneHotBatches:
 class MultiHotBatches:
     """Makes batches of bags of any size; a padded row's bags of a multi-hot feature are empty.
 
-    Such features are those in `ragged`, whose bags the rows hold, or those that `tables` expands, from their ids.
+    Multi-hot features are those in `ragged`, with bags in the rows, or those that `tables` expands from their ids.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MultiHotBatches:
     ) -> None:
         self._features, self._stride = features, local_batch_size
         others = [name for name in features if name not in ragged]
-        self._places = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
+        self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
         self._tables = tables
         self._ones = np.ones(local_batch_size, np.int64)
 
@@ -155,18 +155,18 @@ class MultiHotBatches:
         self, feature: int, rows: RowArrays, columns: NDArray[np.int32], num_valid: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of one feature and the lengths of its bags, [B]."""
-        is_ragged, place = self._places[feature]
+        is_ragged, column = self._columns[feature]
         if is_ragged:
-            return rows.bags[place].ids, rows.bags[place].lengths
+            return rows.bags[column].ids, rows.bags[column].lengths
         if self._tables is None or self._tables.tables[feature] is None:
-            return columns[place], self._ones
-        bags = self._tables.expand(feature, columns[place, :num_valid])
+            return columns[column], self._ones
+        bags = self._tables.expand(feature, columns[column, :num_valid])
         lengths = np.where(np.arange(self._stride) < num_valid, bags.shape[1], 0)
         return bags.reshape(-1), lengths
 
 
 def _padded(rows: RowArrays, count: int) -> RowArrays:
-    """Rows, zeros and empty bags behind them until there are `count`."""
+    """Rows, padded with zeros and empty bags to `count` rows."""
     missing = count - len(rows.labels)
     if not missing:
         return rows

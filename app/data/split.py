@@ -1,7 +1,7 @@
 """A dataset's split as batches, in an order that is a pure function of (seed, epoch, rows, global batch).
 
 Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within
-windows of a few blocks, which are held in memory. Global batch k is rows [k * G, (k + 1) * G) of that order
+windows of a few blocks, which are in memory. Global batch k is rows [k * G, (k + 1) * G) of that order
 whatever the number of processes, and process r takes the r-th equal part of it.
 """
 
@@ -60,7 +60,7 @@ class SplitReader:
         """Open the shards of split `name`.
 
         Raises:
-            UserError: there is no such split, or a file is not what the manifest says.
+            UserError: there is no such split, or a file differs from the manifest.
         """
         self._shards = SplitShards(root, manifest, name)
         self.rows = self._shards.rows
@@ -114,8 +114,8 @@ class SplitReader:
 
         def load(start: int, number: int, ranges: list[tuple[int, int]]) -> RowArrays:
             permutation = order.permutation(number, sum(high - low for low, high in ranges))
-            places = np.arange(start, start + len(permutation))
-            mine = (places % global_batch_size // local == self._rank) & (places >= begin) & (places < end)
+            indices = np.arange(start, start + len(permutation))
+            mine = (indices % global_batch_size // local == self._rank) & (indices >= begin) & (indices < end)
             return self._shards.read(ranges, permutation[mine])
 
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
@@ -147,7 +147,7 @@ class BatchMaker:
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
     def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
-        """For batches of so many rows, the last ones padding."""
+        """For batches of this size, padded at the end."""
         if self._ragged or self._tables:
             return MultiHotBatches(self._features, self._ragged, self._tables, local_batch_size)
         return OneHotBatches(self._features, local_batch_size)

@@ -30,13 +30,13 @@ _DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16, Storage
 
 
 class SparseArch(nn.Module):
-    """Lookup, pooling and what makes vectors of one width of it.
+    """Lookup, pooling, and projection to vectors of one width.
 
     Attributes:
         feature_names: F, in the order of the vectors that come out.
         tables: weight matrices, in the order of their declaration.
-        feature_of: the feature whose ids stand, whole or in part, under a key of the tables.
-        bags: the tables whose rows are pooled where they lie; None if there is none.
+        feature_of: by key of a table's ids, the feature that they are derived from.
+        bags: the tables whose lookup pools the rows; None if there is none.
         rows: the others, one collection for each width.
     """
 
@@ -44,7 +44,7 @@ class SparseArch(nn.Module):
         """feature_names: the keys of batches, in order.
 
         Raises:
-            UserError: a file of row weights is not what it should be.
+            UserError: a file of row weights is invalid.
         """
         super().__init__()
         self.feature_names, self.embeddings = list(feature_names), list(embeddings)
@@ -98,7 +98,7 @@ class SparseArch(nn.Module):
     def _assemble(
         self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
     ) -> Tensor:
-        """[B, F, D] of what was looked up."""
+        """[B, F, D] from the lookups' results."""
         vectors = {}
         for embedding in self.embeddings:
             for feature in embedding.features:
@@ -147,7 +147,7 @@ def make_sparse_arch(
     `multi_hot`: features whose bags may have another number of ids than one; None: all.
 
     Raises:
-        UserError: settings that do not fit the features, or a storage that the device has not.
+        UserError: settings that do not fit the features, or a storage that the device lacks.
     """
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
@@ -216,7 +216,7 @@ def _initial_row_weights(embedding: Embedding) -> Tensor:
 
 
 def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
-    """Tables whose rows are pooled where they lie."""
+    """Tables whose lookup pools the rows."""
     configs = [
         EmbeddingBagConfig(
             name=table.name,
@@ -233,7 +233,7 @@ def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
 
 
 def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
-    """Tables, all of one width, whose rows come one by one."""
+    """Tables, all of one width, whose lookup returns the rows one by one."""
     configs = [
         EmbeddingConfig(
             name=table.name,

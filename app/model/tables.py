@@ -27,7 +27,7 @@ from app.config.tables import (
 from common.errors import UserError
 
 DEFAULT_ALPHA = 0.3
-REMAINDER = "_r"  # what a feature's remainder, and the table that it indexes, are called beside the quotient's
+REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that it indexes
 FBGEMM_MULTIPLE = 4
 INIT_BLOCK_ROWS = 65_536
 
@@ -47,7 +47,7 @@ class TableSpec:
     Attributes:
         keys: of the ids that index it.
         mean: pool bags by their mean, not their sum.
-        by_id: its rows are needed one by one; something comes before pooling.
+        by_id: its rows are needed one by one, since they are combined or weighted before pooling.
     """
 
     name: str
@@ -99,10 +99,10 @@ def make_embeddings(
     """The embeddings of all features, in the order of their first feature; `num_embeddings`: rows by feature.
 
     A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have another
-    number of ids than one (None: all); a bag of one id is pooled where it lies, since pooling changes nothing there.
+    number of ids than one (None: all); a bag of one id is pooled by the lookup, since pooling changes nothing.
 
     Raises:
-        UserError: the settings name features that the dataset has not, or contradict each other.
+        UserError: the settings name features that the dataset lacks, or contradict each other.
     """
     tables, owners = config.tables, _owners(config.tables, num_embeddings)
     names = list(dict.fromkeys(owners.values()))
@@ -113,8 +113,8 @@ def make_embeddings(
     for name, by_rule in zip(names, ruled, strict=True):
         settings = settings_of(tables, name)
         own = override_of(tables, name)
-        least = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
-        if own.kind is None and rows[name] <= least:
+        min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
+        if own.kind is None and rows[name] <= min_rows:
             settings.kind = TableKind.plain
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
@@ -221,13 +221,13 @@ def _require_known(key: str, feature: str, features: Mapping[str, int]) -> None:
 def _require_distinct(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"model.tables: {name} would stand for two things; rename a column or a shared table")
+            raise UserError(f"model.tables: {name} would have two meanings; rename a column or a shared table")
 
 
 def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power_of_2: bool) -> list[int]:
     """Width of each table by its rows: the power rule of Ginart et al. 2019 (arXiv:1909.11810), algorithm 1.
 
-    d_i = base_dim * (n_min / n_i)^alpha, at least 1, rounded to an integer and then, if so asked, to the nearest
+    d_i = base_dim * (n_min / n_i)^alpha, at least 1, rounded to an integer and then, with `power_of_2`, to the nearest
     power of 2 in the logarithm: facebookresearch/dlrm's md_solver. Where that would exceed base_dim it is base_dim.
     """
     rows = np.asarray(num_embeddings, np.float64)
@@ -269,6 +269,6 @@ _WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
 
 
 def table_of(key: str) -> str | None:
-    """The table whose weight a parameter's name means; None if it means none."""
+    """The table to which a parameter of this name belongs; None for dense parameters."""
     found = _WEIGHT.search(key)
     return found["table"] if found else None

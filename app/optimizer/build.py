@@ -28,7 +28,7 @@ _FUSED = {
     OptimizerName.rowwise_lamb: EmbOptimType.PARTIAL_ROWWISE_LAMB,
 }
 _FUSED_ON_CPU = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
-# torch's names of what an optimizer keeps, and FBGEMM's. Steps are not kept with tables: `set_step` brings them.
+# torch's names of an optimizer's state, and FBGEMM's. Steps are not kept with tables: see `set_step`.
 _FUSED_STATE = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq"}
 
 
@@ -36,7 +36,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     """One optimizer over fused tables, data-parallel tables and dense parameters.
 
     A row-wise algorithm keeps one second moment a row of a table (mean over the row) and is the plain one for
-    dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if so asked, by
+    dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if configured, by
     their common norm, which is the same on all processes.
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
@@ -56,14 +56,14 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float | None = None) -> None:
-    """Set a step's rate, and that of tables if it is another; call before zero_grad, which hands it to fused ones."""
+    """Set a step's rate, and the tables' if different; call before zero_grad, which passes it to the fused ones."""
     for part, keyed in optimizer.optimizers:
         for group in keyed.param_groups:
             group["lr"] = sparse_lr if part == TABLE_PART and sparse_lr is not None else lr
 
 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
-    """What TorchRec hands to FBGEMM's table-batched embedding for the tables' optimizer."""
+    """Arguments for FBGEMM's table-batched embedding that select the tables' optimizer."""
     params: dict[str, Any] = {
         "optimizer": _FUSED[config.name],
         "learning_rate": config.table_lr,
@@ -82,7 +82,7 @@ def has_fused(name: OptimizerName, device: torch.device) -> bool:
 
 
 def set_step(optimizer: CombinedOptimizer, step: int) -> None:
-    """Tell the tables' optimizers how many steps there were: Adam and LAMB correct their moments' bias by that.
+    """Set the number of steps in the tables' optimizers: Adam and LAMB correct their moments' bias by it.
 
     FBGEMM counts each forward as a step, those of an evaluation too, and starts again from 0 in a new process.
     """
@@ -144,7 +144,7 @@ def state_elements(optimizer: str, dim: int) -> int:
 
 
 def plain_optimizer(name: OptimizerName, params: list[nn.Parameter], lr: float, config: OptimizerConfig) -> Optimizer:
-    """The algorithm `name` over whole tensors, with what `config` says beside the rate."""
+    """The algorithm `name` over whole tensors, with the other settings of `config`."""
     fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
     eps, betas = config.eps or 0.0, betas_of(config)
     if name is OptimizerName.sgd:

@@ -45,7 +45,7 @@ def bitwise_difference(
 
 
 def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | None) -> BitwiseDifference | None:
-    """What two parts of one array have in common: the earlier place, the larger difference."""
+    """Of the differences in two parts of an array: the earlier index, the larger difference."""
     if one is None or other is None:
         return one or other
     return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
@@ -78,9 +78,9 @@ class ReplayComparison(Checkpointer):
         for then, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
             difference = bitwise_difference(_array(then.values), _array(now.values), NEAR_ZERO)
             if difference is not None:
-                place = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
+                index = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
                 mine[then.path] = (
-                    merged_difference(mine.get(then.path), BitwiseDifference(place, difference.largest)) or difference
+                    merged_difference(mine.get(then.path), BitwiseDifference(index, difference.largest)) or difference
                 )
         everyones: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyones, mine)
@@ -91,15 +91,15 @@ class ReplayComparison(Checkpointer):
         return {_short(name): found[name] for name in sorted(found, key=_order) if found[name] is not None}  # type: ignore
 
     def report(self, losses: BitwiseDifference | None) -> dict[str, Any]:
-        """What was found, for the JSON: steps count from 1."""
+        """The comparison for the JSON; steps count from 1."""
         worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
         tensors = {} if first is None else differing[first]
         return {
-            "losses": plain(losses, lambda place: {"first_step": place[0] + 1}),
+            "losses": plain(losses, lambda index: {"first_step": index[0] + 1}),
             "tensors_at_step": first,
-            "tensors": {name: plain(one, lambda place: {"first_element": place}) for name, one in tensors.items()},
+            "tensors": {name: plain(one, lambda index: {"first_element": index}) for name, one in tensors.items()},
             "largest_difference": max([0.0, losses.largest if losses else 0.0, *worst]),
         }
 
@@ -124,7 +124,7 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def plain(
-    difference: BitwiseDifference | None, place: Callable[[tuple[int, ...]], dict[str, Any]]
+    difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """A difference for the JSON; `place` names its first place."""
-    return None if difference is None else {**place(difference.first), "largest": difference.largest}
+    """A difference for the JSON; `describe` names its first index."""
+    return None if difference is None else {**describe(difference.first), "largest": difference.largest}

@@ -11,13 +11,13 @@ import numpy as np
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, speed_ratio, welch
 
-# Of the configuration, what does not decide how a run learns or how fast it is.
+# Keys of the configuration that affect neither learning nor speed.
 BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.default_path",
           "environment.SLURM_JOB_ID")  # fmt: skip
-# Of the manifest, what made the run. `platform` and `world_size` decide which comparison is made.
+# Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
-# What may differ between two runs that compute the same on two platforms.
+# Facts that may differ between two runs of the same computation on two platforms.
 PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
 PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
 
@@ -56,7 +56,7 @@ def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, s
 
 
 def identity(run: RunFiles, *without: str) -> str:
-    """What two runs must agree in to be one configuration, `without` some keys or beginnings of keys."""
+    """The facts in which runs of one configuration agree, as text; `without` keys with these prefixes."""
     return json.dumps({key: value for key, value in facts(run).items() if not key.startswith((*BESIDE, *without))})
 
 
@@ -80,7 +80,7 @@ def _flat_facts(prefix: str, content: Any) -> list[tuple[str, str]]:
 
 @dataclass
 class SpeedComparison:
-    """Two groups' speed; `over` says what the interval's units are."""
+    """Two groups' speed; `over`: the units of the interval."""
 
     first: RunGroup
     second: RunGroup

@@ -76,7 +76,7 @@ def write_page(path: Path, page: str) -> Path:
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The first figures a person looks for: what, value, remark."""
+    """The main figures: name, value, remark."""
     evaluation, rates = run.evaluation, run.throughput()
     error = (run.curves or {}).get("auc_standard_error")
     split = evaluation.get("split") or "no evaluation"

@@ -18,7 +18,7 @@ SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
 class Comparison:
-    """All that is said of several runs."""
+    """The comparison of several runs: sentences and page."""
 
     def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
         self.runs, self.groups = runs, compare.group(runs)
@@ -32,19 +32,20 @@ class Comparison:
 
     def sentences(self) -> list[tuple[str, str]]:
         """The verdict, each sentence with its kind: good, bad or plain."""
-        said = [("bad", f"{run.name} is {run.status}: its figures are not final.")
+        sentences = [("bad", f"{run.name} is {run.status}: its figures are not final.")
                 for run in self.runs if run.status not in ("completed", "target_reached")]  # fmt: skip
         if len(self.groups) == 1:
-            said.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
-        said += [("plain", _say_speed(speed)) for speed in self.speeds]
-        said += [("plain", _say_auc(auc)) for auc in self.aucs]
-        said += [_say_parity(parity, self.tolerances) for parity in self.parities]
+            sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
+        sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
+        sentences += [("plain", _describe_auc(auc)) for auc in self.aucs]
+        sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
         platforms = {str(run.manifest.get("platform")) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
-            said.append(("bad", f"No parity verdict for {' and '.join(sorted(platforms))}: no two runs of them have "
+            names = " and ".join(sorted(platforms))
+            sentences.append(("bad", f"No parity verdict for {names}: no two runs of them have "
                                 "one seed, configuration, data and number of processes."))  # fmt: skip
-        said += [("plain", _say_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
-        return said
+        sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
+        return sentences
 
     def page(self, directory: Path) -> str:
         """The HTML."""
@@ -87,26 +88,26 @@ def _interval(value: Ratio | MeanDifference, digits: int) -> str:
     return "" if value.low is None or value.high is None else f"{value.low:.{digits}f} to {value.high:.{digits}f}"
 
 
-def _say_speed(speed: SpeedComparison) -> str:
+def _describe_speed(speed: SpeedComparison) -> str:
     interval = _interval(speed.ratio, 3)
-    said = f" (95% interval {interval})" if interval else " (no interval)"
-    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{said}, over {speed.over}."
+    text = f" (95% interval {interval})" if interval else " (no interval)"
+    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, over {speed.over}."
 
 
-def _say_auc(auc: AucComparison) -> str:
+def _describe_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
-    said = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
+    text = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None:
         errors = [(run.curves or {}).get("auc_standard_error") for run in (auc.first.runs[0], auc.second.runs[0])]
         sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
-        return (f"{said}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
+        return (f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
                 f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return (f"{said}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
+    return (f"{text}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
             f"{_interval(difference, 5)}).")  # fmt: skip
 
 
-def _say_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
+def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
     pair = f"{parity.first.manifest['platform']} ({parity.first.name}) and {parity.second.manifest['platform']} " \
            f"({parity.second.name})"  # fmt: skip
     if parity.agrees is None:
@@ -118,7 +119,7 @@ def _say_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, s
     )
 
 
-def _say_scaling(scaling: Scaling) -> str:
+def _describe_scaling(scaling: Scaling) -> str:
     return (
         f"Scaling: {scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
         f"{scaling.base.world_size} ({scaling.base.name}): efficiency {scaling.efficiency:.2f} ({scaling.kind})."

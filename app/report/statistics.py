@@ -24,7 +24,7 @@ class MeanDifference(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Second over first, with its interval; None where it cannot be had."""
+    """Second over first, with its interval; None where undefined."""
 
     ratio: float
     low: float | None
@@ -65,14 +65,18 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
     return Ratio(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
 
-def batch_means(seconds: NDArray[np.float64], samples: NDArray[np.float64], most: int = 20) -> NDArray[np.float64]:
-    """Seconds a sample of up to `most` stretches of consecutive windows.
+def batch_means(
+    seconds: NDArray[np.float64], samples: NDArray[np.float64], max_stretches: int = 20
+) -> NDArray[np.float64]:
+    """Seconds a sample of up to `max_stretches` stretches of consecutive windows.
 
     Neighbouring windows resemble each other; the means of long stretches hardly do (the method of batch means, Law
     and Kelton), so that an interval made from them is not too narrow.
     """
     parts = [
-        part for part in np.array_split(np.arange(len(seconds)), min(most, max(len(seconds) // 2, 1))) if len(part)
+        part
+        for part in np.array_split(np.arange(len(seconds)), min(max_stretches, max(len(seconds) // 2, 1)))
+        if len(part)
     ]
     return np.array([seconds[part].sum() / samples[part].sum() for part in parts])
 

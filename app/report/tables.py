@@ -159,16 +159,16 @@ def replay(run: RunFiles) -> list[str]:
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
-    """What stands between the run and its replay."""
-    manifest, said = run.manifest, []
+    """Conditions of a replay."""
+    manifest, caveats = run.manifest, []
     code = manifest.get("code", {})
     if not code.get("git_sha"):
-        said.append("The code's commit is not recorded: the run was not made in a git checkout.")
+        caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
     if code.get("dirty_diff_sha256"):
-        said.append("The checkout had uncommitted changes (their hash is in the manifest); the commit alone is not it.")
-    said.append(
+        caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
+    caveats.append(
         f"The dataset must be the one with digest {manifest['dataset']['digest'][:12]}… "
         f"({manifest['dataset']['path']}); bits are equal on the same kind of CPU with the same number of processes "
         "and threads, elsewhere results agree within a tolerance."
     )
-    return said
+    return caveats

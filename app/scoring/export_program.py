@@ -67,7 +67,7 @@ class BagsProgram(nn.Module):
 
 
 def _int32(ids: Tensor) -> Tensor:
-    """As the lookups take them; what int32 cannot hold stays beyond every table, and is refused there."""
+    """int32 ids for the lookups; ids beyond int32 stay outside every table and are refused there."""
     return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
 
 
@@ -80,14 +80,14 @@ def program_of(model: DLRM, features: list[str], multi_hot: Collection[str]) -> 
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:
-    """Inputs of so many samples, the same ones every time; multi-hot features' bags are of none to three ids."""
+    """Reproducible inputs of `samples` samples; bags of multi-hot features have zero to three ids."""
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
     if isinstance(program, OneIdProgram):
         columns = [torch.randint(rows, (samples,), generator=draw) for rows in num_embeddings.values()]
         return dense, torch.stack(columns, dim=1)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
-    lengths[:, 0] = 2  # some ids there must be
+    lengths[:, 0] = 2  # at least some ids
     lengths[[name not in program.multi_hot for name in num_embeddings]] = 1
     ids = [
         torch.randint(rows, (int(count),), generator=draw)
@@ -136,7 +136,7 @@ def save(
 ) -> None:
     """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
 
-    check: is given what was read back, before the file gets its name; what it raises prevents that.
+    check: called with the program as read back, before the file gets its name; an exception prevents that.
 
     Raises:
         UserError: it cannot be written there.

@@ -78,19 +78,19 @@ class _Lookup(nn.Module):
         owners = [number for number, source in enumerate(sources) for _ in source.keys]
         self.dims = [sources[owner].weight.shape[1] for owner in owners]
         self._pooling = pooling
-        place = EmbeddingLocation.HOST if device.type == "cpu" else EmbeddingLocation.DEVICE
+        location = EmbeddingLocation.HOST if device.type == "cpu" else EmbeddingLocation.DEVICE
         layout = IntNBitTableBatchedEmbeddingBagsCodegen(
-            [("", *source.weight.shape, _TYPES[precision], place) for source in sources],
+            [("", *source.weight.shape, _TYPES[precision], location) for source in sources],
             feature_table_map=owners,
             pooling_mode=pooling,
             device=device,
             output_dtype=SparseType.FP32,
         )
         layout.initialize_weights()
-        for source, places in zip(sources, layout.split_embedding_weights(), strict=True):
-            for there, values in zip(places, packed_rows(source.weight, precision), strict=True):
-                if there is not None and values is not None:
-                    there.copy_(values)
+        for source, targets in zip(sources, layout.split_embedding_weights(), strict=True):
+            for target, values in zip(targets, packed_rows(source.weight, precision), strict=True):
+                if target is not None and values is not None:
+                    target.copy_(values)
         self.register_buffer("weights", layout.weights_host if device.type == "cpu" else layout.weights_dev)
         for name in ("weights_uvm", "weights_placements", "weights_offsets", "weights_tys", "D_offsets"):
             self.register_buffer(name, getattr(layout, name))
@@ -118,7 +118,7 @@ class _Lookup(nn.Module):
 
 
 class PackedBags(nn.Module):
-    """In place of an EmbeddingBagCollection: tables whose rows are pooled where they lie."""
+    """In place of an EmbeddingBagCollection: tables whose lookup pools the rows."""
 
     def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class PackedBags(nn.Module):
 
 
 class PackedRows(nn.Module):
-    """In place of an EmbeddingCollection: tables, all of one width, whose rows come one by one."""
+    """In place of an EmbeddingCollection: tables, all of one width, whose lookup returns the rows one by one."""
 
     def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def load(
 
 
 def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -> DLRM:
-    """The model with its tables' values rounded and kept as `precision` says, on `device`; its own tables are gone.
+    """The model with its tables' values rounded and kept as `precision` says, on `device`; changed in place.
 
     fp16, int8 and int4 are looked up by FBGEMM's inference operator. bf16, which that has not, is rounded and kept as
     fp32. fp32 is torch's own lookup.

@@ -87,7 +87,7 @@ def distribute(
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """What squeezes embeddings and their gradients for the wire.
+    """Codecs that compress embeddings and their gradients for exchange between processes.
 
     Put together here, since TorchRec's own function makes fp16 of bf16 on CPU: gloo carries bf16 today.
     """
@@ -98,7 +98,7 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
 
 
 def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
-    """What lies where: sharding type, kernel and ranks of each table."""
+    """Sharding type, kernel and ranks of each table."""
     return {
         name: {
             "type": sharding.sharding_type,
@@ -126,7 +126,7 @@ def count_empty_shards(lookup: nn.Module) -> None:
     They take equal neighbours in `hash_size_cumsum` for one table of several features and train it as wide as the
     empty one; they seek the rows of a last, empty table beyond the end; and they leave tables without any weight to
     the GPU's. (FBGEMM 1.5 to 1.8: embedding_forward_split_cpu.cpp, embedding_backward_split_cpu_template.cpp,
-    split_embedding_codegen_lookup_invoker.template.) Neither what is stored and saved nor the check of ids changes.
+    split_embedding_codegen_lookup_invoker.template.) Stored and saved values and the check of ids do not change.
     GPU kernels look at a table only for an id of it, so theirs stay as they are.
     """
     for tables in lookup.modules():
@@ -141,7 +141,7 @@ def count_empty_shards(lookup: nn.Module) -> None:
 
 
 class TableShard(NamedTuple):
-    """The part of a table that lies on this process: its first row and column, and its values in place."""
+    """A part of a table on this process: its first row and column, and its values in place."""
 
     row: int
     column: int

@@ -14,7 +14,7 @@ _RIGHT = set("0123456789-.")
 
 
 class TableForecast(NamedTuple):
-    """A table's bytes over all processes; milliseconds a step on the process that has most of it to do."""
+    """A table's bytes over all processes; milliseconds a step on its busiest process."""
 
     name: str
     num_embeddings: int
@@ -46,8 +46,8 @@ class Forecast:
     """Of a whole plan.
 
     Attributes:
-        capacity_bytes: memory that tables may take on a device (of the host, for a CPU), what is reserved left out.
-        headroom_bytes: what the fullest process leaves of it; negative if the plan does not fit.
+        capacity_bytes: memory that tables may take on a device (of the host, for a CPU), without the reserve.
+        headroom_bytes: capacity left on the fullest process; negative if the plan does not fit.
         step_ms: of the slowest process; imbalance: that, divided by the mean.
     """
 
@@ -137,7 +137,7 @@ def _cost(shards: Sequence[Estimate]) -> _Cost:
 
 
 def _reason(table: ShardedTable, planned: TablePlan, shards: Sequence[Estimate], ways: Mapping[str, _Cost]) -> str:
-    """Why the planner chose this, in the figures that it compared."""
+    """The reason for the planner's choice, in the figures that it compared."""
     own = _cost(shards)
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
     num_shards = len(planned.ranks)
@@ -219,7 +219,7 @@ def what_if_lines(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def diff_lines(before: dict[str, Any], after: dict[str, Any], name: str) -> list[str]:
-    """What differs between two plans' files."""
+    """The differences between two plans' files."""
     lines = []
     for table in dict.fromkeys([*before["tables"], *after["tables"]]):
         one, two = (_summary_of(plan["tables"].get(table), plan["world_size"]) for plan in (before, after))

@@ -1,4 +1,4 @@
-"""Composition: the sharding plan of a run, from where the configuration says."""
+"""The sharding plan of a run: read from a file, placed, or made by the planner, as configured."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes:
         here = {"nodes": runtime.world_size // runtime.local_world_size, "devices_per_node": runtime.local_world_size}
         for key, number in here.items():
             if getattr(own, key) not in (None, number):
-                raise UserError(f"topology.{key}={getattr(own, key)}: there are {number}; leave it out")
+                raise UserError(f"topology.{key}={getattr(own, key)}: the run has {number}; leave it out")
         counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
         return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
 
@@ -79,7 +79,7 @@ def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_size
 def workload(
     config: AppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
 ) -> Workload:
-    """What the planner must know; `resolved`: a topology with all figures and numbers of devices."""
+    """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
     return Workload(
@@ -96,7 +96,7 @@ def workload(
 
 
 def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any]) -> dict[str, float]:
-    """Ids a bag of each feature: those that reading expands to, or that are in the shards; 1 where nothing says."""
+    """Ids a bag of each feature: expanded while reading, or as in the shards; 1 if unknown."""
     bags = multi_hot_bags(config.data)
     sizes = list(bags.sizes) if bags is not None else encoding.get("multi_hot", {}).get("sizes", [1] * len(features))
     return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}

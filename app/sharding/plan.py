@@ -156,7 +156,7 @@ def blocks(kind: str, table: ShardedTable, world_size: int, local_world_size: in
 
 
 def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local_world_size: int) -> Plan:
-    """A plan from its file, held against what it is for.
+    """A plan from its file, checked against tables and processes.
 
     Raises:
         UserError: not a plan, or one for other tables, or for other numbers of processes.
@@ -174,7 +174,7 @@ def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local
         ("processes a machine", plan.local_world_size, local_world_size),
     ):
         if planned != here:
-            raise UserError(f"sharding.plan={path}: made for {planned} {what}, here are {here}; plan again")
+            raise UserError(f"sharding.plan={path}: made for {planned} {what}, but there are {here}; plan again")
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:
@@ -186,7 +186,7 @@ def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local
 
 
 def _require_same(path: Path, table: ShardedTable, plan: Plan) -> None:
-    """A table's shards must be those that TorchRec cuts from a table of this size for so many processes."""
+    """A table's shards must be those that TorchRec cuts from a table of this size for this number of processes."""
     planned = plan.tables[table.name]
     shardable(f"sharding.plan={path}", [planned.type], table)
     width = min((shard.columns for shard in planned.shards), default=0)

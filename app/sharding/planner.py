@@ -40,7 +40,7 @@ _KEEPS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The sharding types and compute kernels that one table may have, and the key that says so."""
+    """The sharding types and compute kernels that one table may have, and the key that decides it."""
 
     key: str
     options: tuple[tuple[str, str], ...]  # (type, kernel)
@@ -94,11 +94,11 @@ class _Loads:
         self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
 
     def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
-        """The `count` processes among these that hold least, in order of rank."""
+        """The `count` processes among these with the fewest elements, in order of rank."""
         return sorted(sorted(ranks, key=lambda rank: self.of_rank[rank])[:count])
 
     def lightest_machines(self, count: int) -> list[range]:
-        """The `count` machines that hold least, in order."""
+        """The `count` machines with the fewest elements, in order."""
         loads = {machine: sum(self.of_rank[rank] for rank in machine) for machine in self.machines}
         return sorted(sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda m: m.start)
 
@@ -138,8 +138,8 @@ def require_equal_machines(world_size: int, local_world_size: int) -> None:
 
 def _placed_shards(kind: str, table: ShardedTable, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
     world, local, machines = len(loads.of_rank), len(loads.machines[0]), len(loads.machines)
-    most = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
-    columns = shard_columns(table.embedding_dim, most, min_partition)
+    max_shards = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
+    columns = shard_columns(table.embedding_dim, max_shards, min_partition)
     shards = blocks(kind, table, world, local, columns)
     everyone = range(world)
     if kind in ("data_parallel", "row_wise"):
@@ -154,22 +154,22 @@ def _placed_shards(kind: str, table: ShardedTable, loads: _Loads, min_partition:
     return loads.take(shards, [rank for machine in chosen for rank in machine])
 
 
-def shard_columns(embedding_dim: int, most_shards: int, min_partition: int | None) -> int:
-    """Columns of each shard: the least that makes at most so many equal shards.
+def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
+    """Columns of each shard: the smallest width that makes at most `max_shards` equal shards.
 
     They are multiples of 4 (FBGEMM), and not fewer than `min_partition`.
     """
-    least = max(min_partition or 4, 4)
-    for shards in range(most_shards, 1, -1):
+    minimum = max(min_partition or 4, 4)
+    for shards in range(max_shards, 1, -1):
         width, rest = divmod(embedding_dim, shards)
-        if not rest and width % 4 == 0 and width >= least:
+        if not rest and width % 4 == 0 and width >= minimum:
             return width
     return embedding_dim
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the planner must know beside tables and hardware.
+    """The planner's input besides tables and hardware.
 
     Attributes:
         topology: TorchRec's.
@@ -186,7 +186,7 @@ class Workload:
     qcomm: QCommConfig
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's, whose estimates depend on what travels how."""
+        """TorchRec's sharders, whose estimates depend on the precision of exchanged values."""
         return make_sharders({}, codecs(self.qcomm))
 
 
@@ -230,7 +230,7 @@ def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -
 def sharding_options(
     model: nn.Module, chosen: Mapping[str, Choice], workload: Workload
 ) -> dict[str, list[ShardingOption]]:
-    """What each table could be within its choice, with TorchRec's estimates."""
+    """Each table's options within its choice, with TorchRec's estimates."""
     enumerator = _Enumerator(workload.topology, workload.local_batch_size, _constraints(chosen, workload))
     found: dict[str, list[ShardingOption]] = {name: [] for name in chosen}
     with _described(model, workload.optimizer):
@@ -260,7 +260,7 @@ def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, lis
 
 
 def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
-    """From TorchRec's form; it counts what one process alone sends to itself, too, and nothing travels there."""
+    """TorchRec's estimate of a shard, without the communication that it counts even for a single process."""
     perf, storage = shard.perf, shard.storage
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
     communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
@@ -284,7 +284,7 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
 
 @contextmanager
 def _described(model: nn.Module, name: OptimizerName) -> Iterator[None]:
-    """Weights that say whose optimizer's state is to be counted with them, and a planner that does not chatter."""
+    """Context in which weights name the optimizer whose state is counted, and a TorchRec warning is silenced."""
     root, silence = logging.getLogger(), _Silence()
     weights: list[Any] = list(model.parameters())
     for weight in weights:

@@ -23,11 +23,11 @@ FILES = (
     MLFLOW_ID,
     WANDB_ID,
     mlperf.FILE,
-)  # in a run's directory, that a run from the start does away with
+)  # in a run's directory, removed by a run from the start
 
 
 class Trackers:
-    """All that were asked for; one that breaks is told of and left out, the run goes on."""
+    """The configured trackers; one that fails is logged and dropped, and the run continues."""
 
     def __init__(self) -> None:
         self._open: list[Tracker] = []
@@ -61,11 +61,11 @@ class Trackers:
             self._open.append(Prometheus(asked.prometheus_host, asked.prometheus_port, name))
             log.info("prometheus: http://%s:%d/metrics", asked.prometheus_host, asked.prometheus_port)
         if asked.mlflow is not None:
-            with _said("record.mlflow", asked.mlflow):
+            with _one_line_errors("record.mlflow", asked.mlflow):
                 kept = directory / MLFLOW_ID
                 self._open.append(MLflow(asked.mlflow, asked.mlflow_experiment, name, settings, kept))
         if asked.wandb is not None:
-            with _said("record.wandb", asked.wandb):
+            with _one_line_errors("record.wandb", asked.wandb):
                 self._open.append(WeightsAndBiases(asked.wandb, name, settings, directory / WANDB_ID))
 
     def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Trackers:
         self._each(lambda tracker: tracker.event(kind, step, samples, values))
 
     def show_again(self, events: Sequence[Mapping[str, Any]], curves: Mapping[str, Any] | None) -> None:
-        """What is known of the step that TensorBoard's files were cut back to; the other trackers have it."""
+        """Show the last step's events again in TensorBoard, whose files were cut back; other trackers have them."""
         for board in [tracker for tracker in self._open if isinstance(tracker, TensorBoard)]:
             for event in events:
                 board.event(event["event"], event["step"], event["samples"], event)
@@ -86,7 +86,7 @@ class Trackers:
             self._each(lambda tracker: tracker.curves(step, curves))
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
-        """Let go of all, with the run's summary if it has one."""
+        """Close all, with the run's summary if it has one."""
         self._each(lambda tracker: tracker.close(summary))
         self._open.clear()
 
@@ -100,17 +100,17 @@ class Trackers:
 
 
 @contextmanager
-def _said(key: str, value: str) -> Iterator[None]:
-    """What a foreign client says when it cannot begin, in one line."""
+def _one_line_errors(key: str, value: str) -> Iterator[None]:
+    """Context in which a client's failure to start is reported in one line."""
     try:
         yield
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; mend it, or leave the key out") from error
+        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error
 
 
 def require_clients(config: AppConfig) -> None:
-    """Raises UserError, before anything is done, if a tracker was asked for whose client is not here."""
+    """Raises UserError if the client of a configured tracker is not installed."""
     if config.mlperf.enabled:
         base.require_package("mlperf.enabled", "true", "mlperf_logging")
     if config.record.mlflow is not None:

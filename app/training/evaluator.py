@@ -48,7 +48,7 @@ class Evaluator:
         return {"step": step, **result}
 
     def _compare_with_train(self, step: int, result: dict[str, Any]) -> None:
-        """Evaluate the training split too and log both as AMD's blog does, with what puts its accuracy in context."""
+        """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
             on_train = self._session.predict("train").metrics()
             set_step(self._session.optimizer, step)
@@ -64,7 +64,7 @@ def is_collapsed(evaluation: dict[str, Any]) -> bool:
 
 
 def _log(step: int, result: dict[str, Any]) -> None:
-    """Log an evaluation on one line, and what is wrong with it."""
+    """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
     shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result[key] is not None)
     log.info("eval: step %d %s (%s samples) %s", step, result["split"], f"{result['samples']:,}", shown)

@@ -95,7 +95,7 @@ class Recorder:
         self._progress.close()
 
     def _manifest(self, pipeline: str) -> dict[str, Any]:
-        """What makes this run, for manifest.json."""
+        """The run's provenance, data, plan and tables, for manifest.json."""
         session = self._session
         return {
             **provenance.describe_run(),

@@ -1,4 +1,4 @@
-"""A model on this process: what scores rows, and what training needs of it, built from a configuration."""
+"""A model on this process: scoring of rows, and what training needs, built from a configuration."""
 
 import logging
 from collections.abc import Callable, Iterator

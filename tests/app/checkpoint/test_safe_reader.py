@@ -67,9 +67,9 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_hide_a_command, "it asks for posix.system"),
-        (_be_a_command, "it asks for posix.system"),
-        (_reach_for_a_method, "it asks for __init__ of"),
+        (_hide_a_command, "it contains posix.system"),
+        (_be_a_command, "it contains posix.system"),
+        (_reach_for_a_method, "it contains __init__ of"),
         (_call_a_tensor_bytes, "is not a tensor"),
         (lambda metadata, command: {}, "not a checkpoint's metadata"),
     ],

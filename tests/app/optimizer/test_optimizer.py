@@ -158,7 +158,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
     with caplog.at_level("INFO", "clickwork"):
         session.build(config, here, dataset, load_manifest(dataset))
     assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
-    monkeypatch.setattr(from_config, "MOST_REPLICATED", 361 * 8 - 1)
+    monkeypatch.setattr(from_config, "MAX_REPLICATED", 361 * 8 - 1)
     with pytest.raises(
         UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
     ):

@@ -20,7 +20,7 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
                    fault="process 1 is lost:2")  # fmt: skip
     result = ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [75, -signal.SIGKILL], result.stderr
-    told = [line for line in result.stderr.splitlines() if "another process is gone" in line]
+    told = [line for line in result.stderr.splitlines() if "another process is lost" in line]
     assert len(told) == 1, result.stderr
     assert told[0].startswith("error: process 0: ")
     assert told[0].endswith("; start the same command again")
@@ -36,7 +36,7 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
     ],
 )
 def test_what_a_lost_process_looks_like(words: str) -> None:
-    with pytest.raises(LostPeerError, match="process 3: another process is gone"), reporting_failures(3, 1.0, TRAINING):
+    with pytest.raises(LostPeerError, match="process 3: another process is lost"), reporting_failures(3, 1.0, TRAINING):
         raise RuntimeError(words)
 
 

@@ -168,7 +168,7 @@ def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Pa
     for extra in ([], ["checkpoint.resume=never"]):
         done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
         assert done.returncode == 2, done.stderr
-        assert "run.dir=data: holds" in done.stderr
+        assert "run.dir=data: contains" in done.stderr
     after = {
         path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.name != ".lock" and path.is_file()
     }

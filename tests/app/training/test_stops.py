@@ -59,7 +59,7 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
 ) -> None:
     stopped = injected("signal in the sums:2", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 75, stopped.stderr
-    assert "asked to stop while sums were compared" in stopped.stderr
+    assert "stopped while comparing digests" in stopped.stderr
     assert not (tmp_path / "runs").exists()
 
 
