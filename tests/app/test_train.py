@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import OptimizerName
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS

@@ -3,7 +3,7 @@
 import numpy as np
 
 from app.config import DataConfig
-from app.data import Split
+from app.data.split import SplitReader
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing.criteo import parse_bytes
@@ -116,7 +116,7 @@ def hashed_batches(raw, root):
 
 def batches_of(root, split, size):
     """A split's batches, in order, as our reader gives them."""
-    return Split(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
+    return SplitReader(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
 
 
 def test_torchrec(tmp_path):

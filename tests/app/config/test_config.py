@@ -2,8 +2,7 @@
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain, validate
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
