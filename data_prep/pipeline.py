@@ -6,19 +6,19 @@ What is written depends on the sources and the parameters alone: not on the work
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from common.errors import UserError
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
-from data_prep.config.checks import GENERATED, refuse_idle_keys, validate
-from data_prep.config.differences import tell_departures
+from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
 from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
-from data_prep.config.presets import Rules, resolve_rules
-from data_prep.config.table_sizes import num_embeddings
-from data_prep.dataset.format import Manifest
+from data_prep.config.presets import Rules, num_embeddings, report_differences, resolve_rules
+from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 from data_prep.dataset.schema import CRITEO
@@ -29,16 +29,13 @@ from data_prep.engine.processes import start_fork_server
 from data_prep.engine.workspace import CLEARING_NAME, claimed, find_finished, keep_or_discard_work, refuse_foreign_files
 from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
+from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.compile_kernels import compile_kernels
 from data_prep.stages.run import Result, run_stages
-from data_prep.stages.shuffle_order import SPLITS
-from data_prep.stages.split import clear_dataset, collect_splits, finish, plan_finish
-from data_prep.synthetic.bayes_scores import dataset_scores
+from data_prep.stages.split import clear_dataset, finish, plan_finish
+from data_prep.stages.write_generated import Generator, write_generated
 from data_prep.synthetic.random_ids import RandomRows
-from data_prep.synthetic.write import Generator, write_generated
 from data_prep.traces.rows import TraceRows
-
-TOOL_VERSION = "clickwork 0.1.0"
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -53,7 +50,7 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.scheduler is not None:
         root = root.absolute()  # its workers may be in other directories
     if data.source in GENERATED:
-        refuse_idle_keys(data)
+        refuse_unused_keys(data)
         return write_generated(data, root, _generator(data))
     refuse_early(data, root)
     try:
@@ -68,7 +65,7 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
-            tell_departures(rules)
+            report_differences(rules)
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
@@ -152,20 +149,12 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     source_rows = [0] * len(job.sources)
     for record in result.records:
         source_rows[record.source] += record.rows
-    splits = collect_splits(result.built)
-    total = sum(split.rows for split in splits.values())
-    return Manifest(
-        schema=schema.to_manifest(),
-        encoding=encoding,
+    return build_manifest(
+        schema,
+        encoding,
         num_embeddings={name: num_embeddings(job.rules, result.num_values(name)) for name in result.features},
-        splits=splits,
-        sources=[
-            {"name": source.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows}
-            for source, digest, rows in zip(job.sources, result.digests, source_rows, strict=True)
-        ],
-        rows=total,
-        label_rate=sum(shard.positives for shard in result.built) / total,
-        tool_version=TOOL_VERSION,
+        shards=[(shard.split, shard.shard, shard.positives) for shard in result.built],
+        sources=zip([source.name for source in job.sources], result.digests, source_rows, strict=True),
         extra=extra,
     )
 

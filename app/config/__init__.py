@@ -2,7 +2,7 @@
 
 from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, to_plain, validate
 from app.config.commands import EvaluateConfig, PlanAppConfig, PlanConfig, ReportConfig, TablePrecision, VerifyConfig
-from app.config.data import DataConfig, DataScale, MultiHotConfig, SyntheticConfig, VerifyData
+from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.published import PublishedConfig
@@ -43,7 +43,6 @@ __all__ = [
     "ScheduleConfig",
     "ScheduleName",
     "ShardingConfig",
-    "SyntheticConfig",
     "TablePrecision",
     "TableShardingConfig",
     "TopologyConfig",

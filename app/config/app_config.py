@@ -99,7 +99,11 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
     Raises:
         OmegaConfBaseException: unknown keys or wrong types.
     """
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), content))  # type: ignore
+    config = OmegaConf.create(content)
+    synthetic = OmegaConf.select(config, "data.synthetic") or {}
+    for key in [key for key, value in synthetic.items() if value is None]:  # of runs before this key was data_prep's
+        del synthetic[key]
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), config))  # type: ignore
 
 
 def validate(config: AppConfig) -> None:

@@ -1,24 +1,27 @@
-"""Values out of range are refused before anything is read."""
+"""Values out of range, and keys that would have no effect, are refused before anything is read."""
 
 import math
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
 from data_prep.config.keys import (
     CHUNKS_PER_BUDGET,
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
+    SplitConfig,
+    SyntheticConfig,
     chunk_size,
     dataset_path,
     multi_hot_bags,
     parse_size,
 )
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding
+from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
-MAX_INTERACTION = 10  # beyond, probabilities are 0 or 1 and nothing is left to estimate
+SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
+GROUPS = {"synthetic": DataSource.synthetic, "remote": DataSource.remote}
+MAX_INTERACTION = 10  # beyond, all probabilities are 0 or 1
 
 
 def validate(data: DataConfig) -> None:
@@ -32,7 +35,7 @@ def validate(data: DataConfig) -> None:
     if data.workers is not None:
         _at_least("data.workers", data.workers, 1)
         if data.scheduler is not None:
-            raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
+            raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
     _validate_memory(data)
     if data.max_ind_range is not None:
         _at_least("data.max_ind_range", data.max_ind_range, 1)
@@ -77,19 +80,19 @@ def _validate_choice_of_rows(data: DataConfig) -> None:
         raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
 
 
-def refuse_idle_keys(data: DataConfig) -> None:
-    """Raises UserError for a key that says how to encode raw rows, where there are none."""
+def refuse_unused_keys(data: DataConfig) -> None:
+    """Raises UserError for a key of the encoding of raw rows, where there are none."""
     usual = DataConfig()
     for key in vars(usual):
         if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
             raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
 
 
-def refuse_criteo_s_own(data: DataConfig) -> None:
+def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
         if data.source is DataSource.custom:
-            raise UserError("data.schema: not given; name the YAML file that says how to read your table")
+            raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
     if data.source not in (DataSource.local, DataSource.custom):
         raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
@@ -119,3 +122,24 @@ def _validate_synthetic(synthetic: SyntheticConfig) -> None:
 def _at_least(key: str, value: int, limit: int) -> None:
     if value < limit:
         raise UserError(f"{key}={value}: must be at least {limit}")
+
+
+def refuse_unused_choices(data: DataConfig) -> None:
+    """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
+    usual = DataConfig()
+    for group, source in GROUPS.items():
+        here, there = vars(getattr(data, group)), vars(getattr(usual, group))
+        for key, value in here.items():
+            if data.source is not source and value != there[key]:
+                raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
+    if data.sampling.seed != usual.sampling.seed and not data.sampling.negative_drop_rate:
+        raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
+
+
+def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
+    """Raises UserError for a key of the split that has no effect with its method."""
+    usual = SplitConfig()
+    if split.seed != usual.seed and method not in SEEDED:
+        raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
+    if split.held_out != usual.held_out and method is SplitMethod.last_day:
+        raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")

@@ -18,9 +18,11 @@ from numpy.typing import DTypeLike, NDArray
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, pack, unpack
 from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
+from data_prep.dataset.manifest import SPLITS as SPLITS
 from data_prep.dataset.manifest import Manifest as Manifest
 from data_prep.dataset.manifest import Shard as Shard
 from data_prep.dataset.manifest import Split as Split
+from data_prep.dataset.manifest import build_manifest as build_manifest
 from data_prep.dataset.manifest import load_manifest as load_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
 from data_prep.io.atomic import FileDigest as FileDigest
@@ -69,7 +71,7 @@ def write_shard(
 
 
 def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> ShardArrays:
-    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their sums: `verify_shard`).
+    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their checksums: `verify_shard`).
 
     Raises:
         UserError: a file is missing or is not what the manifest says.
@@ -112,7 +114,7 @@ def _open_array(
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
-    """Compare one shard's files with the manifest's sums.
+    """Compare one shard's files with the manifest's checksums.
 
     Raises:
         UserError: a file is missing or differs; the message names the first one.
@@ -122,7 +124,7 @@ def verify_shard(root: Path, split: str, shard: Shard) -> None:
 
 
 def verify_file(path: Path, expected: FileDigest) -> None:
-    """Compare a dataset's file with the manifest's sum.
+    """Compare a dataset's file with the manifest's checksum.
 
     Raises:
         UserError: it is missing or differs.

@@ -7,8 +7,7 @@ import numpy as np
 
 from common.sizes import in_words
 from data_prep.config.keys import DataConfig, parse_size, usable_cpus
-from data_prep.config.presets import Rules
-from data_prep.config.table_sizes import num_embeddings
+from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.encoding.lookup import LookupTable
@@ -16,7 +15,7 @@ from data_prep.engine.job import Job
 from data_prep.io.buffered_file import HOLD_BYTES
 from data_prep.io.disk_space import Need, require_room
 from data_prep.parsing.table_parquet import num_rows
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import GZIP_RATIO, Source
 from data_prep.sources.line_blocks import LineBlocks
 from data_prep.stages.encode_in_passes import Slice, plan_passes
 from data_prep.vocabulary.merge import PART_BYTES
@@ -35,7 +34,6 @@ WINDOWS_PER_BUDGET = 32  # where rows go is found out with two of them in memory
 SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or units as records
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
-GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
 DISK_MARGIN = 1.05
 MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
 

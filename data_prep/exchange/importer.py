@@ -1,38 +1,114 @@
-"""Files of other programs as our shards."""
+"""Files of other programs as our shards, checked on the way."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, Shard, ShardArrays, Split, digest_file, write_shard
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    SPLITS,
+    FileDigest,
+    Manifest,
+    Shard,
+    ShardArrays,
+    build_manifest,
+    digest_file,
+    write_shard,
+)
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
 from data_prep.engine.workspace import claimed, refuse_foreign_files
-from data_prep.exchange.foreign_rows import FLOAT32, INTEGERS, Origin, check_rows, open_rows
 from data_prep.exchange.npz import MultiHotReader
+from data_prep.io.npy import open_npy
 from data_prep.sources.discover import natural_key
 from data_prep.stages.split import finish, write_plan
+
+MAX_ID = np.iinfo(np.int32).max
+INTEGERS, FLOAT32 = "integers", "float32"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from: the files of their labels, dense values and ids, and how many rows come before them."""
+
+    labels: Path
+    dense: Path
+    sparse: Path
+    first_row: int
+
+
+def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None = None) -> NDArray[Any]:
+    """Memory-map a .npy file [rows, width] of INTEGERS (of any size) or FLOAT32.
+
+    Args:
+        like: another file of the same day, and its rows.
+
+    Raises:
+        UserError: it is not readable, or something else.
+    """
+    try:
+        array = open_npy(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
+    if array.ndim != 2 or array.shape[1] != width:
+        raise UserError(f"{path}: an array {array.shape}, not (rows, {width}); get it again")
+    if array.dtype != np.float32 if kind == FLOAT32 else array.dtype.kind not in "iu":
+        raise UserError(f"{path}: {array.dtype}, not {kind}; convert it, or get it again")
+    if like is not None and len(array) != like[1]:
+        raise UserError(f"{path}: {len(array)} rows, but {like[0].name} has {like[1]}; get them again")
+    return array
+
+
+def check_rows(labels: NDArray[Any], dense: NDArray[np.float32], ids: Sequence[NDArray[Any]], origin: Origin) -> None:
+    """Refuse what no shard may hold.
+
+    Args:
+        labels, dense: [rows, 1] and [rows, N]; ids: of every feature, [rows, size].
+
+    Raises:
+        UserError: naming the first bad value's file, row (from 1) and column.
+    """
+    first = origin.first_row
+    _refuse(origin.labels, first, [CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1")
+    _refuse(origin.dense, first, CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number")
+    for name, column in zip(CRITEO.sparse, ids, strict=True):
+        if column.min() < 0 or column.max() > MAX_ID:
+            bad, names = (column < 0) | (column > MAX_ID), [name] * column.shape[1]
+            _refuse(origin.sparse, first, names, column, bad, "an id is negative or beyond int32")
+
+
+def _refuse(
+    path: Path, first: int, names: Sequence[str], values: NDArray[Any], bad: NDArray[np.bool_], why: str
+) -> None:
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        value = values[row, column]
+        raise UserError(
+            f"{path}: row {first + row + 1}, column {names[column]}: {value}: {why}; correct the file, or get it again"
+        )
+
 
 SHARD_ROWS = 1 << 18
 SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
 IMPORTED = Path("imported")  # in the work's directory
-SPLITS = ("train", "val", "test")
 RECORD_COLUMNS = 40
 
 
 class _Builder:
-    """Collects shards and what the manifest says of them; they are moved to their places when all are there."""
+    """Writes shards, collects their manifest, and publishes both when all are written."""
 
     def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """`work`: the directory that `existing.claimed` gives; `transform`: of integers, if known.
+        """`work`: the directory that `workspace.claimed` gives; `transform`: of integers, if known.
 
         Raises:
             UserError: something else lies at `root`.
@@ -43,23 +119,23 @@ class _Builder:
         shutil.rmtree(work / IMPORTED, ignore_errors=True)
         self._root, self._work, self._transform = root, work, transform
         self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
-        self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-        self._positives = dict.fromkeys(SPLITS, 0)
+        self._num_shards: Counter[str] = Counter()
+        self._shards: list[tuple[str, Shard, int]] = []
         self._largest = np.zeros(len(CRITEO.sparse), np.int64)
-        self._sources: list[dict[str, Any]] = []
+        self._sources: list[tuple[str, FileDigest, int]] = []
         self._schema = CRITEO
 
     def add(
         self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: Origin
     ) -> None:
-        """Write one shard, after checking what a reader relies on.
+        """Write one shard, after checking it.
 
         Args:
             ids: of every feature, [rows, size]; bags of the sizes above 1.
         """
         check_rows(labels, dense, ids, origin)
         ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
-        if any(self._shards.values()) and ragged != self._schema.ragged:
+        if self._shards and ragged != self._schema.ragged:
             raise UserError(
                 f"{origin.sparse}: bags of other sizes than the files before it; give files that belong together"
             )
@@ -67,37 +143,24 @@ class _Builder:
         bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
         single = [column for column in ids if column.shape[1] == 1]
         sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
-        name = f"{len(self._shards[split]):05d}"
+        name = f"{self._num_shards[split]:05d}"
+        self._num_shards[split] += 1
         arrays = ShardArrays(labels, dense, sparse, bags)
         dense_dtype = (self._transform or DenseTransform.raw).dtype
-        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype))
-        self._positives[split] += int(labels.sum(dtype=np.int64))
+        shard = write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype)
+        self._shards.append((split, shard, int(labels.sum(dtype=np.int64))))
         self._largest = np.maximum(self._largest, [int(column.max()) for column in ids])
 
     def note_source(self, path: Path, rows: int) -> None:
         """Name a file that was read."""
-        digest = digest_file(path)
-        self._sources.append({"name": path.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows})
+        self._sources.append((path.name, digest_file(path), rows))
 
     def finish(self) -> Manifest:
-        """Move the shards to their places and write the manifest."""
-        splits = {}
-        for split, shards in self._shards.items():
-            rows = sum(shard.rows for shard in shards)
-            splits[split] = Split(rows, self._positives[split] / rows if rows else None, shards)
-        total = sum(split.rows for split in splits.values())
-        if not total:
+        """Publish the shards and the manifest."""
+        if not any(shard.rows for _, shard, _ in self._shards):
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
-        manifest = Manifest(
-            schema=self._schema.to_manifest(),
-            encoding=self._encoding,
-            num_embeddings=dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True)),
-            splits=splits,
-            sources=self._sources,
-            rows=total,
-            label_rate=sum(self._positives.values()) / total,
-            tool_version="clickwork 0.1.0",
-        )
+        num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
+        manifest = build_manifest(self._schema, self._encoding, num_embeddings, self._shards, self._sources)
         files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
         write_plan(self._work, manifest, [(str(IMPORTED / file), str(file)) for file in sorted(files)])
         return finish(self._work, self._root)
@@ -115,7 +178,7 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
         is_multi_hot: ids are in day_N_sparse_multi_hot.npz, as MLPerf v2 has them.
 
     Raises:
-        UserError: no such files, or not what they should be, or another job writes to `root`.
+        UserError: files missing or invalid, or another job writes to `root`.
     """
     labels = sorted(source.glob("day_*_labels.npy"), key=natural_key)
     if not labels:
@@ -175,7 +238,7 @@ def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
-    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (log1p unless told otherwise).
+    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (None: by log1p).
 
     Raises:
         UserError: no such files, not whole records, or a transform that needs all rows first.

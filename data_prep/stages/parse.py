@@ -12,19 +12,16 @@ from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job, UnitRecord, load_record
 from data_prep.engine.processes import counters
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.criteo import Block, empty_block, max_rows, parse_lines
-from data_prep.parsing.diagnose import diagnose_row
-from data_prep.parsing.parquet_chunks import plan_units
+from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_lines
 from data_prep.parsing.table_csv import parse_table
-from data_prep.parsing.table_parquet import num_rows, read_unit
-from data_prep.sources.discover import GENERATED_ROW_BYTES, Source, SourceStream
-from data_prep.sources.line_blocks import LineBlock, LineBlocks, count_lines_before
+from data_prep.parsing.table_parquet import num_rows, plan_chunks, read_chunk
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, Source
+from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.chunk_files import UnitFiles
 from data_prep.synthetic.days import described_blocks
 from data_prep.synthetic.rows import BLOCK_ROWS
 
 MISSING_AS_ZERO = np.int32(0)
-TEXT_ROW_BYTES = 244  # of a generated row
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         elif job.table is not None and job.table.is_parquet:
-            chunks = len(plan_units(source, job.table, job.chunk_bytes))
+            chunks = len(plan_chunks(source, job.table, job.chunk_bytes))
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
@@ -166,7 +163,7 @@ def _parse_parquet(job: Job, table: Table, source: int, chunk: int) -> UnitRecor
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
     with UnitFiles(job, source, chunk) as files:
-        for block in read_unit(file, table, plan_units(file, table, job.chunk_bytes)[chunk]):
+        for block in read_chunk(file, table, plan_chunks(file, table, job.chunk_bytes)[chunk]):
             files.append(block)
             counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
         return files.finish()

@@ -10,8 +10,7 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.config.keys import DataConfig
-from data_prep.config.refusals import refuse_changed, refuse_empty, refuse_no_train_rows, refuse_wrong_sums
-from data_prep.config.table_sizes import largest_id, num_embeddings
+from data_prep.config.presets import largest_id, num_embeddings
 from data_prep.dataset.format import FileDigest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
@@ -28,6 +27,7 @@ from data_prep.stages.encode_in_passes import PassTask, Slice, run_pass_task
 from data_prep.stages.expand_multi_hot import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.stages.fit_vocabulary import VocabularyEntry, count_units, fit_vocabularies, plan_counting
 from data_prep.stages.gather import gather_tasks, rows_per_shard, run_gather_task
+from data_prep.stages.input_checks import refuse_changed, refuse_empty, refuse_no_train_rows, refuse_wrong_sums
 from data_prep.stages.parse import parse_tasks, reading_tasks, run_reading_task
 from data_prep.stages.row_layout import RecordLayout
 from data_prep.stages.scatter import plan_scatter, run_scatter_tasks, scatter_groups

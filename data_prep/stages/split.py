@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from data_prep.dataset.bags import BAG_KINDS, Bags, pack, unpack
 from data_prep.dataset.format import (
     MANIFEST_NAME,
+    SPLITS,
     FileDigest,
     Manifest,
     Shard,
-    Split,
     digest_file,
     load_manifest,
     save_manifest,
@@ -34,7 +34,7 @@ from data_prep.io.buffered_file import HeldArray
 from data_prep.io.direct_io import read_rows
 from data_prep.stages.encode import count_unknown, unknown_of_all
 from data_prep.stages.gather import GatheredShard, GatherTask, gathered_path
-from data_prep.stages.shuffle_order import SPLITS, split_sizes
+from data_prep.stages.shuffle_order import split_sizes
 
 COPY_ROWS = 1 << 16
 PLAN_NAME = "finish.json"
@@ -178,17 +178,6 @@ def _copy_rows(source: Path, piece: Piece, like: NDArray[Any], path: Path) -> Fi
     for rows in read_rows(source, blocks, like.shape[1], like.dtype, "cut"):
         target.append(rows)
     return target.close(hashlib.sha256)
-
-
-def collect_splits(built: list[BuiltShard]) -> dict[str, Split]:
-    """The manifest's splits."""
-    splits = {}
-    for name in SPLITS:
-        mine = [shard for shard in built if shard.split == name]
-        rows = sum(shard.shard.rows for shard in mine)
-        positives = sum(shard.positives for shard in mine)
-        splits[name] = Split(rows, positives / rows if rows else None, [shard.shard for shard in mine])
-    return splits
 
 
 def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:

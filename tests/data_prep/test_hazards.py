@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.engine.processes import Counters
 from data_prep.sources.discover import resolve_sources
 from data_prep.synthetic.days import generate_days

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.criteo_row import parse_rows
+from data_prep.parsing.criteo_kernels import parse_rows
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REFERENCE
 

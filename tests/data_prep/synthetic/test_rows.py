@@ -7,16 +7,21 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
-from data_prep.synthetic.columns import CATEGORY_MISSING, INTEGER_MISSING, KAGGLE_CARDINALITIES, criteo_columns
 from data_prep.synthetic.days import day_text, generate_days
 from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows, label_rows
-from data_prep.synthetic.teacher import category_ranks
+from data_prep.synthetic.teacher import (
+    CATEGORY_MISSING,
+    INTEGER_MISSING,
+    KAGGLE_CARDINALITIES,
+    category_ranks,
+    criteo_columns,
+)
 from tests.data_prep.conftest import REFERENCE, config, load_split, run, sums
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)

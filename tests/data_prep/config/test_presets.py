@@ -2,8 +2,7 @@
 
 import pytest
 
-from data_prep.config.differences import tell_departures
-from data_prep.config.presets import resolve_rules
+from data_prep.config.presets import report_differences, resolve_rules
 from tests.data_prep.conftest import config
 
 
@@ -12,17 +11,17 @@ from tests.data_prep.conftest import config
     [
         (["data.encoding=torchrec", "data.frequency_threshold=2"], None),
         (["data.encoding=torchrec", "data.dense_transform=raw"],
-         "not TorchRec's rows any more, by data.dense_transform=raw"),
-        (["data.encoding=torchrec_fixed", "data.split.method=random"], "by data.split.method=random"),
+         "output will differ from TorchRec's because of data.dense_transform=raw"),
+        (["data.encoding=torchrec_fixed", "data.split.method=random"], "because of data.split.method=random"),
         (["data.encoding=dlrm_kaggle", "data.sampling.negative_drop_rate=0.5"],
-         "by data.sampling.negative_drop_rate=0.5"),
+         "because of data.sampling.negative_drop_rate=0.5"),
         (["data.encoding=amd_blog"], None),
         (["data.encoding=amd_blog", "data.dense_transform=log1p", "data.max_categories=9"],
-         "not AMD's rows any more, by data.dense_transform=log1p, data.max_categories=9"),
+         "output will differ from AMD's because of data.dense_transform=log1p, data.max_categories=9"),
         (["data.encoding=vocabulary", "data.dense_transform=raw"], None),
     ],
 )  # fmt: skip
 def test_what_is_not_as_published_is_said(capsys, overrides, told):
-    tell_departures(resolve_rules(config("data.path=out", *overrides), num_sources=2))
+    report_differences(resolve_rules(config("data.path=out", *overrides), num_sources=2))
     error = capsys.readouterr().err
     assert (error == "") if told is None else error.endswith(told + "\n")

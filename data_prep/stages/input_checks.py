@@ -1,4 +1,4 @@
-"""What a job refuses to go on with, known only once its files have been read."""
+"""Checks of the raw files that are possible only once they have been read."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from data_prep.sources.checksums import refuse_other
 
 
 def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
-    """Nothing can be learnt from a dataset that holds all its rows out."""
+    """Raises UserError where all rows are held out or left out."""
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
     if not rows["train"]:
@@ -21,7 +21,7 @@ def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
 
 
 def refuse_changed(job: Job) -> None:
-    """A file that was written to while it was read is neither what it was nor what it is."""
+    """Raises UserError for a file that changed while it was read."""
     for source in job.sources:
         now = Path(source.path).stat()
         if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
@@ -29,7 +29,7 @@ def refuse_changed(job: Job) -> None:
 
 
 def refuse_empty(job: Job, records: list[UnitRecord]) -> None:
-    """A compressed file can be empty without looking so."""
+    """Raises UserError for a file without rows, as a compressed file may be."""
     filled = {record.source for record in records if record.rows}
     for index, source in enumerate(job.sources):
         if index not in filled:
@@ -37,7 +37,7 @@ def refuse_empty(job: Job, records: list[UnitRecord]) -> None:
 
 
 def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
-    """A file may be put where fetched ones are kept, or rot there; it was summed as it was read."""
+    """Raises UserError for a file whose checksum is not the known one."""
     if job.known_sums:
         for source, known, digest in zip(job.sources, job.known_sums, digests, strict=True):
             refuse_other(Path(source.path), known, digest)
