@@ -183,8 +183,8 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
             raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):
         raise UserError(
-            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels have no "
-            "effect; leave them out"
+            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels "
+            "have no effect; leave them out"
         )
 
 
