@@ -5,6 +5,7 @@ Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,35 +218,28 @@ def _initial_row_weights(embedding: Embedding) -> Tensor:
 
 def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
     """Tables whose lookup pools the rows."""
-    configs = [
-        EmbeddingBagConfig(
-            name=table.name,
-            feature_names=list(table.keys),
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            data_type=_DATA_TYPES[table.storage],
-            pooling=PoolingType.MEAN if table.mean else PoolingType.SUM,
-            init_fn=_leave_as_is,
-        )
-        for table in tables
-    ]
+    pooling = {True: PoolingType.MEAN, False: PoolingType.SUM}
+    configs = [EmbeddingBagConfig(**_settings(table), pooling=pooling[table.mean]) for table in tables]
     return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
 
 
 def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
     """Tables, all of one width, whose lookup returns the rows one by one."""
-    configs = [
-        EmbeddingConfig(
-            name=table.name,
-            feature_names=list(table.keys),
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            data_type=_DATA_TYPES[table.storage],
-            init_fn=_leave_as_is,
-        )
-        for table in tables
-    ]
-    return EmbeddingCollection(tables=configs, device=torch.device("meta"))
+    return EmbeddingCollection(
+        tables=[EmbeddingConfig(**_settings(table)) for table in tables], device=torch.device("meta")
+    )
+
+
+def _settings(table: TableSpec) -> dict[str, Any]:
+    """TorchRec's settings of any table."""
+    return {
+        "name": table.name,
+        "feature_names": list(table.keys),
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "data_type": _DATA_TYPES[table.storage],
+        "init_fn": _leave_as_is,
+    }
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:

@@ -142,15 +142,15 @@ def _reason(table: ShardedTable, planned: TablePlan, shards: Sequence[Estimate],
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
     num_shards = len(planned.ranks)
     if planned.type == "data_parallel":
-        text = f"small enough to copy ({human_bytes(own.bytes)} a rank): its gradient takes {own.ms:.3f} ms"
+        text = f"small enough to copy ({_size(own.bytes)} a rank): its gradient takes {own.ms:.3f} ms"
         text += f", exchanging its vectors {whole.ms:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
         text = f"whole on one rank, {own.ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.ms:.3f} ms, {human_bytes(copied.bytes)} a rank"
+            text += f"; a copy on each: {copied.ms:.3f} ms, {_size(copied.bytes)} a rank"
     else:
-        text = f"over {num_shards} rank(s), {own.ms:.3f} ms and {human_bytes(own.bytes)} on each"
-        text += f"; whole on one: {whole.ms:.3f} ms, {human_bytes(whole.bytes)}" if whole else ""
+        text = f"over {num_shards} rank(s), {own.ms:.3f} ms and {_size(own.bytes)} on each"
+        text += f"; whole on one: {whole.ms:.3f} ms, {_size(whole.bytes)}" if whole else ""
     others = {kind: cost for kind, cost in ways.items() if kind != planned.type and cost.ms < own.ms * 0.999}
     if others:
         kind = min(others, key=lambda kind: others[kind].ms)
@@ -160,7 +160,7 @@ def _reason(table: ShardedTable, planned: TablePlan, shards: Sequence[Estimate],
     return text
 
 
-def human_bytes(size: float) -> str:
+def _size(size: float) -> str:
     """Such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
@@ -252,14 +252,6 @@ def _ranks(ranks: Sequence[int], world_size: int) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
-
-
-def _size(size: float) -> str:
-    value, units = float(size), ["B", "KiB", "MiB", "GiB"]
-    while abs(value) >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

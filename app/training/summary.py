@@ -25,67 +25,54 @@ def summarise(
     session: Session, state: RunState, status: str, seconds: dict[str, float], gauges: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of summary.json; a collective call. `gauges`: phases and power."""
-    runtime, train = session.runtime, session.config.train
-    losses = state.all_losses()
+    runtime = session.runtime
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    rates = throughput(
-        state.all_step_seconds(),
-        state.input_wait,
-        train.global_batch_size,
-        runtime.world_size,
-        excluded=state.step - len(state.all_step_seconds()),
-    )
+    figures = _figures(session, state, status=status)
+    tables, rate = session.model.module.sparse_arch.tables, figures["throughput"]["samples_per_second_per_device"]
     return {
-        "status": status,
-        "steps": state.step,
-        "samples": state.step * train.global_batch_size,
-        "world_size": runtime.world_size,
-        "parameters": session.parameter_counts(),
-        "train": {**_train_loss(session, losses), "skipped_steps": state.skipped},
-        "best": state.best,
-        "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
-        "throughput": rates,
+        **figures,
         "memory": {
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
             "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
         },
-        "utilisation": utilisation(
-            session.config,
-            runtime,
-            session.manifest,
-            session.model.module.sparse_arch.tables,
-            rates["samples_per_second_per_device"],
-            seconds["train"],
-        ),
+        "utilisation": utilisation(session.config, runtime, session.manifest, tables, rate, seconds["train"]),
         **gauges,
         "seconds": seconds,
         "digest": {
             "parameters": session.parameters_digest(),
-            "losses": sha256(losses.tobytes()).hexdigest(),
+            "losses": sha256(state.all_losses().tobytes()).hexdigest(),
         },
     }
 
 
 def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
     """The summary of a run that failed, by one process without the others."""
-    train, losses, measured = session.config.train, state.all_losses(), state.all_step_seconds()
     return {
-        "status": "failed",
-        "error": f"{type(error).__name__}: {error}",
-        "steps": state.step,
-        "samples": state.step * train.global_batch_size,
-        "world_size": session.runtime.world_size,
-        "parameters": session.parameter_counts(),
-        "train": {**_train_loss(session, losses), "skipped_steps": state.skipped},
-        "best": state.best,
-        "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
-        "throughput": throughput(measured, state.input_wait, train.global_batch_size, session.runtime.world_size,
-                                 excluded=len(losses) - len(measured)),
+        **_figures(session, state, status="failed", error=f"{type(error).__name__}: {error}"),
         "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
         "power": None,
         "seconds": seconds,
         "digest": {"parameters": None, "losses": None},
-    }  # fmt: skip
+    }
+
+
+def _figures(session: Session, state: RunState, **ending: str) -> dict[str, Any]:
+    """The figures that one process knows without the others; `ending`: status, and error if there is one."""
+    config, losses, measured = session.config, state.all_losses(), state.all_step_seconds()
+    loss = mean_loss(losses[-config.train.log_every_steps :])  # of the last window
+    batch_size, world_size = config.train.global_batch_size, session.runtime.world_size
+    excluded = len(losses) - len(measured)
+    return {
+        **ending,
+        "steps": state.step,
+        "samples": state.step * batch_size,
+        "world_size": world_size,
+        "parameters": session.parameter_counts(),
+        "train": {"loss": loss, "logloss": loss if config.loss.is_logloss else None, "skipped_steps": state.skipped},
+        "best": state.best,
+        "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
+        "throughput": throughput(measured, state.input_wait, batch_size, world_size, excluded),
+    }
 
 
 def summarise_untrained(world_size: int, parameters: dict[str, int], seconds: float) -> dict[str, Any]:
@@ -111,12 +98,6 @@ def mean_loss(losses: NDArray[np.float32]) -> float | None:
     """Mean of the finite losses (steps may have been skipped), None if there is none."""
     finite = losses[np.isfinite(losses)]
     return float(finite.mean(dtype=np.float64)) if len(finite) else None
-
-
-def _train_loss(session: Session, losses: NDArray[np.float32]) -> dict[str, float | None]:
-    """The mean loss of the last window of steps; as logloss too, if the loss is that."""
-    loss = mean_loss(losses[-session.config.train.log_every_steps :])
-    return {"loss": loss, "logloss": loss if session.config.loss.is_logloss else None}
 
 
 def throughput_spread(state: RunState, window: int) -> float | None:

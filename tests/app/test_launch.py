@@ -11,7 +11,7 @@ from app.launch import first_failure
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.test_train import losses, summary
+from tests.app.run_files import losses, summary
 
 
 def wait_for_step(run: Path, step: int) -> None:

@@ -132,7 +132,7 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
     sizes = json.dumps(list(NUM_EMBEDDINGS.values()))
     planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=2")
     for overrides, plan, said in (
-        ([], ["topology.devices_per_node=2"], "made for 2 processes, here are 1"),
+        ([], ["topology.devices_per_node=2"], "made for 2 processes, but there are 1"),
         ([], ["plan.num_embeddings=[50,7,300]"], "made for other tables: the model has t_cat_3"),
         ([], ["plan.num_embeddings=[50,7,300,5]"], "t_cat_3: made for another table, of 5 rows; here it has 4 rows"),
         (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),

@@ -15,7 +15,7 @@ import pytest
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.test_train import events, losses, summary
+from tests.app.run_files import events, losses, summary
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
 CLONE_NEWNET = 0x40000000  # <sched.h>

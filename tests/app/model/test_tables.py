@@ -280,7 +280,7 @@ def test_is_refused(tables: TablesConfig, said: str) -> None:
 
 def test_a_name_that_would_stand_for_two_tables_is_refused() -> None:
     tables = TablesConfig(overrides={"a": TableOverride(kind=QR)})
-    with pytest.raises(UserError, match="t_a_r would stand for two things"):
+    with pytest.raises(UserError, match="t_a_r would have two meanings"):
         make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), {"a": 50, "a_r": 50})
 
 

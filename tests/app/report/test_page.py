@@ -104,4 +104,4 @@ def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None
     assert len(page.ids) == len(set(page.ids))
     told = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
     assert len(told) == len(CHARTS) - 1  # power was not measured
-    assert all("least" in words for words in told)
+    assert all("minimum" in words for words in told)

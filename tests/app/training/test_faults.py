@@ -17,7 +17,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
-from tests.app.test_train import events, losses, summary, wait_for
+from tests.app.run_files import events, losses, summary, wait_for
 from tests.error_lines import error_line
 
 

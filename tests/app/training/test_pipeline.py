@@ -9,7 +9,7 @@ from app.config import Pipeline
 from app.training.data_loader import uses_pipeline
 from tests.app.conftest import SMALL, ended, forked
 from tests.app.group import run_whole
-from tests.app.test_train import losses, summary
+from tests.app.run_files import losses, summary
 
 STEPS = 35  # 31 make an epoch: the pipeline runs empty there, at evaluations and at the end
 LAYOUTS = {

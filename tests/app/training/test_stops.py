@@ -8,7 +8,7 @@ import pytest
 
 from app.checkpoint.files import whole_checkpoints
 from tests.app.conftest import Command, ended, forked
-from tests.app.test_train import events, losses, summary
+from tests.app.run_files import events, losses, summary
 
 
 def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1):
