@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.config.checks import check_ranges
 from data_prep.config.keys import MAX_TABLE_ROWS, IdDistribution, RandomConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays
@@ -112,13 +113,8 @@ def validate_random(config: RandomConfig) -> None:
     tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
     if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
         raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")
-    for name, limit in (("rows", 1), ("eval_rows", 0), ("num_dense", 0), ("seed", 0)):
-        if getattr(config, name) < limit:
-            raise UserError(f"data.random.{name}={getattr(config, name)}: must be at least {limit}")
-    if config.max_rows_per_table is not None and config.max_rows_per_table < 1:
-        raise UserError(f"data.random.max_rows_per_table={config.max_rows_per_table}: must be at least 1")
-    if not 0 <= config.click_rate <= 1:
-        raise UserError(f"data.random.click_rate={config.click_rate}: give a share, 0 <= share <= 1")
+    ranges = {"rows": "1 <= x", "eval_rows": "0 <= x", "num_dense": "0 <= x", "seed": "0 <= x"}
+    check_ranges("data.random", config, ranges | {"max_rows_per_table": "1 <= x", "click_rate": "0 <= x <= 1"})
     if config.exponent is not None:
         if config.distribution is IdDistribution.uniform:
             raise UserError("data.random.exponent: has no effect with data.random.distribution=uniform; leave it out")

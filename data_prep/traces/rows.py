@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.config.checks import check_ranges
 from data_prep.config.keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
@@ -119,10 +120,5 @@ def validate_trace(config: TraceConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.profile:
         raise UserError("data.trace.profile: not given; make one with python -m data_prep.profile")
-    for name, value, limit in (("rows", config.rows, 1), ("eval_rows", config.eval_rows, 0), ("seed", config.seed, 0)):
-        if value is not None and value < limit:
-            raise UserError(f"data.trace.{name}={value}: must be at least {limit}")
-    if not 0 < config.click_rate < 1:
-        raise UserError(f"data.trace.click_rate={config.click_rate}: give a share, 0 < share < 1")
-    if not config.difficulty >= 0.1:
-        raise UserError(f"data.trace.difficulty={config.difficulty}: must be at least 0.1")
+    ranges = {"rows": "1 <= x", "eval_rows": "0 <= x", "seed": "0 <= x", "click_rate": "0 < x < 1"}
+    check_ranges("data.trace", config, ranges | {"difficulty": "0.1 <= x < inf"})
