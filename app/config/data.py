@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any
 
 from app.config.checks import require_at_least
-from app.config.published_tables import published_tables
+from app.config.published import published_tables
 from common.errors import UserError
 from data_prep.config import keys
 from data_prep.config.compose import compose_data
