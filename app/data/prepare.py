@@ -41,7 +41,7 @@ def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already; or there is nothing to make one from.
-        SystemExit: data_prep found bad input or was stopped; it has said so on stderr, and its status is handed on.
+        SystemExit: data_prep found bad input or was stopped; it has reported that on stderr; with its status.
         RuntimeError: it failed otherwise.
     """
     job = _job(config)
@@ -60,7 +60,7 @@ def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
             process.wait(timeout=0.2)
     status = process.returncode
     if status in (EXIT_BAD_INPUT, EXIT_STOPPED):
-        raise SystemExit(status)  # it has said why
+        raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
 
