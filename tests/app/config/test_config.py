@@ -102,6 +102,14 @@ def test_a_configuration_survives_its_file() -> None:
     assert from_plain(to_plain(config)) == config
 
 
+def test_a_configuration_of_an_older_run_is_read() -> None:
+    """Its data.synthetic had null for what data_prep decides."""
+    config = compose_config(AppConfig, CONFIG_DIR, [])
+    plain = to_plain(config)
+    plain["data"]["synthetic"] = dict.fromkeys(plain["data"]["synthetic"])
+    assert from_plain(plain) == config
+
+
 def test_run_dir_follows_its_name() -> None:
     assert compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]).run.dir == "runs/x"
 

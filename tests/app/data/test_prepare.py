@@ -4,9 +4,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from app.config.validation import validate
 
-from app.config import CONFIG_DIR, AppConfig
+from app.config import CONFIG_DIR, AppConfig, validate
 from app.data import prepare
 from common.cli import compose_config
 from common.errors import UserError
