@@ -85,7 +85,7 @@ def batch_rows(metadata: Any, table: Table, groups: tuple[int, int]) -> int:
 
 
 def open_parquet(source: Source, num_columns: int = 1) -> Any:
-    """The file, with a buffer for each of so many columns. Raises UserError if it is not readable."""
+    """The file, with a buffer for each of `num_columns` columns. Raises UserError if it is not readable."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

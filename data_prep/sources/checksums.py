@@ -26,7 +26,7 @@ class KnownSum:
     """The SHA-256 that a file must have, the key or file that gives it, and the file's size, where known."""
 
     sha256: str
-    told_by: str
+    given_by: str
     bytes: int | None = None
 
 
@@ -62,18 +62,18 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
 def refuse_other(path: Path, known: KnownSum | None, found: FileDigest) -> None:
     """Raises UserError for a file of another checksum."""
     if known is not None and found.sha256 != known.sha256:
-        raise UserError(f"{path}: sha256 {found.sha256} where {known.told_by} has {known.sha256}; {_remedy(known)}")
+        raise UserError(f"{path}: sha256 {found.sha256} where {known.given_by} has {known.sha256}; {_remedy(known)}")
 
 
 def refuse_other_size(path: Path, known: KnownSum | None) -> None:
     """Raises UserError for a file of another size, before it is read."""
     if known is not None and known.bytes is not None and path.stat().st_size != known.bytes:
-        size = f"{path.stat().st_size:,} bytes where {known.told_by} has {known.bytes:,}"
+        size = f"{path.stat().st_size:,} bytes where {known.given_by} has {known.bytes:,}"
         raise UserError(f"{path}: {size}; {_remedy(known)}")
 
 
 def _remedy(known: KnownSum) -> str:
-    return f"delete it to have it fetched again, or, if it is right, take its name out of {known.told_by}"
+    return f"delete it to have it fetched again, or, if it is right, take its name out of {known.given_by}"
 
 
 def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:

@@ -51,14 +51,14 @@ class RemoteFile:
     """A file by its name and its mirrors.
 
     Attributes:
-        sha256: the checksum it must have, if one is known; told_by: the key or file that gives it.
+        sha256: the checksum it must have, if one is known; given_by: the key or file that gives it.
         otherwise: what a user can do where no mirror gives it.
     """
 
     name: str
     urls: tuple[str, ...]
     sha256: str | None = None
-    told_by: str = PUBLISHED
+    given_by: str = PUBLISHED
     otherwise: str = "get the file yourself and name it in data.raw with data=local"
 
 
@@ -467,7 +467,7 @@ class _Download:
             found = digest_file(self._part.partial).sha256
             if found != file.sha256:
                 self._discard()
-                fault = f"sha256 {found} where {file.told_by} has {file.sha256}"
+                fault = f"sha256 {found} where {file.given_by} has {file.sha256}"
                 if not self._is_one_reply:  # bytes from before may be to blame
                     raise EOFError(fault)
                 raise WrongFile(fault)

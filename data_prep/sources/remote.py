@@ -60,8 +60,8 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
             own = f"get the file yourself and put it at {directory / name}, or name it in data.raw with data=local"
         else:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
-        sha256, told_by = (None, PUBLISHED) if known is None else (known.sha256, known.told_by)
-        files.append(RemoteFile(name, urls, sha256, told_by, own))
+        sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
+        files.append(RemoteFile(name, urls, sha256, given_by, own))
     return files
 
 
@@ -182,7 +182,7 @@ def _known(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
     """The checksum published of a file of that name, or recorded of it, if it lies where fetched files are kept."""
     known = known_sum(directory, path.name, data.remote.sha256)
     is_kept = path.absolute().parent == directory.absolute()
-    return known if is_kept or (known is not None and known.told_by == PUBLISHED) else None
+    return known if is_kept or (known is not None and known.given_by == PUBLISHED) else None
 
 
 def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
