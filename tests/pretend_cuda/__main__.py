@@ -1,5 +1,9 @@
-"""python -m tests.pretend_cuda -m MODULE [ARGUMENT ...], or SCRIPT [ARGUMENT ...]: run it on a pretended CUDA device."""
+"""python -m tests.pretend_cuda -m MODULE [ARGUMENT ...], or SCRIPT [ARGUMENT ...]: run it on a pretended CUDA device.
 
+So do the Python processes that it starts.
+"""
+
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -10,6 +14,7 @@ from tests.pretend_cuda import device
 def main(arguments: list[str]) -> None:
     if not arguments or arguments == ["-m"]:
         sys.exit(__doc__)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [device.PYTHON_PATH, os.environ.get("PYTHONPATH")]))
     device.install_on_import()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

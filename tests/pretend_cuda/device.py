@@ -22,6 +22,7 @@ from tests.pretend_cuda import build
 
 NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
 MEMORY_BYTES = int(os.environ.get("PRETEND_CUDA_MEMORY", 80 << 30))
+PYTHON_PATH = f"{build.SOURCE.parent / 'site'}{os.pathsep}{build.SOURCE.parents[2]}"  # of processes to be put on it
 SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
 
 
