@@ -11,7 +11,6 @@ import importlib.abc
 import importlib.metadata
 import os
 import sys
-import time
 import types
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from tests.pretend_cuda import build
 
 NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
-MEMORY_BYTES = int(os.environ.get("PRETEND_CUDA_MEMORY", 80 << 30))
+MEMORY_BYTES = int(os.environ.get("PRETEND_CUDA_MEMORY", str(80 << 30)))
 PYTHON_PATH = f"{build.SOURCE.parent / 'site'}{os.pathsep}{build.SOURCE.parents[2]}"  # of processes to be put on it
 SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
 
@@ -84,7 +83,8 @@ def _after_torch() -> None:
 
     for name, value in _cuda_functions(torch).items():
         setattr(torch.cuda, name, value)
-    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+        if name in vars(torch.cuda.random):
+            setattr(torch.cuda.random, name, value)
     torch.cuda.nccl.version = lambda: (2, 27, 3)
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: None
     torch._C._cuda_getCurrentRawStream = lambda index: 0
@@ -111,13 +111,9 @@ def _hide_cpu_build_of_fbgemm() -> None:
 
 def _cuda_functions(torch: Any) -> dict[str, Any]:
     """What torch.cuda is made of here, by name."""
-    ops = torch.ops.pretend_cuda
+    from tests.pretend_cuda import streams
 
-    def index_of(device: Any = None) -> int:
-        if device is None or isinstance(device, int):
-            return ops.current() if device is None else device
-        index = torch.device(device).index
-        return ops.current() if index is None else index
+    ops, index_of = torch.ops.pretend_cuda, streams.index_of
 
     def exchange(index: int) -> int:
         before = ops.current()
@@ -167,7 +163,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "is_tf32_supported": lambda: True,
         "synchronize": lambda device=None: ops.wait("synchronize"),
         "set_sync_debug_mode": set_sync_debug_mode,
-        "get_sync_debug_mode": lambda: ops.sync_debug_mode(),
+        "get_sync_debug_mode": ops.sync_debug_mode,
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "memory_allocated": lambda device=None: ops.memory()[0],
@@ -184,82 +180,8 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "manual_seed": lambda seed: ops.seed(ops.current(), int(seed) & (2**63 - 1)),
         "manual_seed_all": manual_seed_all,
         "initial_seed": lambda: 0,
-        **_streams(ops, index_of, torch.device),
+        **{name: getattr(streams, name) for name in streams.NAMES},
     }
-
-
-def _streams(ops: Any, index_of: Callable[..., int], device_type: Any) -> dict[str, Any]:
-    """Streams and events: work is done where it is issued, so that there is nothing to wait for."""
-
-    class Event:
-        def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-            self.enable_timing, self.time = enable_timing, None
-
-        def record(self, stream: Any = None) -> None:
-            self.time = time.perf_counter()
-
-        def wait(self, stream: Any = None) -> None: ...
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            ops.wait("Event.synchronize")
-
-        def elapsed_time(self, end: "Event") -> float:
-            if not (self.enable_timing and end.enable_timing and self.time and end.time):
-                raise ValueError("both events must be recorded, with enable_timing=True")
-            return (end.time - self.time) * 1e3
-
-    class Stream:
-        def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-            self.device_index, self.device_type, self.priority = index_of(device), 1, priority
-            self.device, self.stream_id, self.cuda_stream = device_type("cuda", self.device_index), 0, 0
-
-        def wait_stream(self, stream: Any) -> None: ...
-        def wait_event(self, event: Any) -> None: ...
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            ops.wait("Stream.synchronize")
-
-        def record_event(self, event: Any = None) -> Any:
-            event = event or Event()
-            event.record(self)
-            return event
-
-        def __enter__(self) -> None:
-            self.outer = current_stream()
-            set_stream(self)
-
-        def __exit__(self, *_: object) -> None:
-            set_stream(self.outer)
-
-    class StreamContext:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            self.outer = current_stream()
-            set_stream(self.stream or self.outer)
-
-        def __exit__(self, *_: object) -> None:
-            set_stream(self.outer)
-
-    defaults: dict[int, Stream] = {}
-    streams: dict[int, Stream] = {}
-
-    def default_stream(device: Any = None) -> Stream:
-        return defaults.setdefault(index_of(device), Stream(device))
-
-    def current_stream(device: Any = None) -> Stream:
-        return streams.get(index_of(device)) or default_stream(device)
-
-    def set_stream(stream: Stream) -> None:
-        streams[ops.current()] = stream
-
-    return {"Event": Event, "Stream": Stream, "StreamContext": StreamContext, "stream": StreamContext,
-            "default_stream": default_stream, "current_stream": current_stream, "set_stream": set_stream}  # fmt: skip
 
 
 def _nccl(c10d: Any) -> type:

@@ -31,6 +31,8 @@ class Machine:
         cwd.mkdir(parents=True, exist_ok=True)
         for name in (".stdout", ".stderr"):
             (cwd / name).write_bytes(b"")
+        for pid in cwd.glob(".pid.*"):
+            pid.unlink()
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None

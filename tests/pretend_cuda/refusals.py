@@ -1,4 +1,4 @@
-"""python -m tests.pretend_cuda -m tests.pretend_cuda.refusals: what a GPU refuses; prints {what: error or ""} as JSON."""
+"""What a GPU refuses: prints {what: error, or "" if there was none} as JSON."""
 
 import json
 from collections.abc import Callable
@@ -26,9 +26,9 @@ MIXES: dict[str, Callable[[], object]] = {
     "FBGEMM's offsets": lambda: torch.ops.fbgemm.permute_1D_sparse_data(ids.int(), ids.int().cuda(), ids.cuda()),
 }
 OTHERS: dict[str, Callable[[], object]] = {
-    "numpy": lambda: device.numpy(),
+    "numpy": device.numpy,
     "CPU generator": lambda: torch.rand(3, device="cuda", generator=torch.Generator()),
-    "pinned device memory": lambda: device.pin_memory(),
+    "pinned device memory": device.pin_memory,
     "gloo": lambda: dist.all_reduce(device, group=gloo),
     "a device that is not there": lambda: torch.ones(1, device="cuda:9"),
 }

@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOAD = ("app.train", "app.evaluate", "app.verify", "app.recommend", "app.export", "tests.app.inject")
@@ -51,6 +52,7 @@ def _fork(request: dict[str, Any], environment: dict[str, str]) -> int:
 def _run(request: dict[str, Any], environment: dict[str, str]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.update({**environment, **request["environment"]})
+    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))  # for tests.app.inject
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, name in ((1, ".stdout"), (2, ".stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data_prep import oracle
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import command, summary, train
 
@@ -35,6 +36,20 @@ def test_export(machine: Machine, runs: Path, tmp_path: Path) -> None:
     assert torch.export.load(tmp_path / "model.pt2") is not None
 
 
+def test_recommend(machine: Machine, tmp_path: Path) -> None:
+    """Candidates are ranked by the same logits as on the CPU."""
+    (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(400, seed=4))
+    command(machine, "data_prep.__main__", tmp_path, "data.raw=raw.tsv", "data.path=data")
+    train(machine, tmp_path, tmp_path / "data", "cuda", "train.max_steps=3", "eval.split=test")
+    results = {}
+    for platform in ("cpu", "cuda"):
+        command(machine, "recommend", tmp_path, "run=run", "candidates=raw.tsv", "top_k=null",
+                f"runtime.platform={platform}", f"out={platform}.json")  # fmt: skip
+        results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())["ranking"]
+    assert len(results["cuda"]) == 400
+    assert results["cuda"] == results["cpu"]
+
+
 def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
     done = machine.run("app.doctor", "json=true", cwd=tmp_path)
     assert "Pretended GPU" in done.stdout, done.stderr
@@ -42,8 +57,9 @@ def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
 
 def test_bench(machine: Machine, tmp_path: Path) -> None:
     """Whole steps and the optimizer; torch's embedding bags have sparse gradients, which the device has not."""
-    command(machine, "tests.pretend_cuda.small_bench", tmp_path, "runtime.platform=cuda", "operators=[embedding_bag/tbe,optimizer_step,step]",
-            "shape.batch_size=32", "shape.most_rows=50", "seconds=0.05", f"out={tmp_path}/bench.json")  # fmt: skip
+    command(machine, "tests.pretend_cuda.small_bench", tmp_path, "runtime.platform=cuda",
+            "operators=[embedding_bag/tbe,optimizer_step,step]", "shape.batch_size=32", "shape.most_rows=50",
+            "seconds=0.05", f"out={tmp_path}/bench.json")  # fmt: skip
     assert json.loads((tmp_path / "bench.json").read_text())
 
 

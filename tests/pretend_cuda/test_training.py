@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import losses, summary, train
+from tests.pretend_cuda.runs import TINY, losses, summary, train
 
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
 CASES = {
@@ -23,7 +23,8 @@ CASES = {
     "projection": ["model=dlrm_projection", *DIM_16],
     "bf16": ["runtime.precision=bf16"],
     "fp16 tables": ["model.tables.storage=fp16"],
-    "quotients and remainders": ["+model.tables.overrides.cat_2.kind=qr", "+model.tables.overrides.cat_2.qr_collisions=3"],
+    "quotients and remainders": ["+model.tables.overrides.cat_2.kind=qr",
+                                 "+model.tables.overrides.cat_2.qr_collisions=3"],
     "compressed exchange": ["sharding.types=row_wise", "sharding.qcomm.forward=fp16", "sharding.qcomm.backward=bf16"],
     "pipeline": ["sharding.types=row_wise", "train.pipeline=sparse_dist", "train.eval_every_steps=5"],
     "profiler": ["runtime.profile_steps=[3,4]"],
@@ -99,3 +100,16 @@ def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Pat
               "train.log_every_steps=1", processes=processes)  # fmt: skip
     train(machine, tmp_path / "whole", ragged, "cuda", "train.log_every_steps=1")
     np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_while_saving_and_resumed(processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    """kill -9 in the second checkpoint, which is written while training goes on."""
+    overrides = [*TINY, f"data.path={dataset}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
+                 "checkpoint.every_steps=5"]  # fmt: skip
+    killed = machine.run("app.train", *overrides, cwd=tmp_path, processes=processes,
+                         environment={"FAULT": "in the save:2"})  # fmt: skip
+    assert killed.returncode == -9, killed.stderr
+    resumed = train(machine, tmp_path, dataset, "cuda", "checkpoint.every_steps=5", processes=processes)
+    assert same(resumed, train(machine, tmp_path / "whole", dataset, "cuda", processes=processes))
