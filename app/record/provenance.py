@@ -66,9 +66,9 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 
 def _code() -> Mapping[str, str | None]:
-    """Commit of the checkout, and a hash of what differs from it; None where there is no git."""
+    """Commit of the checkout, and a hash of what differs from it; None without git or a checkout of this project."""
     commit = _git("rev-parse", "HEAD")
-    if commit is None:
+    if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
         return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None}
     sha256, differs = hashlib.sha256(), False
     for part in _differences():

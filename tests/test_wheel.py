@@ -1,0 +1,68 @@
+"""The wheel, installed into an environment that sees this one's dependencies and no checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = ["data.synthetic.rows=2000", "train.global_batch_size=64", "train.max_steps=5",
+        "runtime.num_threads=1", "record.tensorboard=false"]  # fmt: skip
+
+
+def run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed `clickwork`."""
+    directory = tmp_path_factory.mktemp("wheel")
+    for arguments in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
+        assert run(["git", *arguments], directory).returncode == 0  # a user's own repository around it all
+    source = directory / "source"  # setuptools writes beside what it builds
+    for package in ("app", "common", "data_prep"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source)
+    built = run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", directory, source],
+                directory)  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    environment = directory / "environment"
+    assert run([sys.executable, "-m", "venv", "--without-pip", environment], directory).returncode == 0
+    packages = next((environment / "lib").glob("python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    wheel = next(directory.glob("*.whl"))
+    python = environment / "bin/python"
+    installed = run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel], directory)
+    assert installed.returncode == 0, installed.stderr
+    return environment / "bin/clickwork"
+
+
+@pytest.mark.slow
+def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_path: Path) -> None:
+    trained = run([command, "train", *TINY], tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads((tmp_path / "runs/quickstart/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert (tmp_path / "runs/quickstart/report.html").stat().st_size > 50_000
+    manifest = json.loads((tmp_path / "runs/quickstart/manifest.json").read_text())
+    assert manifest["code"]["git_sha"] is None  # not that of a repository which happens to hold the environment
+    evaluated = run([command, "evaluate", "run=runs/quickstart"], tmp_path)
+    assert json.loads(evaluated.stdout)["split"] == "test", evaluated.stderr
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.slow
+def test_an_unknown_command_is_one_line(command: Path, tmp_path: Path) -> None:
+    done = run([command, "trian"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: trian: no such command; one of train, ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "train, evaluate" in run([command, "--help"], tmp_path).stdout
