@@ -18,7 +18,7 @@ from data_prep.config.differences import tell_departures
 from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.config.table_sizes import num_embeddings
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import SPLITS, Manifest
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 from data_prep.dataset.schema import CRITEO
@@ -31,7 +31,6 @@ from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_ta
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.compile_kernels import compile_kernels
 from data_prep.stages.run import Result, run_stages
-from data_prep.stages.shuffle_order import SPLITS
 from data_prep.stages.split import clear_dataset, collect_splits, finish, plan_finish
 from data_prep.synthetic.bayes_scores import dataset_scores
 from data_prep.synthetic.random_ids import RandomRows

@@ -18,6 +18,7 @@ from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
+    SPLITS,
     FileDigest,
     Manifest,
     Shard,
@@ -29,7 +30,6 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
-from data_prep.stages.shuffle_order import SPLITS
 
 CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 CHECKED_ROWS = 1 << 18

@@ -29,6 +29,7 @@ from data_prep.io.atomic import sync as sync
 from data_prep.io.atomic import write_atomically as write_atomically
 from data_prep.io.npy import open_npy
 
+SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, digest_file, load_manifest, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, digest_file, load_manifest, write_atomically
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import Source
-from data_prep.stages.shuffle_order import SPLITS
 from data_prep.stages.split import PLAN_NAME, finish
 
 LOCK_NAME = "lock"

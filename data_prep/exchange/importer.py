@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, Shard, ShardArrays, Split, digest_file, write_shard
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    Shard,
+    ShardArrays,
+    Split,
+    digest_file,
+    write_shard,
+)
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
@@ -24,7 +33,6 @@ from data_prep.stages.split import finish, write_plan
 SHARD_ROWS = 1 << 18
 SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
 IMPORTED = Path("imported")  # in the work's directory
-SPLITS = ("train", "val", "test")
 RECORD_COLUMNS = 40
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack, unpack
-from data_prep.dataset.format import FileDigest, digest_file, write_atomically
+from data_prep.dataset.format import SPLITS, FileDigest, digest_file, write_atomically
 from data_prep.engine.job import ARRANGED_ROW_BYTES, ARRANGED_VALUE_BYTES, VALUE_BYTES, Job, UnitRecord
 from data_prep.engine.processes import counters
 from data_prep.io.array_writer import ArrayWriter
@@ -20,7 +20,6 @@ from data_prep.stages.encode import count_unknown, unknown_of_all
 from data_prep.stages.gather_rows import KeptRows, Moved, MovedRows, between
 from data_prep.stages.row_layout import KINDS, RecordLayout
 from data_prep.stages.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
-from data_prep.stages.shuffle_order import SPLITS
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
 LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made

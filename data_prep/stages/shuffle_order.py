@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.config.presets import Rules
+from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import SplitMethod
 from data_prep.engine.job import Job, UnitRecord
 from data_prep.engine.processes import Stopped
@@ -27,7 +28,6 @@ POSITION_DTYPES: dict[str, np.dtype[Any]] = {
 PERMUTATION = "permutation"
 LEFT_OUT = -1
 Positions: TypeAlias = NDArray[np.signedinteger]
-SPLITS = ("train", "val", "test")
 
 
 def split_sizes(rules: Rules, total: int, last_day: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from data_prep.dataset.bags import BAG_KINDS, Bags, pack, unpack
 from data_prep.dataset.format import (
     MANIFEST_NAME,
+    SPLITS,
     FileDigest,
     Manifest,
     Shard,
@@ -34,7 +35,7 @@ from data_prep.io.buffered_file import HeldArray
 from data_prep.io.direct_io import read_rows
 from data_prep.stages.encode import count_unknown, unknown_of_all
 from data_prep.stages.gather import GatheredShard, GatherTask, gathered_path
-from data_prep.stages.shuffle_order import SPLITS, split_sizes
+from data_prep.stages.shuffle_order import split_sizes
 
 COPY_ROWS = 1 << 16
 PLAN_NAME = "finish.json"

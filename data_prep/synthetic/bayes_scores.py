@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.dataset.format import SPLITS
 from data_prep.engine.job import Job, UnitRecord
-from data_prep.stages.shuffle_order import SPLITS, unit_positions
+from data_prep.stages.shuffle_order import unit_positions
 
 PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS

@@ -12,9 +12,8 @@ from common.errors import UserError
 from data_prep.config.generator_keys import IdDistribution, RandomConfig
 from data_prep.config.keys import MAX_TABLE_ROWS
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import ShardArrays
+from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
-from data_prep.stages.shuffle_order import SPLITS
 from data_prep.synthetic.columns import KAGGLE_CARDINALITIES
 
 MLPERF_V2_TABLES = (

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, shard_path, write_shard
+from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, Split, save_manifest, shard_path, write_shard
 from data_prep.engine.workspace import CLEARING_NAME, find_finished, finish_pending, locked, refuse_foreign_files
 from data_prep.io.atomic import write_atomically
 from data_prep.io.disk_space import Need, require_room
-from data_prep.stages.shuffle_order import SPLITS
 from data_prep.stages.split import PLAN_NAME, clear_dataset, finish
 
 SHARD_ROWS = 1 << 18

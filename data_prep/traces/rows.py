@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.config.generator_keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import ShardArrays, digest_file
+from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import encode_dense
-from data_prep.stages.shuffle_order import SPLITS
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.columns import Columns
 from data_prep.synthetic.rows import (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.exchange.importer import SPLITS, import_bin, import_npy
+from data_prep.dataset.format import SPLITS
+from data_prep.exchange.importer import import_bin, import_npy
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import load_split
 
