@@ -26,13 +26,13 @@ from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import check_disk
 from data_prep.engine.processes import start_fork_server
-from data_prep.engine.workspace import CLEARING_NAME, claimed, find_finished, keep_or_discard_work, refuse_foreign_files
+from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
+from data_prep.stages.bayes_scores import dataset_scores
 from data_prep.stages.compile_kernels import compile_kernels
 from data_prep.stages.run import Result, run_stages
-from data_prep.stages.split import clear_dataset, collect_splits, finish, plan_finish
-from data_prep.synthetic.bayes_scores import dataset_scores
+from data_prep.stages.split import collect_splits, moves_to_dataset
 from data_prep.synthetic.random_ids import RandomRows
 from data_prep.synthetic.write import Generator, write_generated
 from data_prep.traces.rows import TraceRows
@@ -122,10 +122,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)
-    (job.work / CLEARING_NAME).touch()
-    clear_dataset(root)
-    plan_finish(job, manifest, result.built)
-    return finish(job.work, root)
+    return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
 
 def _count_unknown(result: Result) -> dict[str, dict[str, int]]:

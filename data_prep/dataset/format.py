@@ -34,6 +34,7 @@ REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64
 }  # fmt: skip
+ROW_KINDS = ("labels", "dense", "sparse")  # the arrays with one row a sample
 
 
 class ShardArrays(NamedTuple):

@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.config.presets import Rules
-from data_prep.dataset.format import FileDigest, digest_file
+from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, FileDigest, digest_file
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.io.atomic import Crc32, temporary_path
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
-from data_prep.stages.row_layout import DTYPES
 
 WORK_DIRECTORY = ".work"
 WORK_FORMAT = 4  # of the units' files and records: that of another release is not gone on with
@@ -60,7 +59,7 @@ class Job:
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Of the arrays of a shard that have one entry a row."""
-        return {**DTYPES, "dense": self.rules.dense.dtype}
+        return {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS} | {"dense": self.rules.dense.dtype}
 
     @property
     def block_rows(self) -> int:

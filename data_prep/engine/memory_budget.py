@@ -12,13 +12,13 @@ from data_prep.config.table_sizes import num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.passes import Slice, plan_passes
 from data_prep.engine.job import Job
 from data_prep.io.buffered_file import HOLD_BYTES
 from data_prep.io.disk_space import Need, require_room
 from data_prep.parsing.table_parquet import num_rows
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import GZIP_RATIO, Source
 from data_prep.sources.line_blocks import LineBlocks
-from data_prep.stages.encode_in_passes import Slice, plan_passes
 from data_prep.vocabulary.merge import PART_BYTES
 
 MEBIBYTE = 1 << 20
@@ -35,7 +35,6 @@ WINDOWS_PER_BUDGET = 32  # where rows go is found out with two of them in memory
 SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or units as records
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
-GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
 DISK_MARGIN = 1.05
 MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
 
@@ -180,8 +179,8 @@ def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int
 
 def _estimate_rows(job: Job, source: Source) -> float:
     """Rows of a source: as it says itself, else from the length of its first lines."""
-    if source.generated_rows is not None:
-        return float(source.generated_rows)
+    if source.generator is not None:
+        return float(source.generator.rows)
     if job.table is not None and job.table.is_parquet:
         return float(num_rows(source))
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:

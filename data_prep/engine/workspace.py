@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, digest_file, load_manifest, write_atomically
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    digest_file,
+    load_manifest,
+    save_manifest,
+    sync,
+    write_atomically,
+)
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import Source
-from data_prep.stages.split import PLAN_NAME, finish
 
 LOCK_NAME = "lock"
+PLAN_NAME = "finish.json"
 JOB_NAME = "job.json"
 CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of it is ours
 
@@ -150,3 +160,48 @@ def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
         time == source.mtime_ns or digest_file(Path(source.path)).sha256 == told["sha256"]
         for source, told, time in zip(sources, manifest.sources, times, strict=True)
     )
+
+
+def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
+    """Replace what is at `root` by the files of `work`: after a kill the rest is done by the next job there.
+
+    Args:
+        moves: of each file its path below `work`, and its path below `root`.
+    """
+    (work / CLEARING_NAME).touch()
+    clear_dataset(root)
+    save_manifest(work / "final", manifest)
+    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
+    return finish(work, root)
+
+
+def finish(work: Path, root: Path) -> Manifest:
+    """Move every file to its place, have them on disk, then put the manifest beside them."""
+    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
+    directories = {root}
+    for source, target in moves:
+        path = root / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        directories.add(path.parent)
+        if (work / source).exists():
+            os.replace(work / source, path)
+        sync(path)
+    for directory in directories:
+        sync(directory)
+    if (work / "final" / MANIFEST_NAME).exists():
+        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
+    sync(root)
+    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != PLAN_NAME:
+            entry.unlink()
+    shutil.rmtree(work)
+    return load_manifest(root)
+
+
+def clear_dataset(root: Path) -> None:
+    """Remove a dataset, its manifest first."""
+    (root / MANIFEST_NAME).unlink(missing_ok=True)
+    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+        shutil.rmtree(root / name, ignore_errors=True)

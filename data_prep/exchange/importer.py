@@ -24,11 +24,10 @@ from data_prep.dataset.format import (
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
-from data_prep.engine.workspace import claimed, refuse_foreign_files
+from data_prep.engine.workspace import claimed, publish, refuse_foreign_files
 from data_prep.exchange.foreign_rows import FLOAT32, INTEGERS, Origin, check_rows, open_rows
 from data_prep.exchange.npz import MultiHotReader
 from data_prep.sources.discover import natural_key
-from data_prep.stages.split import finish, write_plan
 
 SHARD_ROWS = 1 << 18
 SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
@@ -107,8 +106,8 @@ class _Builder:
             tool_version="clickwork 0.1.0",
         )
         files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
-        write_plan(self._work, manifest, [(str(IMPORTED / file), str(file)) for file in sorted(files)])
-        return finish(self._work, self._root)
+        moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
+        return publish(self._work, self._root, manifest, moves)
 
 
 def _fixed_bags(ids: NDArray[Any]) -> Bags:

@@ -7,15 +7,13 @@ from pathlib import Path
 from common.errors import UserError
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest
-from data_prep.engine.memory_budget import GZIP_RATIO
 from data_prep.io.atomic import FileDigest
 from data_prep.io.disk_space import Need
 from data_prep.sources.archive import archive_origin, unpack_member
 from data_prep.sources.checksums import PUBLISHED, KnownSum, known_sum, note_sums, published_sums, refuse_other_size
-from data_prep.sources.discover import Source, is_tar, own_path, resolve_sources
+from data_prep.sources.discover import GZIP_RATIO, TEXT_ROW_BYTES, Source, is_tar, own_path, resolve_sources
 from data_prep.sources.download import Patience, RemoteFile, download_all
 from data_prep.sources.partial_file import noted_origin
-from data_prep.stages.parse import TEXT_ROW_BYTES
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:

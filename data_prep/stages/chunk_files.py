@@ -13,10 +13,10 @@ from data_prep.io.atomic import temporary_path
 from data_prep.io.buffered_file import HeldArray
 from data_prep.io.npy import NpyWriter
 from data_prep.parsing.criteo import Block
+from data_prep.stages.bayes_scores import TRUTH_SUFFIX
 from data_prep.stages.column_store import HeldColumns, write_columns
 from data_prep.stages.fit_vocabulary import PARSED_RUNS
 from data_prep.stages.value_counts import write_runs
-from data_prep.synthetic.bayes_scores import TRUTH_SUFFIX
 from data_prep.vocabulary.count import Coding
 
 COPY_VALUES = 1 << 20
@@ -76,7 +76,7 @@ class UnitFiles:
         self._ranges: list[DenseRange] = []
         self._positives = 0
         self._truth: HeldArray | None = None
-        if job.sources[source].generated_rows is not None:
+        if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
         self._is_vocabulary = job.rules.order is not None
         if self._is_vocabulary:

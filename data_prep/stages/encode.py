@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import ROW_KINDS
 from data_prep.encoding.dense import DenseRange, transform_dense
 from data_prep.encoding.lookup import LookupTable, load_tables, table_of_codes
+from data_prep.encoding.passes import Slice
 from data_prep.engine.job import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
 from data_prep.engine.processes import counters
 from data_prep.io.atomic import FileDigest
@@ -21,8 +23,7 @@ from data_prep.io.buffers import scratch_array
 from data_prep.io.direct_io import read_rows
 from data_prep.io.npy import NpyWriter
 from data_prep.stages.column_store import column_blocks, read_dictionaries, row_blocks, unit_bags
-from data_prep.stages.encode_in_passes import Slice, assemble
-from data_prep.stages.row_layout import KINDS
+from data_prep.stages.encode_in_passes import assemble
 
 BAG_VALUES = 1 << 20
 
@@ -172,8 +173,8 @@ def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tu
 
 def unit_blocks(task: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
     """As `unit_rows`, of all kinds."""
-    for blocks in zip(*(unit_rows(task, kind, start, stop) for kind in KINDS), strict=True):
-        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(KINDS, blocks, strict=True)}
+    for blocks in zip(*(unit_rows(task, kind, start, stop) for kind in ROW_KINDS), strict=True):
+        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(ROW_KINDS, blocks, strict=True)}
 
 
 def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:

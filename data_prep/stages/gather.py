@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack, unpack
-from data_prep.dataset.format import SPLITS, FileDigest, digest_file, write_atomically
+from data_prep.dataset.format import ROW_KINDS, SPLITS, FileDigest, digest_file, write_atomically
 from data_prep.engine.job import ARRANGED_ROW_BYTES, ARRANGED_VALUE_BYTES, VALUE_BYTES, Job, UnitRecord
 from data_prep.engine.processes import counters
 from data_prep.io.array_writer import ArrayWriter
 from data_prep.io.atomic import save_array
 from data_prep.stages.encode import count_unknown, unknown_of_all
 from data_prep.stages.gather_rows import KeptRows, Moved, MovedRows, between
-from data_prep.stages.row_layout import KINDS, RecordLayout
+from data_prep.stages.row_layout import RecordLayout
 from data_prep.stages.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
@@ -132,7 +132,7 @@ def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], 
     unknown = np.zeros(task.layout.width("sparse"), np.int64)
     with ArrayWriter() as writer:
         files = {}
-        for kind in KINDS:
+        for kind in ROW_KINDS:
             path = gathered_path(job, task.split, task.name, kind)
             files[kind] = writer.create(path, kind, job.dtypes[kind], (rows, task.layout.width(kind)), hashlib.sha256)
         for number, (start, stop) in enumerate(pairwise(bounds)):

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.dataset.format import ROW_KINDS
 from data_prep.io.direct_io import read_parts, rows_part
 from data_prep.stages.encode import unit_blocks
-from data_prep.stages.row_layout import KINDS, RecordLayout
+from data_prep.stages.row_layout import RecordLayout
 from data_prep.stages.scatter import KeptUnit
 from data_prep.stages.shuffle_order import Positions
 
-Window = dict[str, NDArray[Any]]  # an array of each of KINDS
+Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class KeptRows:
             place, block = self._block
             rows = len(block["labels"])
             count = min(stop - place, rows)
-            for kind in KINDS:
+            for kind in ROW_KINDS:
                 window[kind][place - start : place - start + count] = block[kind][:count]
             if count < rows:
                 self._block = place + count, {kind: rest[count:] for kind, rest in block.items()}

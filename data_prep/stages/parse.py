@@ -17,14 +17,12 @@ from data_prep.parsing.diagnose import diagnose_row
 from data_prep.parsing.parquet_chunks import plan_units
 from data_prep.parsing.table_csv import parse_table
 from data_prep.parsing.table_parquet import num_rows, read_unit
-from data_prep.sources.discover import GENERATED_ROW_BYTES, Source, SourceStream
+from data_prep.sources.checksums import refuse_other
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, SourceStream
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, count_lines_before
 from data_prep.stages.chunk_files import UnitFiles
-from data_prep.synthetic.days import described_blocks
-from data_prep.synthetic.rows import BLOCK_ROWS
 
 MISSING_AS_ZERO = np.int32(0)
-TEXT_ROW_BYTES = 244  # of a generated row
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,13 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     """
     tasks = []
     for index, source in enumerate(job.sources):
-        is_text = source.generated_rows is None and (job.table is None or not job.table.is_parquet)
+        is_text = source.generator is None and (job.table is None or not job.table.is_parquet)
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
-        elif source.generated_rows is not None:
-            chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
+        elif source.generator is not None:
+            chunks = -(
+                -source.generator.rows // (source.generator.block_rows * _blocks_per_chunk(job, source.generator))
+            )
             tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         elif job.table is not None and job.table.is_parquet:
             chunks = len(plan_units(source, job.table, job.chunk_bytes))
@@ -59,9 +59,9 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     return tasks
 
 
-def _blocks_per_chunk(job: Job) -> int:
+def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     """Generated blocks whose text would be about as long as a chunk."""
-    return max(1, job.chunk_bytes // (BLOCK_ROWS * TEXT_ROW_BYTES))
+    return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
 @dataclass
@@ -83,9 +83,9 @@ def _parse_chunk(job: Job, index: int, chunk: int) -> list[UnitRecord]:
     """Parse and write one unit, if that was not done already."""
     source = job.sources[index]
     record = load_record(job, "parsed", index, chunk)
-    if source.generated_rows is not None:
+    if source.generator is not None:
         if record is None:
-            return [_generate_unit(job, index, chunk)]
+            return [_generate_unit(job, index, chunk, source.generator)]
         counters().add(record.rows * GENERATED_ROW_BYTES, record.rows)
         return [record]
     if job.table is not None and job.table.is_parquet:
@@ -151,11 +151,11 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitFi
     return files
 
 
-def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
+def _generate_unit(job: Job, source: int, chunk: int, generator: RowGenerator) -> UnitRecord:
     """As `_parse_unit`, of a day that is generated: the same rows as parsing its text would give."""
-    blocks = _blocks_per_chunk(job)
+    blocks = _blocks_per_chunk(job, generator)
     with UnitFiles(job, source, chunk) as files:
-        for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
+        for block, truth in generator.blocks(chunk * blocks, (chunk + 1) * blocks):
             files.append(block, truth)
             counters().add(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
         return files.finish()
@@ -227,3 +227,26 @@ def run_reading_task(task: ParseTask | DigestTask) -> Reading:
     digest = digest_file(Path(task.source.path))
     counters().add(0, 0)  # stops if the job is to stop
     return Reading([], digest)
+
+
+def refuse_changed(job: Job) -> None:
+    """A file that was written to while it was read is neither what it was nor what it is."""
+    for source in job.sources:
+        now = Path(source.path).stat()
+        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
+            raise UserError(f"{source.path}: changed while it was read; run the same command again")
+
+
+def refuse_empty(job: Job, records: list[UnitRecord]) -> None:
+    """A compressed file can be empty without looking so."""
+    filled = {record.source for record in records if record.rows}
+    for index, source in enumerate(job.sources):
+        if index not in filled:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+
+
+def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
+    """A file may be put where fetched ones are kept, or rot there; it was summed as it was read."""
+    if job.known_sums:
+        for source, known, digest in zip(job.sources, job.known_sums, digests, strict=True):
+            refuse_other(Path(source.path), known, digest)

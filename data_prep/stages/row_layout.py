@@ -8,16 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
+from data_prep.dataset.format import ROW_KINDS
 
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
+FLOAT32 = np.dtype(np.float32)
 FIELD_BYTES = 4  # of a label, of a dense value
-DTYPES: dict[str, np.dtype[Any]] = {  # of a shard's arrays, but that integers may be kept as they are
-    "labels": np.dtype(np.int32),
-    "dense": np.dtype(np.float32),
-    "sparse": np.dtype(np.int32),
-}
-KINDS = tuple(DTYPES)
 
 
 @jit
@@ -70,7 +66,7 @@ class RecordLayout:
 
     num_dense: int
     largest_ids: tuple[int, ...]
-    dense: np.dtype[Any] = DTYPES["dense"]
+    dense: np.dtype[Any] = FLOAT32
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
@@ -90,19 +86,19 @@ class RecordLayout:
         return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids)}[kind]
 
     def pack(self, rows: dict[str, NDArray[Any]], places: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-        """Put the rows of arrays, one of each of KINDS, into records [n, row_bytes] at `places`, if not negative."""
-        labels, dense, ids = (rows[kind] for kind in KINDS)
+        """Pack rows of one array per kind into records [n, row_bytes], row i at index places[i] unless negative."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         pack_rows(labels, dense, ids, places, self._fields(records), self.id_columns)
 
     def unpack(self, records: NDArray[np.uint8], places: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
         """Put records into the rows of arrays at `places`."""
-        labels, dense, ids = (rows[kind] for kind in KINDS)
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         unpack_rows(self._fields(records), self.id_columns, places, labels, dense, ids)
 
     def _fields(self, records: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Views of the records: labels, dense values, ids of each of ID_TYPES, [n, how many]."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
-        dtypes = [DTYPES["labels"], self.dense, *ID_TYPES]
+        dtypes = [np.dtype(np.int32), self.dense, *ID_TYPES]
         fields, place = [], 0
         for dtype, width in zip(dtypes, widths, strict=True):
             behind = place + dtype.itemsize * width

@@ -10,12 +10,12 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.config.keys import DataConfig
-from data_prep.config.refusals import refuse_changed, refuse_empty, refuse_no_train_rows, refuse_wrong_sums
 from data_prep.config.table_sizes import largest_id, num_embeddings
 from data_prep.dataset.format import FileDigest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
 from data_prep.encoding.dense import DenseRange, join_ranges
+from data_prep.encoding.passes import Slice
 from data_prep.engine.cluster import open_pool
 from data_prep.engine.job import Job, UnitRecord
 from data_prep.engine.memory_budget import num_workers, part_bytes, plan_encoding, reads_whole, window_rows
@@ -24,11 +24,18 @@ from data_prep.io.buffered_file import release_pieces
 from data_prep.io.buffers import release_scratch
 from data_prep.io.progress import Progress
 from data_prep.stages.encode import EncodeTask, release_tables, run_encode_task
-from data_prep.stages.encode_in_passes import PassTask, Slice, run_pass_task
+from data_prep.stages.encode_in_passes import PassTask, run_pass_task
 from data_prep.stages.expand_multi_hot import ExpandTask, expanded_bytes, run_expand_task
 from data_prep.stages.fit_vocabulary import VocabularyEntry, count_units, fit_vocabularies, plan_counting
 from data_prep.stages.gather import gather_tasks, rows_per_shard, run_gather_task
-from data_prep.stages.parse import parse_tasks, reading_tasks, run_reading_task
+from data_prep.stages.parse import (
+    parse_tasks,
+    reading_tasks,
+    refuse_changed,
+    refuse_empty,
+    refuse_wrong_sums,
+    run_reading_task,
+)
 from data_prep.stages.row_layout import RecordLayout
 from data_prep.stages.scatter import plan_scatter, run_scatter_tasks, scatter_groups
 from data_prep.stages.shuffle_order import arranging
@@ -38,6 +45,7 @@ from data_prep.stages.split import (
     copied_bytes,
     place_gathered,
     plan_pieces,
+    refuse_no_train_rows,
     run_build_task,
     split_rows,
 )

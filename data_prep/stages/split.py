@@ -1,9 +1,6 @@
 """Which rows go to which split, and the finished files from the units."""
 
 import hashlib
-import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import UserError
 from data_prep.dataset.bags import BAG_KINDS, Bags, pack, unpack
 from data_prep.dataset.format import (
-    MANIFEST_NAME,
     SPLITS,
     FileDigest,
     Manifest,
     Shard,
     Split,
     digest_file,
-    load_manifest,
-    save_manifest,
     shard_path,
-    sync,
-    write_atomically,
 )
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, table_files
-from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
+from data_prep.dataset.multi_hot import table_files
+from data_prep.encoding.lookup import vocabulary_path
 from data_prep.engine.job import Job, UnitRecord
 from data_prep.engine.processes import counters
 from data_prep.io.atomic import save_array
@@ -38,7 +31,6 @@ from data_prep.stages.gather import GatheredShard, GatherTask, gathered_path
 from data_prep.stages.shuffle_order import split_sizes
 
 COPY_ROWS = 1 << 16
-PLAN_NAME = "finish.json"
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,18 @@ def split_rows(job: Job, records: list[UnitRecord]) -> dict[str, int]:
     total = sum(record.rows for record in records)
     last_day = sum(record.rows for record in records if record.source == len(job.sources) - 1)
     return split_sizes(job.rules, total, last_day)
+
+
+def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
+    """Nothing can be learnt from a dataset that holds all its rows out."""
+    if not sum(rows.values()):
+        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    if not rows["train"]:
+        method = job.rules.split.value
+        raise UserError(
+            f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
+            "give more rows, or a smaller data.split.held_out"
+        )
 
 
 def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
@@ -192,49 +196,10 @@ def collect_splits(built: list[BuiltShard]) -> dict[str, Split]:
     return splits
 
 
-def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:
-    """Write down all that is left to do, so that it can be done again after a kill."""
+def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:
+    """Of each file of the dataset its path in the work's directory and in the dataset's."""
     moves = [move for shard in built for move in shard.moves]
     for feature in manifest.encoding.get("vocabulary", {}):
         name = str(vocabulary_path(job.work, feature).relative_to(job.work))
         moves.append((name, name))
-    moves += [(name, name) for name in table_files(job.work)]
-    write_plan(job.work, manifest, moves)
-
-
-def write_plan(work: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> None:
-    """Write down the moves, from the work's directory to the dataset's, and the manifest that comes after them."""
-    save_manifest(work / "final", manifest)
-    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
-
-
-def finish(work: Path, root: Path) -> Manifest:
-    """Move every file to its place, have them on disk, then put the manifest beside them."""
-    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
-    directories = {root}
-    for source, target in moves:
-        path = root / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        directories.add(path.parent)
-        if (work / source).exists():
-            os.replace(work / source, path)
-        sync(path)
-    for directory in directories:
-        sync(directory)
-    if (work / "final" / MANIFEST_NAME).exists():
-        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
-    sync(root)
-    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != PLAN_NAME:
-            entry.unlink()
-    shutil.rmtree(work)
-    return load_manifest(root)
-
-
-def clear_dataset(root: Path) -> None:
-    """Remove a dataset, its manifest first."""
-    (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
-        shutil.rmtree(root / name, ignore_errors=True)
+    return moves + [(name, name) for name in table_files(job.work)]

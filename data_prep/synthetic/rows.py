@@ -10,7 +10,7 @@ from common.jit import jit
 from data_prep.config.generator_keys import SyntheticConfig
 from data_prep.dataset.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from data_prep.parsing.criteo import Block
-from data_prep.synthetic.bayes_scores import PROBABILITY_BITS, PROBABILITY_STEPS
+from data_prep.stages.bayes_scores import PROBABILITY_BITS, PROBABILITY_STEPS
 from data_prep.synthetic.columns import criteo_columns
 from data_prep.synthetic.teacher import (
     PAIR_DEVIATION,

@@ -14,7 +14,7 @@ from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import encode_dense
-from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from data_prep.stages.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.columns import Columns
 from data_prep.synthetic.rows import (
     CALIBRATION_BLOCK,

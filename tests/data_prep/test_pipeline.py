@@ -200,9 +200,9 @@ def test_passes_are_planned_within_the_budget():
     from data_prep.config.presets import resolve_rules
     from data_prep.dataset.schema import CRITEO
     from data_prep.encoding.lookup import LookupTable
+    from data_prep.encoding.passes import plan_passes
     from data_prep.engine.job import Job
     from data_prep.engine.memory_budget import plan_encoding
-    from data_prep.stages.encode_in_passes import plan_passes
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     data = config("data.path=out", "data.memory_budget=1GiB")

@@ -13,7 +13,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
-from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from data_prep.stages.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.columns import CATEGORY_MISSING, INTEGER_MISSING, KAGGLE_CARDINALITIES, criteo_columns
 from data_prep.synthetic.days import day_text, generate_days
 from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows, label_rows

@@ -117,7 +117,7 @@ def _units(
         if record.source != source:
             source, begin_in_source = record.source, 0
         labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
-        if job.sources[record.source].generated_rows is not None:
+        if job.sources[record.source].generator is not None:
             probability = np.load(job.unit_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
         else:
             day = np.load(truth_path(Path(job.sources[record.source].path)), mmap_mode="r")
