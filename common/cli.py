@@ -109,19 +109,28 @@ def run_command(
     config_dir: Path,
     name: str = "config",
 ) -> int:
-    """Run one entry point and return its exit status; print a UserError as one line on stderr.
-
-    Under torchrun all processes of a machine meet the same error, so one of them prints it.
-    """
+    """Run one entry point as the command line configures it, or print its help, and return its exit status."""
     arguments = sys.argv[1:]
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # app/__init__.py: while torch was being imported
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+
+    def run() -> int | None:
         if any(argument in ("-h", "--help") for argument in arguments):
             overrides = [argument for argument in arguments if not argument.startswith("-")]
             _print_help(main, schema, config_dir, _compose(schema, config_dir, overrides, name), name)
             return EXIT_DONE
-        return main(compose_config(schema, config_dir, arguments, name)) or EXIT_DONE
+        return main(compose_config(schema, config_dir, arguments, name))
+
+    return exit_status(run)
+
+
+def exit_status(run: Callable[[], int | None]) -> int:
+    """Call `run` and return its exit status; print a UserError as one line on stderr.
+
+    Under torchrun all processes of a machine meet the same error, so one of them prints it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # app/__init__.py: while torch was being imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run() or EXIT_DONE
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)

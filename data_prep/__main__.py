@@ -6,21 +6,22 @@
 `python -m data_prep.verify data.path=OUT` checks what was written. docs/data.md explains the choices.
 """
 
+import pickle
 import signal
 import sys
-from pathlib import Path
 
-from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
+from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
 from data_prep.config.checks import GENERATED
+from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
 from data_prep.engine.processes import start_fork_server
 
-CONFIG_DIRECTORY = Path(__file__).parent / "conf"
+PICKLED = "--pickled"  # the only argument where the configuration comes as a pickled PrepConfig on standard input
 
 
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
-    dataset_path(config.data)  # told before what takes a second is loaded
+    dataset_path(config.data)  # checked before the imports that take a second
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         if may_use_processes(config.data) and config.data.source not in GENERATED:
@@ -39,4 +40,6 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == [PICKLED]:
+        sys.exit(exit_status(lambda: main(pickle.load(sys.stdin.buffer))))
     sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

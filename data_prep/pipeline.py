@@ -6,9 +6,11 @@ What is written depends on the sources and the parameters alone: not on the work
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from common.errors import UserError
 from common.jit import compile_notice
@@ -18,7 +20,7 @@ from data_prep.config.differences import tell_departures
 from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.config.table_sizes import num_embeddings
-from data_prep.dataset.format import SPLITS, Manifest
+from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 from data_prep.dataset.schema import CRITEO
@@ -32,12 +34,10 @@ from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes_scores import dataset_scores
 from data_prep.stages.compile_kernels import compile_kernels
 from data_prep.stages.run import Result, run_stages
-from data_prep.stages.split import collect_splits, moves_to_dataset
+from data_prep.stages.split import moves_to_dataset
 from data_prep.synthetic.random_ids import RandomRows
 from data_prep.synthetic.write import Generator, write_generated
 from data_prep.traces.rows import TraceRows
-
-TOOL_VERSION = "clickwork 0.1.0"
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -148,20 +148,12 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     source_rows = [0] * len(job.sources)
     for record in result.records:
         source_rows[record.source] += record.rows
-    splits = collect_splits(result.built)
-    total = sum(split.rows for split in splits.values())
-    return Manifest(
-        schema=schema.to_manifest(),
-        encoding=encoding,
+    return build_manifest(
+        schema,
+        encoding,
         num_embeddings={name: num_embeddings(job.rules, result.num_values(name)) for name in result.features},
-        splits=splits,
-        sources=[
-            {"name": source.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows}
-            for source, digest, rows in zip(job.sources, result.digests, source_rows, strict=True)
-        ],
-        rows=total,
-        label_rate=sum(shard.positives for shard in result.built) / total,
-        tool_version=TOOL_VERSION,
+        shards=[(shard.split, shard.shard, shard.positives) for shard in result.built],
+        sources=zip([source.name for source in job.sources], result.digests, source_rows, strict=True),
         extra=extra,
     )
 

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, run_command
+from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.traces.accesses import profile_accesses
 from data_prep.traces.histogram import save_profiles
-
-CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 
 
 def main(config: PrepConfig) -> int:

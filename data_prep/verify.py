@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
@@ -31,7 +32,6 @@ from data_prep.dataset.format import (
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 
-CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 CHECKED_ROWS = 1 << 18
 RATE_TOLERANCE = 1e-12
 

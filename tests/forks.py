@@ -19,10 +19,15 @@ TESTS = Path(__file__).parent
 def start_server(items: list[pytest.Item]) -> None:
     """Start the process to fork from, before a test starts one that has imported less: a process has but one."""
     folders = {item.path.relative_to(TESTS).parts[0] for item in items}
-    if folders & {"app", "data_prep"}:
-        preload = ["tests.data_prep.preload", *(["tests.app.preload"] if "app" in folders else [])]
-        multiprocessing.set_forkserver_preload(preload)
-        forkserver.ensure_running()
+    if folders & {"app", "data_prep", "test_bytes.py"}:
+        preload_commands(with_training=bool(folders & {"app", "test_bytes.py"}))
+
+
+def preload_commands(with_training: bool) -> None:
+    """Start the process to fork from, with the commands of data_prep imported, and maybe those of app."""
+    preload = ["tests.data_prep.preload", *(["tests.app.preload"] if with_training else [])]
+    multiprocessing.set_forkserver_preload(preload)
+    forkserver.ensure_running()
 
 
 def run_module(

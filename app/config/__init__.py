@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from app.config.data import DataConfig, DataScale, MultiHotConfig, SyntheticConfig, VerifyData
+from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.environment import EnvironmentConfig
 from app.config.loss import LossConfig, LossName
 from app.config.mlperf import MLPerfConfig
@@ -55,7 +55,6 @@ __all__ = [
     "ScheduleConfig",
     "ScheduleName",
     "ShardingConfig",
-    "SyntheticConfig",
     "TablePrecision",
     "TableShardingConfig",
     "TopologyConfig",
@@ -163,4 +162,8 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
     Raises:
         OmegaConfBaseException: unknown keys or wrong types.
     """
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), content))  # type: ignore
+    config = OmegaConf.create(content)
+    synthetic = OmegaConf.select(config, "data.synthetic") or {}
+    for key in [key for key, value in synthetic.items() if value is None]:  # of runs before this key was data_prep's
+        del synthetic[key]
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), config))  # type: ignore

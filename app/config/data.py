@@ -7,7 +7,12 @@ from typing import Any
 from app.config.checks import require_at_least
 from app.config.published_tables import published_tables
 from common.errors import UserError
-from data_prep.dataset.multi_hot import Distribution, MultiHot
+from data_prep.config import keys
+from data_prep.config.compose import compose_data
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.dataset.multi_hot import MultiHot
+
+FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 
 
 class VerifyData(Enum):
@@ -26,27 +31,9 @@ class DataScale(Enum):
 
 
 @dataclass
-class SyntheticConfig:
-    """The day made where no data is given; the planted truth is described in docs/data.md."""
-
-    rows: int | None = None  # over all days; null, here and below: data_prep's default
-    seed: int | None = None  # of its generator
-    days: int | None = None  # the last one is held out, where there are several
-    click_rate: float | None = None
-    max_cardinality: int | None = None  # distinct values of the largest column
-    difficulty: float | None = None  # above 1, labels are noisier
-    interaction: float | None = None  # strength of what pairs of columns add
-    drift: float | None = None  # angle in radians by which the truth turns from day to day
-    direct: bool | None = None  # straight to shards, without raw files
-
-
-@dataclass
-class MultiHotConfig:
+class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
 
-    sizes: Any = None  # ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag
-    distribution: Distribution | None = None  # of a bag's further ids; null: uniform
-    seed: int | None = None  # of their draws; null: 0
     directory: str | None = None  # where the bags of all ids are kept; null: <data.path>/multi_hot
 
 
@@ -60,8 +47,8 @@ class DataConfig:
     source: str | None = "synthetic"  # data_prep's data=…: synthetic, random, criteo_kaggle, criteo_1tb; null: none
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
-    prep: dict[str, Any] = field(default_factory=dict)  # further keys for data_prep as they are, without their data.
-    encoding: str | None = None  # the next five are handed to data_prep; null: its default
+    prep: dict[str, Any] = field(default_factory=dict)  # further keys of `python -m data_prep`, without "data."
+    encoding: str | None = None  # this and the next four keys are those of data_prep; null: its default
     frequency_threshold: int | None = None
     max_ind_range: int | None = None
     schema: str | None = None  # YAML file that says how to read a table of one's own; null: Criteo's rows
@@ -80,8 +67,22 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
     return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
 
 
+def preprocessing(data: DataConfig) -> keys.DataConfig:
+    """The configuration with which data_prep makes the dataset, but for `path`.
+
+    Raises:
+        UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
+    """
+    source = (data.source if data.raw is None else None) or "local"
+    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)}
+    if source == "synthetic":
+        own["synthetic"] = vars(data.synthetic)
+    return compose_data(source, {"data": own, "data.prep": data.prep})
+
+
 def validate_data(data: DataConfig) -> None:
     """Raises UserError for values that cannot work."""
+    preprocessing(data)
     if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:

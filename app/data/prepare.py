@@ -2,19 +2,22 @@
 
 import contextlib
 import os
-import re
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.config import DataConfig
+from app.config.data import preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
+from data_prep.__main__ import PICKLED
+from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 
-FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -42,10 +45,15 @@ def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
         SystemExit: data_prep found bad input or was stopped; it has said so on stderr, and its status is handed on.
         RuntimeError: it failed otherwise.
     """
-    overrides = _overrides(config)
-    if overrides is None:
+    job = _job(config)
+    if job is None:
         return
-    process = subprocess.Popen([sys.executable, "-m", "data_prep", *overrides], env=_environment())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "data_prep", PICKLED], env=_environment(), stdin=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its status says why
+        stdin.write(pickle.dumps(job))
     while process.poll() is None:
         if stopped():
             process.terminate()
@@ -71,9 +79,12 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
                             "give another data.path, or leave the key out")  # fmt: skip
 
 
-def _overrides(config: DataConfig) -> list[str] | None:
-    """data_prep's command line; None if the dataset is there."""
-    for_synthetic = {f"synthetic.{key}": value for key, value in vars(config.synthetic).items()}
+def _job(config: DataConfig) -> PrepConfig | None:
+    """What data_prep is to do; None if the dataset is there."""
+    usual = SyntheticConfig()
+    for_synthetic = {
+        f"synthetic.{key}": value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)
+    }
     if config.raw is None and config.path is not None:
         _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema})
         return None
@@ -86,43 +97,16 @@ def _overrides(config: DataConfig) -> list[str] | None:
             "data.path=NEW to preprocess them, or data.source=criteo_kaggle or criteo_1tb to download them, or "
             "data.scale=tiny to try it on synthetic rows"
         )
-    overrides = [f"data.path={_quote(str(root))}"]
-    if config.raw is None:
-        overrides.insert(0, f"data={config.source}")
-    else:
-        overrides.append(f"data.raw={_quote(config.raw)}")
     if config.raw is not None or config.source != "synthetic":
         _refuse(for_synthetic)
-    values = {**{key: getattr(config, key) for key in FOR_RAW}, **for_synthetic, **_flat(config.prep)}
-    return overrides + [f"data.{key}={_quote_value(value)}" for key, value in values.items() if value is not None]
+    return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 
 
-def _flat(nested: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Values by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
-
-
-def _refuse(idle: dict[str, object]) -> None:
-    for key, value in idle.items():
+def _refuse(unused: dict[str, object]) -> None:
+    for key, value in unused.items():
         if value is not None:
             raise UserError(f"data.{key}={value}: has no effect with the data that is given; leave it out")
 
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-
-
-def _quote_value(value: object) -> str:
-    """Strings and lists quoted, numbers and truths as they are."""
-    return str(value).lower() if isinstance(value, (bool, int, float)) else _quote(value)
-
-
-def _quote(value: object) -> str:
-    """As one value of Hydra's override grammar, whatever characters it has."""
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_quote(item) for item in value) + "]"
-    text = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), str(value))
-    return f"'{text}'"

@@ -18,9 +18,11 @@ from numpy.typing import DTypeLike, NDArray
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, pack, unpack
 from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
+from data_prep.dataset.manifest import SPLITS as SPLITS
 from data_prep.dataset.manifest import Manifest as Manifest
 from data_prep.dataset.manifest import Shard as Shard
 from data_prep.dataset.manifest import Split as Split
+from data_prep.dataset.manifest import build_manifest as build_manifest
 from data_prep.dataset.manifest import load_manifest as load_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
 from data_prep.io.atomic import FileDigest as FileDigest
@@ -29,7 +31,6 @@ from data_prep.io.atomic import sync as sync
 from data_prep.io.atomic import write_atomically as write_atomically
 from data_prep.io.npy import open_npy
 
-SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64

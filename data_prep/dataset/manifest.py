@@ -1,19 +1,23 @@
-"""What a dataset's manifest says, and its file."""
+"""A dataset's manifest: what it holds, how it is made, written and read."""
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from common.errors import UserError
-from data_prep.dataset.json_shape import UNKNOWN
-from data_prep.dataset.manifest_schema import manifest_fault
+from common.version import VERSION
+from data_prep.dataset.manifest_schema import UNKNOWN, manifest_fault
 from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.schema import Schema
 from data_prep.io.atomic import FileDigest, write_atomically
 
+SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
 MANIFEST_NAME = "manifest.json"
@@ -50,7 +54,7 @@ class Manifest:
         sources: the raw files read: {"name", "bytes", "sha256", "rows"}.
         rows: rows over all splits.
         label_rate: share of positive labels over all splits.
-        extra: figures nobody needs to read the data (peak memory, the planted teacher's Bayes AUC, …).
+        extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
     """
 
     schema: dict[str, Any]
@@ -79,6 +83,41 @@ class Manifest:
         """SHA-256 of what decides the data: everything but `extra` and `tool_version`."""
         content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def build_manifest(
+    schema: Schema,
+    encoding: dict[str, Any],
+    num_embeddings: dict[str, int],
+    shards: Sequence[tuple[str, Shard, int]],
+    sources: Iterable[tuple[str, FileDigest, int]] = (),
+    extra: dict[str, Any] | None = None,
+) -> Manifest:
+    """The manifest of a dataset that this version of the tool made.
+
+    Args:
+        schema, encoding, num_embeddings, extra: see `Manifest`.
+        shards: split, shard and its number of positive labels, in the order of a split's rows; at least one row.
+        sources: name, digest and number of rows of every raw file.
+    """
+    splits = {}
+    for name in SPLITS:
+        rows = sum(shard.rows for split, shard, _ in shards if split == name)
+        positives = sum(count for split, _, count in shards if split == name)
+        mine = [shard for split, shard, _ in shards if split == name]
+        splits[name] = Split(rows, positives / rows if rows else None, mine)
+    total = sum(split.rows for split in splits.values())
+    return Manifest(
+        schema=schema.to_manifest(),
+        encoding=encoding,
+        num_embeddings=num_embeddings,
+        splits=splits,
+        sources=[{"name": name, **asdict(digest), "rows": rows} for name, digest, rows in sources],
+        rows=total,
+        label_rate=sum(positives for _, _, positives in shards) / total,
+        tool_version=f"clickwork {VERSION}",
+        extra=extra or {},
+    )
 
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
@@ -114,13 +153,4 @@ def load_manifest(root: Path) -> Manifest:
     if fault := manifest_fault(document):
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")
-    document["splits"] = {name: _split(value) for name, value in document["splits"].items()}
-    return Manifest(**document)
-
-
-def _split(value: dict[str, Any]) -> Split:
-    shards = [
-        Shard(shard["name"], shard["rows"], {kind: FileDigest(**digest) for kind, digest in shard["files"].items()})
-        for shard in value["shards"]
-    ]
-    return Split(rows=value["rows"], label_rate=value["label_rate"], shards=shards)
+    return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})

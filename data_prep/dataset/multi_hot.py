@@ -16,12 +16,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.sizes import in_words
 from data_prep.dataset.bags import Bags
+from data_prep.dataset.schema import to_json
 from data_prep.io.atomic import digest_file, sync, write_atomically
 from data_prep.io.npy import HEADER_BYTES, NpyWriter
 
@@ -87,11 +89,11 @@ class MultiHot:
     @classmethod
     def from_plain(cls, entry: dict[str, Any]) -> "MultiHot":
         """The inverse of `to_plain`."""
-        return cls(tuple(entry["sizes"]), Distribution(entry["distribution"]), entry["seed"])
+        return msgspec.convert(entry, cls)
 
     def to_plain(self) -> dict[str, Any]:
         """As the manifest's `encoding` holds it."""
-        return {"sizes": list(self.sizes), "distribution": self.distribution.value, "seed": self.seed}
+        return to_json(self)
 
 
 class MultiHotTables:

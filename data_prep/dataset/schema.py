@@ -1,14 +1,20 @@
 """The columns of a table: one label, dense (integer or real) features, sparse (categorical) features."""
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 CRITEO_NUM_DENSE = 13
 CRITEO_NUM_SPARSE = 26
+MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
+
+Feature = Annotated[str, Meta(pattern=r"\A[^./\\\0]+\Z")]  # it names files and tables
+TableRows = Annotated[int, Meta(ge=1, le=MAX_NUM_EMBEDDINGS)]
 
 
-@dataclass(frozen=True)
-class Schema:
+class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Column names in the order of the file: the label, then N dense, then F sparse.
 
     `ragged` are those of `sparse`, in its order, whose fields hold any number of values.
@@ -16,8 +22,8 @@ class Schema:
 
     label: str
     dense: tuple[str, ...]
-    sparse: tuple[str, ...]
-    ragged: tuple[str, ...] = ()
+    sparse: tuple[Feature, ...]
+    ragged: tuple[Feature, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -30,14 +36,18 @@ class Schema:
         return tuple(name for name in self.sparse if name not in self.ragged)
 
     def to_manifest(self) -> dict[str, Any]:
-        """As `data_prep.dataset.format.Manifest.schema` holds it."""
-        entry: dict[str, Any] = {"label": self.label, "dense": list(self.dense), "sparse": list(self.sparse)}
-        return {**entry, "ragged": list(self.ragged)} if self.ragged else entry
+        """As `data_prep.dataset.manifest.Manifest.schema` holds it."""
+        return to_json(self)
 
     @classmethod
     def from_manifest(cls, entry: dict[str, Any]) -> "Schema":
         """The inverse of `to_manifest`."""
-        return cls(entry["label"], tuple(entry["dense"]), tuple(entry["sparse"]), tuple(entry.get("ragged", ())))
+        return msgspec.convert(entry, cls)
+
+
+def to_json(entry: Any) -> Any:
+    """Plain dicts, lists and values, as they come back from JSON."""
+    return json.loads(msgspec.json.encode(entry))
 
 
 CRITEO = Schema(

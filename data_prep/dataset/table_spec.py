@@ -7,14 +7,16 @@ column's values share one with a probability of 2^-32: of a million values about
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.schema import Schema
+from data_prep.dataset.schema import Feature, Schema, to_json
 
 RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
 COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
@@ -27,28 +29,27 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to read a table.
 
     Attributes:
         delimiter: of a text file, one character.
         header: whether every text file begins with a line of names.
         label: name of its column, or its position from 0 where there is no header; dense, sparse: likewise.
-        rule: what makes a label 1, e.g. ">= 4"; None: it is 0 or 1 already.
+        rule: the condition that makes a label 1, e.g. ">= 4"; None: it is 0 or 1 already.
         names: of all columns in file order; without a header column_0 and so on, as many as are needed.
         separators: of each sparse column whose fields hold any number of values, what stands between them; "" where
             the file itself has lists.
         is_parquet: whether the files are Parquet, not text.
     """
 
-    delimiter: str
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
     header: bool
     label: str
     dense: tuple[str, ...]
-    sparse: tuple[str, ...]
-    rule: str | None
-    names: tuple[str, ...] = ()
+    sparse: tuple[Feature, ...]
+    rule: Annotated[str, Meta(pattern=rf"\A{RULE.pattern}\Z")] | None
+    names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
     is_parquet: bool = False
 
@@ -59,17 +60,13 @@ class Table:
         return Schema(self.label, self.dense, self.sparse, tuple(name for name in self.sparse if name in several))
 
     def to_manifest(self) -> dict[str, Any]:
-        """As the manifest's `encoding` holds it; what few tables have is left out of the others'."""
-        entry = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        entry["separators"] = [list(pair) for pair in self.separators]
-        return {key: value for key, value in entry.items() if value or key not in ("separators", "is_parquet")}
+        """As the manifest's `encoding` holds it; `separators` and `is_parquet` only where they are not the default."""
+        return to_json(self)
 
     @classmethod
     def from_manifest(cls, entry: dict[str, Any]) -> "Table":
         """The inverse of `to_manifest`."""
-        lists = {key: tuple(entry[key]) for key in ("dense", "sparse", "names")}
-        separators = tuple((name, separator) for name, separator in entry.get("separators", ()))
-        return cls(**{**entry, **lists, "separators": separators})
+        return msgspec.convert(entry, cls)
 
     def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
         """The same table where a file's columns are others, or the same in another order.
@@ -83,7 +80,7 @@ class Table:
         return replace(self, names=names)
 
     def apply_rule(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int32], int | None]:
-        """Labels of the label column's numbers, and the place of the first that is none."""
+        """Labels of the label column's numbers, and the index of the first invalid one (None if all are valid)."""
         if self.rule is not None:
             match = RULE.fullmatch(self.rule)
             assert match is not None

@@ -1,12 +1,13 @@
 """Files of other programs as our shards."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
@@ -14,10 +15,11 @@ from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     SPLITS,
+    FileDigest,
     Manifest,
     Shard,
     ShardArrays,
-    Split,
+    build_manifest,
     digest_file,
     write_shard,
 )
@@ -50,10 +52,10 @@ class _Builder:
         shutil.rmtree(work / IMPORTED, ignore_errors=True)
         self._root, self._work, self._transform = root, work, transform
         self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
-        self._shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-        self._positives = dict.fromkeys(SPLITS, 0)
+        self._num_shards: Counter[str] = Counter()
+        self._shards: list[tuple[str, Shard, int]] = []
         self._largest = np.zeros(len(CRITEO.sparse), np.int64)
-        self._sources: list[dict[str, Any]] = []
+        self._sources: list[tuple[str, FileDigest, int]] = []
         self._schema = CRITEO
 
     def add(
@@ -66,7 +68,7 @@ class _Builder:
         """
         check_rows(labels, dense, ids, origin)
         ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
-        if any(self._shards.values()) and ragged != self._schema.ragged:
+        if self._shards and ragged != self._schema.ragged:
             raise UserError(
                 f"{origin.sparse}: bags of other sizes than the files before it; give files that belong together"
             )
@@ -74,37 +76,24 @@ class _Builder:
         bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
         single = [column for column in ids if column.shape[1] == 1]
         sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
-        name = f"{len(self._shards[split]):05d}"
+        name = f"{self._num_shards[split]:05d}"
+        self._num_shards[split] += 1
         arrays = ShardArrays(labels, dense, sparse, bags)
         dense_dtype = (self._transform or DenseTransform.raw).dtype
-        self._shards[split].append(write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype))
-        self._positives[split] += int(labels.sum(dtype=np.int64))
+        shard = write_shard(self._work / IMPORTED, split, name, arrays, dense_dtype)
+        self._shards.append((split, shard, int(labels.sum(dtype=np.int64))))
         self._largest = np.maximum(self._largest, [int(column.max()) for column in ids])
 
     def note_source(self, path: Path, rows: int) -> None:
         """Name a file that was read."""
-        digest = digest_file(path)
-        self._sources.append({"name": path.name, "bytes": digest.bytes, "sha256": digest.sha256, "rows": rows})
+        self._sources.append((path.name, digest_file(path), rows))
 
     def finish(self) -> Manifest:
         """Move the shards to their places and write the manifest."""
-        splits = {}
-        for split, shards in self._shards.items():
-            rows = sum(shard.rows for shard in shards)
-            splits[split] = Split(rows, self._positives[split] / rows if rows else None, shards)
-        total = sum(split.rows for split in splits.values())
-        if not total:
+        if not any(shard.rows for _, shard, _ in self._shards):
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
-        manifest = Manifest(
-            schema=self._schema.to_manifest(),
-            encoding=self._encoding,
-            num_embeddings=dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True)),
-            splits=splits,
-            sources=self._sources,
-            rows=total,
-            label_rate=sum(self._positives.values()) / total,
-            tool_version="clickwork 0.1.0",
-        )
+        num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
+        manifest = build_manifest(self._schema, self._encoding, num_embeddings, self._shards, self._sources)
         files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
         moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
         return publish(self._work, self._root, manifest, moves)

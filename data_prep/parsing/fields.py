@@ -3,9 +3,9 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from common.errors import UserError
 from data_prep.dataset.schema import Schema

@@ -2,11 +2,11 @@
 
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.structs import replace
 
 from common.errors import UserError
 from data_prep.dataset.table_spec import RULE, Table
@@ -128,7 +128,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) 
     if len(set(wanted)) != len(wanted):
         twice = next(name for name in wanted if wanted.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-    return Table(delimiter, header, label, dense, tuple(sparse), rule, separators=tuple(separators))
+    return Table(delimiter, header, label, dense, tuple(sparse), rule, names=(), separators=tuple(separators))
 
 
 def _label(path: Path, label: Any) -> tuple[Any, str | None]:

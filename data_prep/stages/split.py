@@ -15,7 +15,6 @@ from data_prep.dataset.format import (
     FileDigest,
     Manifest,
     Shard,
-    Split,
     digest_file,
     shard_path,
 )
@@ -183,17 +182,6 @@ def _copy_rows(source: Path, piece: Piece, like: NDArray[Any], path: Path) -> Fi
     for rows in read_rows(source, blocks, like.shape[1], like.dtype, "cut"):
         target.append(rows)
     return target.close(hashlib.sha256)
-
-
-def collect_splits(built: list[BuiltShard]) -> dict[str, Split]:
-    """The manifest's splits."""
-    splits = {}
-    for name in SPLITS:
-        mine = [shard for shard in built if shard.split == name]
-        rows = sum(shard.shard.rows for shard in mine)
-        positives = sum(shard.positives for shard in mine)
-        splits[name] = Split(rows, positives / rows if rows else None, [shard.shard for shard in mine])
-    return splits
 
 
 def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:

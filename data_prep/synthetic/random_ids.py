@@ -14,6 +14,7 @@ from data_prep.config.keys import MAX_TABLE_ROWS
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
+from data_prep.dataset.schema import Schema
 from data_prep.synthetic.columns import KAGGLE_CARDINALITIES
 
 MLPERF_V2_TABLES = (
@@ -38,13 +39,9 @@ class RandomRows:
         self._threads = threads
         names = [f"cat_{i}" for i in range(len(self._tables))]
         self._is_ragged = [config.bags_vary or size != 1 for size in self._sizes]
-        self.schema = {
-            "label": "label",
-            "dense": [f"int_{i}" for i in range(config.num_dense)],
-            "sparse": names,
-        }
-        if any(self._is_ragged):
-            self.schema["ragged"] = [name for name, ragged in zip(names, self._is_ragged, strict=True) if ragged]
+        dense = tuple(f"int_{i}" for i in range(config.num_dense))
+        ragged = tuple(name for name, is_ragged in zip(names, self._is_ragged, strict=True) if is_ragged)
+        self.schema = Schema("label", dense, tuple(names), ragged)
         self.num_embeddings = dict(zip(names, self._tables, strict=True))
         settings = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(config).items()}
         self.encoding: dict[str, Any] = {"name": "random", "random": settings}

@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, Split, shard_path, write_shard
+from data_prep.dataset.format import (
+    SPLITS,
+    Manifest,
+    ShardArrays,
+    build_manifest,
+    shard_path,
+    write_shard,
+)
+from data_prep.dataset.schema import Schema
 from data_prep.engine.workspace import claimed, find_finished, publish, refuse_foreign_files
 from data_prep.io.disk_space import Need, require_room
 
 SHARD_ROWS = 1 << 18
 DISK_MARGIN = 1.05
-TOOL_VERSION = "clickwork 0.1.0"
 
 
 class Generator(Protocol):
     """What makes the rows; `encoding` has all that decides them."""
 
-    schema: dict[str, Any]
+    schema: Schema
     num_embeddings: dict[str, int]
     encoding: dict[str, Any]
     row_bytes: float
@@ -62,32 +69,17 @@ def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, 
     """Write all shards below `work`; the manifest, and which file goes where."""
     scratch = work / "shards"
     shutil.rmtree(scratch, ignore_errors=True)  # of a job that was killed
-    splits, moves, positives = {}, [], 0
+    shards, moves = [], []
     for split in SPLITS:
-        shards, split_positives = [], 0
         for name, start, rows in _pieces(generator.rows[split]):
             arrays = generator.shard(split, start, rows)
             shard = write_shard(scratch, split, name, arrays)
-            shards.append(shard)
-            split_positives += int(arrays.labels.sum())
+            shards.append((split, shard, int(arrays.labels.sum())))
             for kind in shard.files:
                 target = str(shard_path(Path(), split, name, kind))
                 moves.append((f"{scratch.name}/{target}", target))
-        rows = generator.rows[split]
-        splits[split] = Split(rows, split_positives / rows if rows else None, shards)
-        positives += split_positives
-    total = sum(generator.rows.values())
-    manifest = Manifest(
-        schema=generator.schema,
-        encoding={**generator.encoding, "raw_schema": None, "dense_transform": None},
-        num_embeddings=generator.num_embeddings,
-        splits=splits,
-        sources=[],
-        rows=total,
-        label_rate=positives / total,
-        tool_version=TOOL_VERSION,
-        extra=generator.extra(),
-    )
+    encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
+    manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=generator.extra())
     return manifest, moves
 
 

@@ -12,7 +12,7 @@ from common.errors import UserError
 from data_prep.config.generator_keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
-from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.encoding.dense import encode_dense
 from data_prep.stages.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.columns import Columns
@@ -47,9 +47,8 @@ class TraceRows:
         self._profiles = list(profiles.values())
         self._accesses = [AccessGenerator(p, (config.seed, i)) for i, p in enumerate(self._profiles)]
         self._is_ragged = [len(p.bag_lengths) > 2 or bool(p.bag_lengths[0]) for p in self._profiles]
-        self.schema: dict[str, Any] = {"label": CRITEO.label, "dense": list(CRITEO.dense), "sparse": list(profiles)}
-        if any(self._is_ragged):
-            self.schema["ragged"] = [n for n, ragged in zip(profiles, self._is_ragged, strict=True) if ragged]
+        ragged = tuple(name for name, is_ragged in zip(profiles, self._is_ragged, strict=True) if is_ragged)
+        self.schema = Schema(CRITEO.label, CRITEO.dense, tuple(profiles), ragged)
         self.num_embeddings = {name: profile.num_embeddings for name, profile in profiles.items()}
         trace = asdict(config) | {"profile": digest_file(path).sha256}
         self.encoding: dict[str, Any] = {"name": "trace", "trace": trace}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.cli import compose_config
-from data_prep.__main__ import CONFIG_DIRECTORY
+from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.data_prep.mirror import Mirror

@@ -1,19 +1,75 @@
-"""Paths of any characters reach data_prep as they are."""
+"""What data_prep gets of a run's configuration."""
+
+import pickle
+from pathlib import Path
 
 import pytest
 
-from app.data.prepare import _quote
+from app.config import CONFIG_DIR, AppConfig
+from app.config.validation import validate
+from app.data import prepare
 from common.cli import compose_config
-from data_prep.__main__ import CONFIG_DIRECTORY
+from common.errors import UserError
+from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
+from data_prep.dataset.format import load_manifest
+
+
+@pytest.mark.parametrize("path", ["a b/c,d[1]=e'f", 'g"ü*.gz\\', "h\\'i\\j{k}"])
+def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["+data.prep.random.rows=40", "+data.prep.random.eval_rows=4"])
+    config.data.prep["random"] |= {"tables": [3, 7], "num_dense": 2}
+    config.data.source, config.data.default_path = "random", str(tmp_path / path)
+    prepare.prepare(config.data, lambda: False)
+    assert load_manifest(tmp_path / path).rows == 48
+    config.data.path, config.data.raw = str(tmp_path / path), [f"{tmp_path}/{path}/raw", "x"]
+    job = prepare._job(config.data)
+    assert job is not None
+    assert pickle.loads(pickle.dumps(job)).data.raw == config.data.raw
 
 
 @pytest.mark.parametrize(
-    "path", ["/a b/c", "/a,b", "/a[1]", "/a=b", "/a'b", '/a"b', "/ü", "/a\\", "/a\\'b", "/a\\b", "*.gz"]
+    ("given", "theirs"),
+    [
+        (["data.raw=x", "data.path=out"], ["data.raw=x", "data.path=out"]),
+        (
+            ["data.raw=[a,b]", "data.path=out", "data.encoding=hash", "data.max_ind_range=9", "data.workers=2"],
+            ["data.raw=[a,b]", "data.path=out", "data.encoding=hash", "data.max_ind_range=9", "data.workers=2"],
+        ),
+        (
+            ["data.synthetic.rows=30", "+data.prep.synthetic.days=3", "+data.prep.split.method=random"],
+            ["data=synthetic", "data.synthetic.rows=30", "data.synthetic.days=3", "data.split.method=random"],
+        ),
+        (
+            ["data.source=criteo_1tb", "data.default_path=d", "+data.prep.days=[0,1]", "+data.prep.memory_budget=8GiB"],
+            ["data=criteo_1tb", "data.path=d", "data.days=[0,1]", "data.memory_budget=8GiB"],
+        ),
+        (
+            ["recipe=deepspark_3day", "data.raw=[a]", "data.path=out"],
+            ["data.raw=[a]", "data.path=out", "data.encoding=vocabulary", "data.vocabulary_order=first_appearance",
+             "data.dense_transform=log_float32", "data.sampling.negative_drop_rate=0.875"],
+        ),
+    ],
+)  # fmt: skip
+def test_data_prep_gets_what_its_own_command_line_would(given: list[str], theirs: list[str]) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, given)
+    validate(config)
+    assert prepare._job(config.data) == compose_config(PrepConfig, CONFIG_DIRECTORY, theirs)
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("+data.prep.split.metod=random", "data.prep.split.metod: .*did you mean data.prep.split.method?"),
+        ("+data.prep.zzz=1", "data.prep.zzz: .*docs/data.md lists the keys"),
+        ("+data.prep.split.held_out=many", "data.prep.split.held_out: Value 'many' .*could not be converted to Float"),
+        ("+data.prep.split=3", "data.prep.split: "),
+        ("data.encoding=zip", "data.encoding: Invalid value 'zip', expected one of .vocabulary, hash"),
+        ("data.source=nowhere", "data.source=nowhere: must be one of .*criteo_1tb"),
+        ("data.synthetic.rows=many", "data.synthetic.rows=many .*could not be converted to Integer"),
+    ],
 )
-def test_a_path_survives_hydras_grammar(path: str) -> None:
-    config = compose_config(
-        PrepConfig, CONFIG_DIRECTORY, [f"data.path={_quote(path)}", f"data.raw={_quote([path, 'x'])}"]
-    )
-    assert config.data.path == path
-    assert config.data.raw == [path, "x"]
+def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, error: str) -> None:
+    with pytest.raises(UserError, match=error) as caught:
+        validate(compose_config(AppConfig, CONFIG_DIR, [override]))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""No output byte changes: datasets and trained parameters against the digests in tests/bytes.json."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bytes_cases import (
+    DATASETS,
+    RUNS,
+    dataset_row,
+    directory_digest,
+    machine,
+    prepare_inputs,
+    read_record,
+    training_row,
+)
+from tests.once import made_once
+
+TOLERANCE = 1e-5  # relative, of training losses on another kind of CPU or with another torch
+# These work in several units or tasks, so two processes share the work.
+SHARED_BY_TWO = ("vocabulary_days", "torchrec_multi_hot", "csv_shuffled", "parquet", "sampled_hash")
+RECORD_AGAIN = "if the change is meant, run `python -m tests.bytes_cases {}` and say why in the commit"
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The raw rows of all cases."""
+    return made_once(tmp_path_factory, "bytes_inputs", prepare_inputs)
+
+
+def test_every_case_is_recorded() -> None:
+    record = read_record()
+    assert {name: row["commands"] for name, row in record["datasets"].items()} == DATASETS
+    assert {name: row["overrides"] for name, row in record["runs"].items()} == RUNS
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
+    row = dataset_row(name, inputs, tmp_path)
+    assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)
+
+
+@pytest.mark.parametrize("name", SHARED_BY_TWO)
+def test_two_workers_write_the_same_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
+    row = dataset_row(name, inputs, tmp_path, workers=2)
+    assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)
+
+
+def test_a_digest_sees_every_byte_and_name(tmp_path: Path) -> None:
+    digests = set()
+    for name, content in (("a", b"xy"), ("a", b"xz"), ("b", b"xy")):
+        root = tmp_path / str(len(digests))
+        root.mkdir()
+        (root / name).write_bytes(content)
+        digests.add(directory_digest(root))
+    assert len(digests) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_keeps_its_losses_and_parameters(name: str, inputs: Path, tmp_path: Path) -> None:
+    """To the bit where the digests were recorded on such a machine, else within a tolerance."""
+    record = read_record()
+    row, recorded = training_row(name, inputs, tmp_path), record["runs"][name]
+    there, here = record["machine"], machine()
+    assert row["steps"] == recorded["steps"]
+    for key in ("first_losses", "last_loss"):
+        message = f"{name}: {key} compared within {TOLERANCE} relative; {RECORD_AGAIN.format(name)}"
+        assert row[key] == pytest.approx(recorded[key], rel=TOLERANCE), message
+    if there == here:
+        message = f"{name}: compared bit by bit, since recorded on this kind of machine ({here['cpu']}, "
+        message += f"torch {here['torch']}); {RECORD_AGAIN.format(name)}"
+        assert row == recorded, message
