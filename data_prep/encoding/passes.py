@@ -17,7 +17,7 @@ NOT_FOUND = -1
 BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
 SLICE_MARGIN = 1.2  # parts of a vocabulary are not quite equal
 MAX_BITS = 12
-READ_VALUES = 1 << 20
+READ_VALUES = 1 << 20  # of a vocabulary at once
 PART_MULTIPLIER = np.uint32(0x85EBCA6B)
 
 
@@ -36,12 +36,12 @@ def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, 
     Raises:
         UserError: the allowance is too small for any sensible number of parts.
     """
-    room = int(allowance / BUILD_OVERHEAD)
+    max_bytes = int(allowance / BUILD_OVERHEAD)
     passes: list[list[Slice]] = []
     left = 0
     for feature, count in values.items():
         bits = 0
-        while _slice_bytes(count, bits) > room:
+        while _slice_bytes(count, bits) > max_bytes:
             bits += 1
             if bits > MAX_BITS:
                 raise UserError(
@@ -52,7 +52,7 @@ def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, 
         for part in range(1 << bits):
             if size > left:
                 passes.append([])
-                left = room
+                left = max_bytes
             passes[-1].append(Slice(feature, part, bits))
             left -= size
     return [tuple(slices) for slices in passes]

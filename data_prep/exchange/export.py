@@ -17,10 +17,9 @@ from data_prep.dataset.format import Manifest, Shard, ShardArrays, open_shard
 from data_prep.dataset.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, MultiHotTables
 from data_prep.dataset.options import Encoding
 from data_prep.exchange.npz import MultiHotWriter
+from data_prep.io.arrays import ArrayWriter, take_mapped
 from data_prep.io.disk_space import Need, require_room
-from data_prep.io.memory_map import take_mapped
-from data_prep.io.npy import NpyWriter
-from data_prep.stages.row_layout import FIELD_BYTES
+from data_prep.stages.scatter import FIELD_BYTES
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
@@ -97,7 +96,8 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
             # TorchRec copies its last day as it is before the shuffle
             wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
             width = 1 if kind == "labels" else len(manifest.schema[kind])
-            writer = NpyWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width)
+            rows = sum(piece.stop - piece.start for piece in pieces)
+            writer = ArrayWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
             for piece in pieces:
                 writer.append(getattr(piece.open(root, manifest), kind))
             writer.close()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.schema import CRITEO
-from data_prep.io.npy import open_npy
+from data_prep.io.arrays import open_array
 
 MAX_ID = np.iinfo(np.int32).max
 INTEGERS, FLOAT32 = "integers", "float32"
@@ -36,7 +36,7 @@ def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None =
         UserError: it is not readable, or something else.
     """
     try:
-        array = open_npy(path)
+        array = open_array(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
     if array.ndim != 2 or array.shape[1] != width:

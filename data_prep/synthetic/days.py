@@ -17,7 +17,7 @@ from common.jit import compile_notice
 from data_prep.config.generator_keys import SyntheticConfig
 from data_prep.config.keys import DataConfig, usable_cpus
 from data_prep.dataset.format import write_atomically
-from data_prep.io.npy import NpyWriter
+from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.stages.bayes_scores import truth_path
@@ -132,7 +132,7 @@ def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) 
     temporary = path.with_name(path.name + ".tmp")
     for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
         left_over.unlink()
-    truth = NpyWriter(truth_path(path), np.float32, 1)
+    truth = ArrayWriter(truth_path(path), np.float32, 1, day_rows(config, day))
     with open(temporary, "wb") as file:
         for text, rows in day_text(config, teacher, day, usable_cpus()):
             file.write(text)

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.engine.processes import peak_memory
+from data_prep.engine.executor import peak_memory
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -174,8 +174,8 @@ def test_too_little_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("encoding", ["vocabulary", "torchrec_fixed", "amd_blog"])
 @pytest.mark.parametrize("allowance", [3_000, 40_000])
 def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
+    from data_prep import pipeline
     from data_prep.engine import memory_budget
-    from data_prep.stages import run as stages
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
@@ -186,7 +186,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
         passes.append(memory_budget.plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
-    monkeypatch.setattr(stages, "plan_encoding", plan)
+    monkeypatch.setattr(pipeline, "plan_encoding", plan)
     parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
     assert len(passes[0]) > 3
     assert any(wanted.bits for slices in passes[0] for wanted in slices) == (allowance == 3_000)
