@@ -1,5 +1,5 @@
-# Thin lines over `python -m ...`; `make` alone lists them. Any failure makes make itself exit with 2: for a
-# command's own exit status (75: stopped, the same command goes on) run the line that is printed without make.
+# Thin lines over `python -m ...`; `make` alone lists them. make itself exits with 2 for any failure: for a command's own
+# exit status (75: stopped, the same command resumes) run the printed line without make.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +9,7 @@ ARGS ?=
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 
-# Containers: which image, and what compose is told of this machine where no .env says it.
+# Containers: which image, and what compose needs to know of this machine where no .env states it.
 PLATFORM ?= $(shell if test -e /dev/kfd; then echo rocm; elif test -e /dev/nvidiactl; then echo cuda; else echo cpu; fi)
 service = train$(if $(filter-out cpu,$(PLATFORM)),-$(PLATFORM))
 user = $(shell id -u | sed 's/^0$$//')
@@ -31,13 +31,16 @@ help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-environment: ## Make or mend the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
+environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
 	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
 
-train: environment ## Train, evaluate, write runs/<name>; NPROC=n for n processes; makes its data if there is none
+train: environment ## Train, evaluate, write runs/<name>; NPROC=n for n processes; generates data if there is none
 	$(launch)app.train $(ARGS)
 
-test: environment ## Run every test; ARGS go to pytest
+test: environment ## Run the tests but the slow ones; ARGS go to pytest
+	$(python) -m pytest -m 'not slow' $(ARGS)
+
+test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
 	$(python) -m pytest $(ARGS)
 
 test-matrix: ## Every test on the oldest releases supported, in .venv-oldest (a download of gigabytes); ARGS go to pytest
@@ -48,46 +51,46 @@ preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.pa
 	$(python) -m data_prep $(ARGS)
 
 evaluate: environment ## Metrics of a run's checkpoint on a split: RUN=runs/quickstart
-	$(if $(RUN),,$(error evaluate wants a run: make evaluate RUN=runs/quickstart))
+	$(if $(RUN),,$(error evaluate needs a run: make evaluate RUN=runs/quickstart))
 	$(python) -m app.evaluate run=$(RUN) $(ARGS)
 
 recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart CANDIDATES=ads.csv
-	$(if $(RUN),,$(error recommend wants a run: make recommend RUN=runs/quickstart CANDIDATES=ads.csv))
-	$(if $(CANDIDATES),,$(error recommend wants candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
+	$(if $(RUN),,$(error recommend needs a run: make recommend RUN=runs/quickstart CANDIDATES=ads.csv))
+	$(if $(CANDIDATES),,$(error recommend needs candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
 export: environment ## A run's model as one file that scores without Clickwork: RUN=runs/quickstart ARGS="tables=int8"
-	$(if $(RUN),,$(error export wants a run: make export RUN=runs/quickstart))
+	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
 
 plan: environment ## Sharding plan for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
 	$(python) -m app.plan $(ARGS)
 
-verify: environment ## Replay a run and say whether it came out the same: RUN=runs/quickstart
-	$(if $(RUN),,$(error verify wants a run: make verify RUN=runs/quickstart))
+verify: environment ## Replay a run and report whether it came out the same: RUN=runs/quickstart
+	$(if $(RUN),,$(error verify needs a run: make verify RUN=runs/quickstart))
 	$(launch)app.verify run=$(RUN) $(ARGS)
 
 report: environment ## The HTML report of a run, finished or not: RUN=runs/quickstart
-	$(if $(RUN),,$(error report wants a run: make report RUN=runs/quickstart))
+	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))
 	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
 
 compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
-	$(if $(RUNS),,$(error compare wants runs: make compare RUNS="runs/a runs/b"))
+	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 
-bench: environment ## How fast the parts are, and how near this machine's limits: ARGS="operators=[step]"; NPROC=n
+bench: environment ## Speed of the parts against this machine's limits: ARGS="operators=[step]"; NPROC=n
 	$(launch)app.bench $(ARGS)
 
-bench-check: environment ## The working tree against the last commit, in turn: what has become slower
+bench-check: environment ## The working tree against the last commit, paired: what has become slower
 	$(python) -m benchmarks.check $(ARGS)
 
-doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to mend it
+doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to fix it
 	$(python) -m app.doctor $(ARGS)
 
 tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"
 	$(python) -m tensorboard.main --logdir $(or $(RUNS),runs) $(ARGS)
 
-up: images ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: what is here), TensorBoard beside it
+up: images ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: detected), TensorBoard beside it
 	@mkdir -p data runs
 	$(compose) up --detach tensorboard
 	$(digest) $(compose) run --rm $(service) $(ARGS)
@@ -108,7 +111,7 @@ lint: environment ## Ruff, its formatter, mypy, hadolint; docker-compose.yml, wh
 	  for profile in cpu cuda rocm; do docker compose --env-file .env.example --profile $$profile config --quiet || exit; done; \
 	else echo 'SKIPPED: NO docker compose HERE, SO docker-compose.yml WAS NOT VALIDATED'; fi
 
-lock: ## Resolve requirements/*.in into their locks again (needs uv); ARGS=--upgrade for newer versions
+lock: ## Resolve requirements/*.in into their locks (needs uv); ARGS=--upgrade for newer versions
 	for name in environment train data_prep; do \
 	  $(UV) pip compile requirements/$$name.in --override requirements/excluded.in --universal \
 	    --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
@@ -116,10 +119,10 @@ lock: ## Resolve requirements/*.in into their locks again (needs uv); ARGS=--upg
 	    --output-file requirements/$$name.lock $(ARGS) || exit; \
 	done
 
-golden: environment ## Make tests/golden again, the run that `make test` replays: only where bits are meant to change
+golden: environment ## Train tests/golden again, the run that the tests replay: only where bits are meant to change
 	$(python) -m tests.golden.make
 
-clean: ## Remove .venv, .venv-oldest and what the tools cache; runs/ and data/ stay
+clean: ## Remove .venv, .venv-oldest and the tools' caches; runs/ and data/ stay
 	@for venv in $(VENV) $(VENV)-oldest; do test ! -e $$venv/clickwork.json || rm -rf $$venv; done
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find app common data_prep requirements tests -name __pycache__ -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
 optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps, scoring from one sample to many.
-Each with its median, 10th and 90th percentile, the bytes and FLOPs that it needs at least, and their share of the
+Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs that it needs, and their share of the
 memory bandwidth and matrix rate measured in the same run.
 """
 
@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 
-from app.benchmark import collectives, dense, inference, input_path, steps, tables
-from app.benchmark.case import Case, result
-from app.benchmark.ceilings import Ceilings, higher, measure_ceilings
-from app.benchmark.describe import table
+from app.benchmark import input_path, operators, steps
+from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
-from app.benchmark.timing import measure
-from app.config import CONFIG_DIR, Precision
-from app.config.bench import BenchConfig, chosen_operators, validate_bench
-from app.config.published_tables import published_tables
-from app.config.validation import validate
-from app.record import progress, provenance
+from app.config import CONFIG_DIR, Precision, validate
+from app.config.commands import BenchConfig, chosen_operators, validate_bench
+from app.config.published import published_tables
+from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
+from app.record import provenance
 from app.runtime import platform as runtime
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE, run_command
@@ -45,7 +43,7 @@ def main(config: BenchConfig) -> int:
     validate(config)
     validate_bench(config)
     here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
-    progress.log_to_terminal(here.rank)
+    process_group.log_to_terminal(here.rank)
     try:
         shape = shape_of(config, here.world_size)
         log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
@@ -56,12 +54,12 @@ def main(config: BenchConfig) -> int:
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []
         for case in _cases(config, shape, here, dtype):
-            least = config.inference.least_runs if case.is_latency else None
-            timed.append((case, measure(case.work, here.device, config.seconds, here.highest, least)))
+            min_runs = config.inference.least_runs if case.is_latency else None
+            timed.append((case, time_work(case.work, here.device, config.seconds, here.highest, min_runs)))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:
-            _tell(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
+            _report(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
     finally:
         runtime.stop()
     return EXIT_DONE
@@ -97,7 +95,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 
 
 def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
-    """What was chosen, one after the other: only one family's memory is held at a time."""
+    """The chosen cases, one after the other: only one family's memory is allocated at a time."""
     chosen = chosen_operators(config.operators)
     if config.operators is None:
         log.info("bench: inference is not among these; give 'operators=[inference]'")
@@ -108,14 +106,16 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
     with ExitStack() as stack:
         root, manifest = stack.enter_context(input_path.dataset(shape))
         families: dict[str, Callable[[], Iterator[Case]]] = {
-            "embedding_bag": lambda: tables.cases(shape, here.device),
-            "interaction": lambda: dense.cases(shape, config.model, here.device, dtype),
-            "mlp": lambda: dense.cases(shape, config.model, here.device, dtype),
-            "optimizer_step": lambda: dense.optimizer_case(shape, config.model, here.device),
-            "collective": lambda: collectives.cases(shape, dense.count(shape, config.model), here.device),
-            "input": lambda: input_path.cases(shape, root, manifest, config.data, here.device),
-            "step": lambda: steps.cases(shape, session.build(config, here, root, manifest)),
-            "inference": lambda: inference.cases(shape, config, here, root, manifest, wanted),
+            "embedding_bag": lambda: operators.lookup_cases(shape, here.device),
+            "interaction": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
+            "mlp": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
+            "optimizer_step": lambda: operators.optimizer_case(shape, config.model, here.device),
+            "collective": lambda: operators.collective_cases(
+                shape, operators.dense_parameters(shape, config.model), here.device
+            ),
+            "input": lambda: input_path.input_cases(shape, root, manifest, config.data, here.device),
+            "step": lambda: steps.step_cases(shape, session.build(config, here, root, manifest)),
+            "inference": lambda: steps.inference_cases(shape, config, here, root, manifest, wanted),
         }
         for family, make in families.items():
             if not any(name.split("/")[0] == family for name in chosen):
@@ -127,7 +127,9 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
                     yield case
 
 
-def _tell(config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]) -> None:
+def _report(
+    config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
+) -> None:
     """Print the table; write the JSON, if it is wanted."""
     document = {
         **provenance.describe_run(),
@@ -140,7 +142,7 @@ def _tell(config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, 
         "ceilings": ceilings._asdict(),
         "results": results,
     }  # fmt: skip
-    print(table(results, ceilings))
+    print(results_table(results, ceilings))
     if config.out is not None:
         write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
         log.info("bench: %s", config.out)

@@ -1,4 +1,4 @@
-"""python -m app.doctor: what is wrong with this machine, its packages, datasets and runs, and how to mend it.
+"""python -m app.doctor: what is wrong with this machine, its packages, datasets and runs, and how to fix it.
 
 Each line is ok, warn (works, but slower or with something missing) or fail, with the remedy. Exit status: 0 if
 nothing fails, else 1.
@@ -12,7 +12,7 @@ from pathlib import Path
 from app.checks import devices, files, stack, system
 from app.checks.check import Check, Verdict
 from app.config import CONFIG_DIR, DataConfig
-from app.config.doctor import DoctorConfig
+from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
 from common.terminal import coloured
 from data_prep.dataset.format import write_atomically
@@ -22,9 +22,9 @@ COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}
 
 
 def main(config: DoctorConfig) -> int:
-    """Look at everything and tell; return the exit status."""
+    """Run all checks and report; return the exit status."""
     checks = []
-    for check in look(config):
+    for check in run_checks(config):
         checks.append(check)
         if not config.json:
             print(describe(check), flush=True)
@@ -40,8 +40,8 @@ def main(config: DoctorConfig) -> int:
     return EXIT_FAILED if counts["fail"] else EXIT_DONE
 
 
-def look(config: DoctorConfig) -> Iterator[Check]:
-    """All checks, those first whose failure explains others."""
+def run_checks(config: DoctorConfig) -> Iterator[Check]:
+    """All checks; those come first that explain failures of others."""
     yield stack.check_python()
     yield from stack.check_packages(stack.installed_versions())
     verdict, probe = stack.probe_stack()

@@ -8,15 +8,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app.checkpoint import choice, resume
-from app.checkpoint.choice import Trained
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig
-from app.config.validation import validate
-from app.data import Split, verify_splits
-from app.runtime import failures, platform, process_group
+from app.checkpoint.model_state import load_tensors
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
+from app.data.shards import verify_splits
+from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import session
+from app.training import resume, session
+from app.training.resume import TrainedRun
+from app.training.session import Predictor
 from common.cli import run_command
 from data_prep.dataset.format import write_atomically
 
@@ -24,11 +24,11 @@ from data_prep.dataset.format import write_atomically
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
     directory = Path(config.run)
-    trained = choice.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
-        run = choice.open_checkpoint(directory, config.checkpoint, trained, here)
+    with process_group.joined(trained, process_group.READING) as here:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [config.split], trained.data.verify))
         result = {
             "run": str(directory),
@@ -46,19 +46,15 @@ def main(config: EvaluateConfig) -> int:
 
 
 def _measure(
-    run: Trained, trained: AppConfig, here: Runtime, config: EvaluateConfig
+    run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig
 ) -> dict[str, float | int | str | None]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest)
-        resume.load_tensors(run.path, this, with_optimizer=False)
-        return this.evaluate(config.split)
+        load_tensors(run.path, this.model, optimizer=None)
+        return this.predict(config.split).metrics()
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    split = Split(run.root, run.manifest, config.split, trained.data, here.rank, here.world_size)
-    return session.measure(
-        config.split,
-        session.predict(trained, here, split, lambda batch: session.forward(model, batch, trained.runtime.precision)),
-    )
+    return Predictor(trained, here, run.root, run.manifest, model).predict(config.split).metrics()
 
 
 if __name__ == "__main__":

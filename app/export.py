@@ -1,8 +1,8 @@
-"""python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one file that scores without us.
+"""python -m app.export run=runs/NAME out=model.pt2 [tables=int8]: a run's model as one self-contained file.
 
 A program of torch.export for the CPU and any number of samples: torch.export.load(out).module()(dense_features, ids)
-gives logits. The file says in clickwork.json what it takes. It is read back and compared with the model that it was
-made of before it gets its name.
+gives logits. clickwork.json in the file describes its inputs. The file is read back and compared with the model
+before it gets its name.
 """
 
 import json
@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
-from app.checkpoint import choice
-from app.config import CONFIG_DIR, AppConfig
-from app.config.export import ExportConfig, validate_export
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, validate
+from app.config.commands import ExportConfig, validate_export
 from app.record import provenance
-from app.runtime import failures, platform, process_group
+from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import export_program, served_model
 from app.scoring.export_program import Program
 from app.sharding import from_config
+from app.training import resume
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -35,9 +34,9 @@ COMPARED_SAMPLES = (1, 2, 257)
 def main(config: ExportConfig) -> int:
     """Export as configured; return the exit status."""
     validate_export(config)
-    trained = choice.trained_config(Path(config.run), config.runtime, config.data_path)
+    trained = resume.trained_config(Path(config.run), config.runtime, config.data_path)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
+    with process_group.joined(trained, process_group.READING) as here:
         if here.world_size > 1:
             raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
         _export(config, trained, here)
@@ -47,7 +46,7 @@ def main(config: ExportConfig) -> int:
 def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     """Load, export, compare, write."""
     out = Path(config.out)
-    path, state, _, manifest = choice.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
+    path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
     model = served_model.load(path, trained, manifest, config.tables, CPU)
     features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
@@ -95,7 +94,7 @@ def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dens
 
 
 def _inputs(one_id_each: bool) -> dict[str, Any]:
-    """What the program takes, in order."""
+    """The program's inputs, in order."""
     dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
     if one_id_each:
         return {**dense, "ids": "[B, F] int64, one id a feature"}

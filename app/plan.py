@@ -1,4 +1,4 @@
-"""python -m app.plan: the sharding plan for hardware that need not be here, what it costs, and why it is so.
+"""python -m app.plan: the sharding plan for any hardware, its cost, and its reasons.
 
 No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
-from app import sharding
-from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig
-from app.config.plan import validate_plan
-from app.config.published_tables import published_tables
-from app.config.sharding import AUTO
+from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
+from app.config.commands import validate_plan
+from app.config.published import published_tables
+from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
-from app.config.validation import validate
 from app.data import prepare
-from app.model import embeddings
-from app.model.embeddings import SparseArch
-from app.record import progress
-from app.runtime import platform
-from app.sharding import from_config, plan_text, topology
+from app.model.embeddings import SparseArch, make_sparse_arch
+from app.runtime import platform, process_group
+from app.sharding import from_config, topology
+from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
+from app.sharding.plan import Plan, table_types
+from app.sharding.planner import table_choices
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
@@ -33,7 +32,7 @@ from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomica
 
 def main(config: PlanAppConfig) -> int:
     """Plan as configured; return the exit status."""
-    progress.log_to_terminal(rank=0)
+    process_group.log_to_terminal(rank=0)
     platform.quieten_third_parties()
     validate(config)
     validate_plan(config.plan)
@@ -42,19 +41,19 @@ def main(config: PlanAppConfig) -> int:
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
     multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
-    tables = embeddings.make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
+    tables = make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
     what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
     try:
         content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
     except UserError:
         if what_if:
-            print("\n".join(plan_text.what_if_lines(what_if)))
+            print("\n".join(what_if_lines(what_if)))
         raise
-    lines = plan_text.plan_lines(content)
+    lines = plan_lines(content)
     if content["what_if"]:
-        lines += ["", *plan_text.what_if_lines(content["what_if"])]
+        lines += ["", *what_if_lines(content["what_if"])]
     if config.plan.against is not None:
-        lines += ["", *plan_text.diff_lines(_read(config.plan.against), content, config.plan.against)]
+        lines += ["", *diff_lines(_read(config.plan.against), content, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = json.dumps(content, indent=1) + "\n"
     if config.plan.out == "-":
@@ -67,19 +66,19 @@ def main(config: PlanAppConfig) -> int:
 def _planned(
     config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The plan's file: the plan itself, what it is for, and its forecast."""
+    """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
-    parts, name = sharding.table_types(tables), config.optimizer.name
+    parts, name = table_types(tables), config.optimizer.name
     chosen = {}
     if config.sharding.plan is None:
         asked = from_config.with_an_update_for_tables(config.sharding, name, parts, device)
-        chosen = sharding.choices(asked, name, parts, device.type)
-    everything = replace(config.sharding, types=AUTO, tables={}, min_partition=None)
-    possible = sharding.choices(everything, name, parts, device.type)
-    found = sharding.forecast(tables, plan, work, chosen, possible)
+        chosen = table_choices(asked, name, parts, device.type)
+    everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
+    possible = table_choices(everything, name, parts, device.type)
+    found = forecast_plan(tables, plan, work, chosen, possible)
     content = plan.to_json()
     for row in found.tables:
         content["tables"][row.name].update(row._asdict(), ranks=plan.tables[row.name].ranks)
@@ -183,7 +182,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float
 def _read(path: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_bytes())
-        sharding.Plan.from_json(content)
+        Plan.from_json(content)
     except OSError as error:
         raise UserError(f"plan.against={path}: not readable ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -1,6 +1,6 @@
 """python -m app.recommend run=runs/NAME candidates=FILE: rank candidates by a run's model, best first.
 
-New rows are encoded as the run's dataset was, by its own vocabulary, and the values that it does not know are told.
+New rows are encoded as the run's dataset was, by its own vocabulary, and values that it does not contain are reported.
 A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.checkpoint import choice, resume
-from app.config import CONFIG_DIR
-from app.config.recommend import RecommendConfig, validate_recommend
-from app.config.validation import validate
-from app.data import BatchMaker
-from app.data.batch import Rows
-from app.runtime import failures, platform, process_group
+from app.checkpoint.model_state import load_tensors
+from app.config import CONFIG_DIR, validate
+from app.config.commands import RecommendConfig, validate_recommend
+from app.data.batch import RowArrays
+from app.data.split import BatchMaker
+from app.runtime import platform, process_group
 from app.scoring import ranking
 from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
-from app.training import loop, session
+from app.training import resume, session
 from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
 from data_prep.dataset.format import write_atomically
@@ -27,22 +26,22 @@ from data_prep.encoding.encoder import EncodedBlock, Encoder
 
 log = logging.getLogger("clickwork")
 
-PIECE_ROWS = 256  # always so many, padded: a matrix product of one shape sums each row in one way
+PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape sum each row in one order
 
 
 def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     validate_recommend(config)
     directory = Path(config.run)
-    trained = choice.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
-        run = choice.open_checkpoint(directory, config.checkpoint, trained, here)
+    with process_group.joined(trained, process_group.READING) as here:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         encoder = Encoder.load(run.root)
         candidates = _read(config, encoder)
         block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
         this = session.build(trained, here, run.root, run.manifest)
-        resume.load_tensors(run.path, this, with_optimizer=False)
+        load_tensors(run.path, this.model, optimizer=None)
         order = _canonical_order(candidates, encoder)
         logits = _score(this, encoder.encode(block), order)
         unknown = encoder.unknown(block)
@@ -57,7 +56,7 @@ def main(config: RecommendConfig) -> int:
                 "candidates": candidates.rows,
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
             }
-            _tell(config, ranked[: config.top_k], about)
+            _report(config, ranked[: config.top_k], about)
     return EXIT_DONE
 
 
@@ -85,25 +84,23 @@ def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int
 
 def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
-    rows = Rows(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
+    rows = RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
     make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
-    session.model.eval()
-    found, _ = loop.predict(session.on_device(pieces), session.forward)
     logits = np.empty(len(order), np.float32)
-    logits[order] = found.numpy()
+    logits[order], _ = session.score(pieces)
     return logits
 
 
-def _tell(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
+def _report(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
     """Print the table; write the file, if one is wanted."""
     print(ranking.to_table(ranked), end="")
     unknown = about["out_of_vocabulary"]
     assert isinstance(unknown, dict)
     if unknown:
-        told = ", ".join(f"{feature} {count}" for feature, count in unknown.items())
-        log.info("out of vocabulary, of %d candidates: %s", about["candidates"], told)
+        counts = ", ".join(f"{feature} {count}" for feature, count in unknown.items())
+        log.info("out of vocabulary, of %d candidates: %s", about["candidates"], counts)
     if config.out is not None:
         path = Path(config.out)
         text = ranking.to_json(ranked, about) if path.suffix == ".json" else ranking.to_csv(ranked)

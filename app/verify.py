@@ -1,11 +1,10 @@
-"""python -m app.verify run=runs/NAME: replay a run from its record and say whether it came out the same.
+"""python -m app.verify run=runs/NAME: replay a run from its record and compare the results.
 
-The dataset must be the one that the run read. The replay trains from the first step in a directory of its own. Where
-the run's checkpoints are still there, it goes to the newest of them, and is compared at each of them on the way: each
-step's loss, each parameter, all that the optimizer keeps. Of a run without checkpoints the record is compared: what
-it says of losses, of the evaluation, and the digests. On the same number of processes and threads of one kind of CPU
-the bits are equal; elsewhere a tolerance decides. Differences in code, versions and hardware are listed, since they
-are where an explanation begins.
+The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, up to
+the newest of the run's checkpoints, and is compared at each of them: each step's loss, each parameter, the optimizer's
+state. Of a run without checkpoints the records are compared: losses, evaluation and digests. With the same number of
+processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code,
+versions and hardware are listed, as they may explain it.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration; 75 stopped.
 """
@@ -21,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint, record
-from app.checkpoint import choice
-from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig
-from app.config.validation import validate
-from app.data import verify_splits
-from app.record import Record, provenance
-from app.replay.bitwise_difference import compare
-from app.replay.compare import Witness, plain
-from app.runtime import failures, process_group
+from app.checkpoint import files
+from app.checkpoint.files import read
+from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig, validate
+from app.data.shards import verify_splits
+from app.record import provenance
+from app.record.directory import RunDirectory
+from app.record.reading import METRICS, read_events, read_manifest, read_summary
+from app.replay.compare import ReplayComparison, bitwise_difference, plain
 from app.runtime import platform as runtime
+from app.runtime import process_group
 from app.runtime.signals import StopRequest
-from app.training import session
-from app.training.run import Run
+from app.training import resume, session
+from app.training.run import TrainingRun
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.errors import UserError
 
@@ -43,49 +42,51 @@ EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
 EVAL_FIGURES = ("logloss", "auc")
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform")
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # what they lead to is in LAYOUT
+BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their effects are compared by LAYOUT
 
 
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
-    trained = choice.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data_path)
     validate(trained)
-    with process_group.joined(trained, failures.READING) as here:
-        then = record.read_manifest(directory)
-        _tell_of_layout(directory, then, here)
-        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in choice.undamaged(directory)])))
-        root, manifest = choice.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
+    with process_group.joined(trained, process_group.READING) as here:
+        then = read_manifest(directory)
+        _log_layout(directory, then, here)
+        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
+        root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
                                               lambda: bool(stop)))  # fmt: skip
-        figures = record.read_summary(directory) or {}
-        checkpoints = {checkpoint.read(Path(path)).state["step"]: Path(path) for path in paths}
+        figures = read_summary(directory) or {}
+        if not paths and not figures.get("steps"):
+            raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
+        checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
         steps = max(checkpoints) if checkpoints else figures["steps"]
         this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
-            run = Run(this, Record(scratch, here.rank), stop, began)
-            witness = run.keeper = Witness(run, checkpoints)
+            run = TrainingRun(this, RunDirectory(scratch, here.rank), stop, began)
+            comparison = run.checkpointer = ReplayComparison(run, checkpoints)
             if run.train() == "interrupted":
                 return EXIT_STOPPED
             if here.rank:
                 return EXIT_DONE
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
             if checkpoints:
-                recorded = checkpoint.read(checkpoints[steps]).arrays["losses"]
-                report |= witness.report(compare(recorded, run.state.all_losses(), floor=0.0))
+                recorded = read(checkpoints[steps]).arrays["losses"]
+                report |= comparison.report(bitwise_difference(recorded, run.state.all_losses(), floor=0.0))
             else:
                 report |= _compare_records(directory, scratch)
             layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
             changed = _changes(then, {**provenance.describe_run(), **layout})
-            return _tell(directory, report, changed, config.tolerance)
+            return _report(directory, report, changed, config.tolerance)
         finally:
-            if here.rank == 0:  # the others come here while it still writes
+            if here.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
-    """The run's configuration, to the step of its newest checkpoint, without stops on the way."""
+    """The run's configuration, to the step of its newest checkpoint, without checkpoints and early stops."""
     train = replace(
         trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, eval_every_fraction=None,
         target_auc=None, target_accuracy=None, max_minutes=None,
@@ -97,27 +98,27 @@ def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfi
 
 
 def _compare_records(then: Path, now: Path) -> dict[str, Any]:
-    """What two runs' records say, for the JSON: losses of the windows of steps, the evaluation, digests.
+    """Compare two runs' records, for the JSON: losses of the windows of steps, the evaluation, digests.
 
     Raises:
         UserError: they have no step in common.
     """
     losses, figures = [], []
     for directory in (then, now):
-        losses.append({event["step"]: event["loss"] for event in record.read_events(directory, "train")})
-        figures.append(record.read_summary(directory) or {})
+        losses.append({event["step"]: event["loss"] for event in read_events(directory, "train")})
+        figures.append(read_summary(directory) or {})
     common = sorted(losses[0].keys() & losses[1].keys())
     if not common:
-        raise UserError(f"run={then}: {record.METRICS} has no losses to compare")
+        raise UserError(f"run={then}: {METRICS} has no losses to compare")
     first, second = (np.array([of[step] for step in common], np.float64) for of in losses)
-    found = compare(first, second, floor=0.0)
+    found = bitwise_difference(first, second, floor=0.0)
     evaluation = {
         key: abs(figures[0]["eval"][key] - figures[1]["eval"][key])
         for key in EVAL_FIGURES
         if figures[0]["eval"].get(key) is not None and figures[1]["eval"].get(key) is not None
     }
     return {
-        "losses": plain(found, lambda place: {"first_step": common[place[0]]}),
+        "losses": plain(found, lambda index: {"first_step": common[index[0]]}),
         "tensors": {},
         "evaluation": evaluation,
         "same_digests": {
@@ -127,20 +128,20 @@ def _compare_records(then: Path, now: Path) -> dict[str, Any]:
     }
 
 
-def _tell_of_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
+def _log_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
     if then["world_size"] != here.world_size:
-        log.info("verify: %s had %d process(es), here are %d: bits will differ; for the same, start with NPROC=%d "
+        log.info("verify: %s had %d process(es), here are %d: bits will differ; for equal bits, start with NPROC=%d "
                  "(make) or torchrun", directory, then["world_size"], here.world_size, then["world_size"])  # fmt: skip
 
 
-def _tell(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
+def _report(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
     """Print the verdict and its reasons, as JSON on stdout; return the exit status."""
     same = report["losses"] is None and not report["tensors"] and all(report.get("same_digests", {}).values())
     within = report["largest_difference"] <= tolerance
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
     log.info("verify: %s: %s", directory, verdict)
     if not report["compared_at"]:
-        log.info("verify: no checkpoint is there: losses, evaluation and digests of the record were compared")
+        log.info("verify: the run has no checkpoints: losses, evaluation and digests of its record were compared")
     if report["losses"]:
         log.info("verify: losses differ from step %d on, by %.3g relative at most",
                  report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
@@ -153,13 +154,13 @@ def _tell(directory: Path, report: dict[str, Any], changed: list[str], tolerance
     for line in changed:
         log.info("verify: since then: %s", line)
     if not same and not changed:
-        log.info("verify: nothing that is recorded has changed since: on a CPU the bits should have been the same")
+        log.info("verify: no recorded condition has changed since: on a CPU the bits should have been equal")
     print(json.dumps({**report, "verdict": verdict, "tolerance": tolerance, "changed_since": changed}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of code, versions, hardware, environment and layout is not as it was."""
+    """Changes of code, versions, hardware, environment and layout."""
     changes = [
         f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
         for part in ("code", "versions", "hardware", "environment")

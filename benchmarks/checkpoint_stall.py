@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from app import checkpoint
-from app.checkpoint import resume
+from app.checkpoint.model_state import num_bytes
+from app.checkpoint.saver import Saver
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.data.batch import Batch
 from app.runtime import platform
-from app.training import session
-from app.training.state import State
+from app.training import resume, session
+from app.training.state import RunState
 from benchmarks import training_loop
 from benchmarks.result_file import write_result
 from common.cli import compose_config
@@ -41,31 +41,37 @@ BATCH = 2048
 KINDS = ("none", "synchronous", "asynchronous")
 
 
+class OneCheckpoint(training_loop.NotMeasured):
+    """In place of the loop's checkpointer: saves at one step, or never."""
+
+    def __init__(self, this: session.Session, saver: Saver, step: int | None) -> None:
+        self.stall = 0.0
+        self._this, self._saver, self._step = this, saver, step
+
+    def due(self, step: int) -> bool:
+        """Whether it is that step."""
+        return step == self._step
+
+    def save(self, state: RunState) -> None:
+        """Save, and note how long the loop waits; not at the end of the run."""
+        if self.due(state.step):
+            began, this = time.perf_counter(), self._this
+            content = resume.checkpoint_state(this, state, {})
+            self._saver.save(state.step, this.model, this.optimizer, content, best=False)
+            self.stall += time.perf_counter() - began
+
+
 def measure_once(
     this: session.Session, directory: Path, kind: str, steps: int, batches: Iterator[Batch]
 ) -> dict[str, float]:
     """Run the loop for `steps` steps with one checkpoint of that kind; seconds."""
-    saver = checkpoint.Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
-    stall = 0.0
-
-    def save(state: State) -> None:
-        nonlocal stall
-        began = time.perf_counter()
-        saver.save(state.step, this.model, this.optimizer, resume.saved(this, state, {}), best=False)
-        stall += time.perf_counter() - began
-
-    def due(step: int) -> bool:
-        return kind != "none" and step == steps // 4
-
-    def save_if_due(state: State) -> None:
-        if due(state.step):  # the loop saves at its end, too
-            save(state)
-
-    took = training_loop.time_loop(this, steps, batches, save=save_if_due, checkpoint_due=due) * steps
+    saver = Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
+    checkpointer = OneCheckpoint(this, saver, None if kind == "none" else steps // 4)
+    took = training_loop.time_loop(this, steps, batches, checkpointer) * steps
     saver.wait()
     written = [one.seconds for one in saver.finished()]
     saver.close()
-    return {"loop": took, "stall": stall, "write": written[0] if written else 0.0}
+    return {"loop": took, "stall": checkpointer.stall, "write": written[0] if written else 0.0}
 
 
 def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, An
     }
     tensors = {"model": this.model.state_dict(), "optimizer": this.optimizer.state_dict()}
     return {
-        "bytes": checkpoint.num_bytes(tensors),
+        "bytes": num_bytes(tensors),
         "steps a round": steps,
         "seconds": medians,
         "asynchronous / synchronous": ratios,

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.synthetic.rows import BLOCK_ROWS, LabelledRows, as_block, as_text, calibrated_teacher, label_rows
 from data_prep.synthetic.teacher import Teacher
 

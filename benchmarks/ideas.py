@@ -29,7 +29,7 @@ from torchrec.models.dlrm import InteractionArch
 from app.config import RuntimeConfig
 from app.model.interaction import DotInteraction, mlp
 from app.runtime import platform
-from app.training.finite_checks import Health
+from app.training.window import FiniteChecks
 from benchmarks.result_file import write_result
 from benchmarks.training_loop import KAGGLE_TABLES
 
@@ -144,7 +144,7 @@ def losses(batch: int) -> Variants:
 def health(batch: int) -> Variants:
     """The larger perceptron's step with the sums that tell a NaN's origin, and without."""
     over_arch, inputs = over_arch_of(batch)
-    watch = Health(over_arch, dict(over_arch.named_parameters()), "loss")
+    watch = FiniteChecks(over_arch, dict(over_arch.named_parameters()))
 
     def step() -> Tensor:
         loss = over_arch(inputs).sum()

@@ -8,7 +8,7 @@ Measured side by side in one process, round after round in turn, on the same row
          DistributedModelParallel on gloo, fused SGD, losses gathered, steps timed, all but evaluation,
          checkpoints and the log
   sharded  the same model through DistributedModelParallel and its optimizer, in a plain loop over batches that lie
-         ready in memory: what TorchRec asks for one process, without anything of app.loop
+         ready in memory: what TorchRec asks for one process, without anything of app.training.loop
   bare   the same dense_arch, interaction and over_arch with one FBGEMM table-batched lookup and SGD, in a
          plain loop over batches that lie ready in memory
   mlps   dense_arch and over_arch alone, forward, backward and SGD
@@ -36,16 +36,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.data.batch import Batch
-from app.metrics.timing import Meter
-from app.model import DLRM
+from app.metrics.timing import StepTimer
+from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
 from app.runtime import platform
-from app.training import loop, session
-from app.training.finite_checks import Health
-from app.training.state import LOSS, Parts, State
+from app.training import session
+from app.training.loop import TrainingLoop
+from app.training.state import RunLength, RunState
 from benchmarks.result_file import write_result
 from common.cli import compose_config
 from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
@@ -93,31 +92,49 @@ def stream(this: session.Session) -> Iterator[Batch]:
         yield from this.split("train").train_batches(this.config.train.global_batch_size, 0, epoch, 0)
 
 
-def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], **hooks: Any) -> float:
-    """Seconds a step of the real loop over the next of the batches; `hooks` are more of its parts."""
-    split, config = this.split("train"), this.config.train
+class Batches:
+    """In place of a DataLoader: batches that go on from one round to the next."""
 
-    def set_learning_rate(step: int) -> float:
-        optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
-        return LEARNING_RATE
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
 
-    health = Health(this.model.module.interaction, this.dense_parameters(), LOSS)
-    parts = Parts(
-        batches=lambda epoch, first: batches,
-        total_steps=steps,
-        steps_per_epoch=split.num_batches(config.global_batch_size),
-        forward=this.forward,
-        loss=nn.functional.binary_cross_entropy_with_logits,
-        optimizer=this.optimizer,
-        set_learning_rate=set_learning_rate,
-        mean_over_ranks=lambda losses: session.mean_over_ranks(this.runtime, losses),
-        meter=Meter(this.runtime.device),
-        health=health,
-        health_names=health.names,
-        **hooks,
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """The same iterator whatever the epoch."""
+        return self._batches
+
+    def forward_done(self) -> None:
+        """No pipeline."""
+
+
+class NotMeasured:
+    """In place of the loop's evaluator, checkpointer, recorder, profiler and stop check: does nothing."""
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """No AUC."""
+        return {"step": step, "auc": None}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], checkpointer: Any = None) -> float:
+    """Seconds a step of the real loop over the next of the batches."""
+    config, nothing = this.config.train, NotMeasured()
+    length = RunLength(this.split("train").num_batches(config.global_batch_size), steps, config)
+    loop: Any = TrainingLoop(
+        session=this,
+        data=Batches(batches),
+        evaluator=nothing,
+        checkpointer=checkpointer or nothing,
+        recorder=nothing,
+        profiler=nothing,
+        timer=StepTimer(this.runtime.device),
+        stop=nothing,
+        length=length,
+        state=RunState(),
     )
     began = time.perf_counter()
-    loop.train(parts, config, State())
+    loop.run()
     return (time.perf_counter() - began) / steps
 
 
@@ -191,7 +208,14 @@ def measure(
     batch_size: int, arguments: argparse.Namespace, here: platform.Runtime, root: Path, manifest: Manifest
 ) -> dict[str, Any]:
     """Rounds in turn at one batch size."""
-    overrides = ["optimizer=sgd", f"train.global_batch_size={batch_size}", f"data.path={root}"]
+    overrides = [
+        "optimizer=sgd",
+        f"optimizer.lr={LEARNING_RATE}",
+        "schedule=constant",
+        "loss=bce",
+        f"train.global_batch_size={batch_size}",
+        f"data.path={root}",
+    ]
     overrides += [f"data.shuffle_block_rows={WINDOW_ROWS // 4}", "data.shuffle_window_blocks=4"]
     this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
     batches, following = _first(stream(this), 50), stream(this)

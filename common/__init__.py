@@ -1,1 +1,1 @@
-"""What every command shares: configuration from the command line, exit statuses, errors."""
+"""Shared by app and data_prep: command line, errors, terminal, memory, compiled kernels."""

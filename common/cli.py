@@ -1,4 +1,4 @@
-"""Entry points: Hydra overrides from the command line in, an exit status out."""
+"""Entry points: compose the configuration from the command line, run a command, return its exit status."""
 
 import difflib
 import errno
@@ -25,11 +25,11 @@ from common.help import describe, groups_of, keys_of
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-# EX_TEMPFAIL: stopped by a signal after a clean checkpoint, or other processes were lost; the same command goes on
+# EX_TEMPFAIL: stopped by a signal after a checkpoint, or lost other processes; the same command resumes
 EXIT_STOPPED = 75
 
-SECONDS_TO_SPEAK = 10.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of writing to an open file, so without its name
+SECONDS_FOR_FIRST_ERROR = 10.0
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # raised by writes to open files, without a file name
 
 ConfigT = TypeVar("ConfigT")
 
@@ -39,8 +39,8 @@ def compose_config(
 ) -> ConfigT:
     """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
 
-    A schema may have a static method `implied`: of the composed values it says which others they imply, by dotted
-    key. Those are then in force, unless `overrides` say otherwise.
+    A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
+    Explicit overrides take precedence over those.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
@@ -48,12 +48,12 @@ def compose_config(
     composed = _compose(schema, config_dir, overrides, name)
     missing = sorted(map(str, OmegaConf.missing_keys(composed)))
     if missing:
-        raise UserError(f"configuration: {missing[0]} is not given; add {missing[0]}=...")
+        raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
     return OmegaConf.to_object(composed)  # type: ignore[return-value]
 
 
 def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
-    """The same as OmegaConf holds it, where keys may have no value yet."""
+    """Compose into OmegaConf's representation, in which keys may still lack values."""
     for override in overrides:
         if override.startswith("-"):
             raise UserError(f"configuration: {override}: keys have no dashes; write {override.lstrip('-')}")
@@ -70,23 +70,23 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
             if implied:
                 added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
                 composed = compose(name, overrides=[*added, *overrides])
-        # Merged into the schema once more, since an override that begins with + may add a key of its own.
+        # Merge into the schema again: an override that begins with + could have added an unknown key.
         config = OmegaConf.merge(structured, OmegaConf.to_container(composed))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_one_line(error) + _meant(schema, config_dir, overrides)) from error
+        raise UserError(_one_line(error) + _suggestion(schema, config_dir, overrides)) from error
 
 
 @functools.lru_cache(maxsize=1)
 def _stored(schema: type) -> Any:
-    """The schema as OmegaConf holds it, put where Hydra finds it until that of another command takes its place."""
+    """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
     ConfigStore.instance().store(name="schema", node=schema)
     return OmegaConf.structured(schema)
 
 
-def _meant(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
-    """What a key that is not known may have been meant to be."""
+def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
+    """Return the nearest known key for the first unknown one, as the end of a sentence."""
     known = [key for key, *_ in keys_of(schema)]
     known += groups_of(config_dir)
     for override in overrides:
@@ -97,10 +97,10 @@ def _meant(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     return ""
 
 
-def _let_the_first_speak() -> None:
-    """Wait for the process that tells of the same error: torchrun ends all others as soon as one has ended."""
+def _wait_for_first_error() -> None:
+    """Wait while local rank 0 prints the same error: torchrun ends all processes as soon as one has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(SECONDS_TO_SPEAK)
+    time.sleep(SECONDS_FOR_FIRST_ERROR)
 
 
 def run_command(
@@ -125,9 +125,9 @@ def run_command(
 def exit_status(run: Callable[[], int | None]) -> int:
     """Call `run` and return its exit status; print a UserError as one line on stderr.
 
-    Under torchrun all processes of a machine meet the same error, so one of them prints it.
+    Under torchrun all processes of a machine raise the same error, so only local rank 0 prints it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # app/__init__.py: while torch was being imported
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by app/__init__.py during the import of torch
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run() or EXIT_DONE
@@ -135,27 +135,27 @@ def exit_status(run: Callable[[], int | None]) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         else:
-            _let_the_first_speak()
+            _wait_for_first_error()
         return EXIT_BAD_INPUT
     except LostPeerError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_STOPPED
     except BrokenPipeError:
-        sys.stdout = None  # `... | head`: nobody reads any more
+        sys.stdout = None  # the reader, such as `head`, has ended
         return EXIT_DONE
     except OSError as error:
-        if error.filename is None and error.errno not in NO_ROOM:
+        if error.filename is None and error.errno not in DISK_FULL:
             raise
-        print(f"error: {error.filename or 'a file that was written'}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'an output file'}: {error.strerror}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # before the command took care of signals itself
+        return EXIT_INTERRUPTED  # the command has not installed its own handler yet
 
 
 def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path, config: Any, name: str) -> None:
     module = sys.modules[main.__module__]
     print((module.__doc__ or "").strip(), end="\n\n")
-    groups = groups_of(config_dir) if name == "config" else {}  # the others use none
+    groups = groups_of(config_dir) if name == "config" else {}  # only the main configuration uses groups
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
     print("\n".join(describe(schema, values, groups)))  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ _NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To app
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra's and OmegaConf's messages run over many lines; the causes, from the outside in, on one."""
+    """Join the many lines of a Hydra or OmegaConf error and its causes into one, outermost first."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,16 +1,16 @@
-"""Errors that end a command with one line."""
+"""Errors that end a command with one line instead of a traceback."""
 
 
 class UserError(Exception):
     """Bad input or configuration.
 
-    The message is one line that names the file, row, column or key and says what to do; a command that
-    meets it prints that line and ends with exit status 2.
+    The message is one line that names the file, row, column or key and says what to do. Commands print it and exit
+    with status 2.
     """
 
 
 class LostPeerError(Exception):
-    """Another process of the job is gone or out of reach.
+    """Another process of the job ended or cannot be reached.
 
-    The command prints the message and ends with exit status 75: the same command goes on from the last checkpoint.
+    Commands print the message and exit with status 75: the same command resumes from the last checkpoint.
     """

@@ -1,6 +1,7 @@
-"""What --help prints: every key with its value, its choices and, from the comment beside its field, its meaning."""
+"""Help on keys: each with its value, its choices and the meaning that stands beside its field or in the docstring."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FIELD_COMMENT = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)
+ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)  # of a docstring's section "Attributes"
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -52,22 +54,39 @@ def describe(schema: type, values: Mapping[str, Any], groups: Mapping[str, list[
             yield ""
         last = group
         line = f"  {key}={_shown(_value(values, key))}"
-        notes = [_choices(kind), _comments(owner).get(field)]
-        told = "; ".join(note for note in notes if note)
-        yield f"{line:<46}  # {told}" if told else line
+        notes = [" | ".join(_choices(kind)), meanings(owner).get(field)]
+        note = "; ".join(filter(None, notes))
+        yield f"{line:<46}  # {note}" if note else line
 
 
-def _comments(schema: type) -> dict[str, str]:
-    """Field -> the comment on its line."""
-    return dict(FIELD_COMMENT.findall(inspect.getsource(schema)))
+def key_table(schema: type, values: Mapping[str, Any]) -> Iterator[str]:
+    """Rows of a Markdown table of every key, its default and its meaning; arguments as of `describe`."""
+    yield "| key | default | |"
+    yield "|---|---|---|"
+    for key, owner, field, kind in keys_of(schema):
+        value = _value(values, key)
+        default = f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > 8 else _shown(value) or " "
+        choices = ", ".join(f"`{choice}`" for choice in _choices(kind))
+        yield f"| `{key}` | `{default}` | {': '.join(filter(None, (choices, meanings(owner).get(field))))} |"
 
 
-def _choices(kind: Any) -> str | None:
-    """What an enumeration, or an optional one, takes."""
+@functools.cache
+def meanings(schema: type) -> dict[str, str]:
+    """Field -> the comment on its line, or its entry in the docstring's section "Attributes"."""
+    found: dict[str, str] = {}
+    for owner in filter(dataclasses.is_dataclass, reversed(schema.__mro__)):
+        attributes = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
+        found |= {name: " ".join(text.split()).removesuffix(".") for name, text in ATTRIBUTE.findall(attributes)}
+        found |= FIELD_COMMENT.findall(inspect.getsource(owner))
+    return found
+
+
+def _choices(kind: Any) -> list[str]:
+    """The values of an enumeration, or an optional one."""
     for candidate in (kind, *typing.get_args(kind)):
         if isinstance(candidate, type) and issubclass(candidate, Enum):
-            return " | ".join(member.name for member in candidate)
-    return None
+            return [member.name for member in candidate]
+    return []
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:

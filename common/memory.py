@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed."""
+"""The C library's treatment of freed memory."""
 
 import ctypes
 
@@ -6,18 +6,18 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # <malloc.h>
 
 
 def keep_freed_memory() -> bool:
-    """Let large arrays use the memory of those before them; whether the C library can (glibc's can).
+    """Reuse the memory of freed large arrays. Returns whether the C library can (glibc can).
 
-    glibc gives large blocks back to the system as they are freed, so that the next array of that size is given fresh
-    pages, which the system clears first: a third of a training step at a batch of 65,536 (docs/performance.md).
-    Processes forked from this one do the same.
+    glibc returns large blocks to the system when they are freed, so the next array of that size gets fresh pages,
+    which the system clears first: 27 % of over_arch's time at a batch of 65,536 (docs/performance.md). Processes forked
+    from this one inherit the setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def give_back_freed_memory() -> None:
-    """Give memory that was freed, and kept, back to the system, where the C library can (glibc's can)."""
+    """Return freed memory to the system, if the C library can (glibc can)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,8 +1,8 @@
-"""Sizes for people."""
+"""Sizes in bytes as text."""
 
 
 def in_words(num_bytes: float) -> str:
-    """Such as 15.3 GB: in the largest unit of which there is one; decimal, as disks and mirrors count."""
+    """Format bytes in the largest decimal unit that fits, such as 15.3 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"

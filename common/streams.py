@@ -1,4 +1,4 @@
-"""The process's own streams, where libraries written in C++ go past Python's."""
+"""The process's file descriptors, which C++ libraries write to directly."""
 
 import contextlib
 import ctypes
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_native_stdout() -> Iterator[None]:
-    """Drop what C and C++ write to standard output meanwhile.
+    """Discard what C and C++ code writes to standard output within the context.
 
-    For the gloo of torch up to 2.10, which tells there whom it met: on the stdout that is a command's JSON.
+    gloo of torch up to 2.10 logs its connections there, and a command's JSON goes to standard output.
     """
     sys.stdout.flush()
     flush_native = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
@@ -21,7 +21,7 @@ def without_native_stdout() -> Iterator[None]:
         os.dup2(nowhere, 1)
         yield
     finally:
-        # What waits in C's buffer would come out behind our back otherwise.
+        # Else what is left in C's buffer would be printed later.
         flush_native(None)
         os.dup2(kept, 1)
         os.close(kept)

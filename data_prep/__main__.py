@@ -12,11 +12,9 @@ import sys
 
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
 from data_prep.config.checks import GENERATED
-from data_prep.config.compose import CONFIG_DIRECTORY
+from data_prep.config.compose import CONFIG_DIRECTORY, PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
 from data_prep.engine.executor import start_fork_server
-
-PICKLED = "--pickled"  # the only argument where the configuration comes as a pickled PrepConfig on standard input
 
 
 def main(config: PrepConfig) -> int:

@@ -17,8 +17,7 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required
 from data_prep.io.atomic import temporary_path
 from data_prep.traces.histogram import load_profiles
-from data_prep.traces.length import warn_of_length
-from data_prep.traces.sampler import AccessGenerator
+from data_prep.traces.sampler import AccessGenerator, warn_of_length
 
 PIECE = 1 << 20
 

@@ -19,8 +19,7 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import ExchangeFormat
-from data_prep.exchange.export import export_multi_hot, export_npy
-from data_prep.exchange.export_bin import export_bin
+from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
 from data_prep.exchange.importer import import_bin, import_npy
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from data_prep.config.checks import refuse_criteo_s_own
+from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
 from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
 from data_prep.config.presets import Rules, resolve_rules
-from data_prep.config.unused_keys import refuse_idle_choices
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 from data_prep.dataset.schema import CRITEO, Schema
@@ -28,8 +27,8 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     Raises:
         UserError: choices that do not go together.
     """
-    refuse_idle_choices(data)
-    refuse_criteo_s_own(data)
+    refuse_unused_choices(data)
+    refuse_criteo_only_choices(data)
     num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
     if data.source in num_days:
         chosen_bags(data, resolve_rules(data, num_days[data.source]), CRITEO)

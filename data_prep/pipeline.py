@@ -20,11 +20,9 @@ from msgspec.structs import replace
 from common.errors import UserError
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
-from data_prep.config.checks import GENERATED, refuse_idle_keys, validate
-from data_prep.config.differences import tell_departures
+from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
 from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, usable_cpus
-from data_prep.config.presets import resolve_rules
-from data_prep.config.table_sizes import largest_id, num_embeddings
+from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
@@ -45,7 +43,7 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.io.progress import Progress
 from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
-from data_prep.stages.bayes_scores import dataset_scores
+from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
@@ -69,8 +67,8 @@ from data_prep.stages.split import (
     split_rows,
 )
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
+from data_prep.stages.write_generated import Generator, write_generated
 from data_prep.synthetic.random_ids import RandomRows
-from data_prep.synthetic.write import Generator, write_generated
 from data_prep.traces.rows import TraceRows
 
 
@@ -86,7 +84,7 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.scheduler is not None:
         root = root.absolute()  # its workers may be in other directories
     if data.source in GENERATED:
-        refuse_idle_keys(data)
+        refuse_unused_keys(data)
         return write_generated(data, root, _generator(data))
     refuse_early(data, root)
     try:
@@ -101,7 +99,7 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
-            tell_departures(rules)
+            report_differences(rules)
             refuse_foreign_files(root, work, sources)
             keep_or_discard_work(work, parameters, sources)
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()

@@ -1,4 +1,4 @@
-"""Check a dataset against its manifest: sums, shapes, ranges, counts, label rates.
+"""Check a dataset against its manifest: checksums, shapes, ranges, counts, label rates.
 
 python -m data_prep.verify data.path=DATASET
 """
@@ -58,13 +58,13 @@ def verify_dataset(root: Path) -> Manifest:
 
 
 def _verify_tables(root: Path) -> None:
-    """Check the bags of all ids, where they have been drawn, by the sums noted as they were."""
+    """Check the bags of all ids, where they have been drawn, by the checksums recorded with them."""
     for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
         try:
             sums = {name: FileDigest(**entry) for name, entry in json.loads(path.read_bytes()).items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{path}: not as it was written ({error}); remove its directory: it is drawn anew"
+                f"{path}: not as it was written ({error}); remove its directory: it is made again"
             ) from error
         for name, expected in sums.items():
             verify_file(path.with_name(name), expected)

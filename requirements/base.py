@@ -1,7 +1,7 @@
-"""Proof, while an image is built, that the base's own torch, torchrec, fbgemm and numpy stay as they are.
+"""Check, while an image is built, that the base's own torch, torchrec, fbgemm and numpy stay unchanged.
 
-`base.py record FILE` writes down what this Python has; `base.py check FILE PYTHON` compares it with what it has
-then, and with what the environment of PYTHON sees. Exit status 1 where anything was replaced.
+`base.py record FILE` records this Python's packages; `base.py check FILE PYTHON` compares the record with its packages
+at that time and with what the environment of PYTHON sees. Exit status 1 if anything was replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WATCHED = ("torch", "torchrec", "fbgemm_gpu", "numpy")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record, check, or print what this Python has; return an exit status."""
+    """Record, check or print this Python's packages; return an exit status."""
     found = describe()
     if not arguments:
         print(json.dumps(found))
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     recorded = json.loads(Path(arguments[1]).read_text())
     seen = json.loads(subprocess.run([arguments[2], __file__], capture_output=True, text=True, check=True).stdout)
     problems = differences(recorded, found, "the base's Python")
-    # What the base lacks is the environment's own; what it has must be what the environment sees.
+    # Packages that the base lacks may be the environment's own; all others must be the base's.
     had = {name: parts for name, parts in recorded.items() if parts}
     problems += differences(had, {name: seen[name] for name in had}, "the environment")
     for problem in problems:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def describe() -> dict[str, dict[str, str] | None]:
-    """Version, place and fingerprint of each watched package; None for one that is not there."""
+    """Return version, directory and fingerprint of each watched package; None for one that is not installed."""
     versions: dict[str, list[str]] = {}
     owners = importlib.metadata.packages_distributions()
     for name in WATCHED:
@@ -54,7 +54,7 @@ def describe() -> dict[str, dict[str, str] | None]:
 def differences(
     before: dict[str, dict[str, str] | None], after: dict[str, dict[str, str] | None], where: str
 ) -> list[str]:
-    """One sentence for each package that is not what it was."""
+    """Return a sentence for each package that has changed."""
     sentences = []
     for name, was in before.items():
         now = after[name]
@@ -64,7 +64,7 @@ def differences(
 
 
 def in_words(found: dict[str, dict[str, str] | None]) -> str:
-    """Names and versions on one line."""
+    """Format names and versions on one line."""
     return ", ".join(f"{name} {parts['version'] if parts else 'none'}" for name, parts in found.items())
 
 
@@ -81,7 +81,7 @@ def _describe(name: str, versions: list[str]) -> dict[str, str] | None:
 
 
 def fingerprint(directory: Path) -> str:
-    """SHA-256 of names, sizes and times (whole seconds) of all files but bytecode."""
+    """Return the SHA-256 of names, sizes and times (whole seconds) of all files except bytecode."""
     sha256 = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":

@@ -1,4 +1,4 @@
-"""The one error of the set-up that is the user's to mend, and how it speaks."""
+"""Errors and log lines of the set-up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 class SetupError(Exception):
-    """One sentence for the user: what is wrong and what to do."""
+    """A failed set-up; the message says in one sentence what is wrong and what to do."""
 
 
-def say(message: str) -> None:
-    """Tell what is going on; stdout stays the command's own."""
+def log(message: str) -> None:
+    """Log to stderr: stdout belongs to the command that follows."""
     print(f"set-up: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""torch for CUDA or ROCm, fbgemm_gpu and torchrec, as a container brings them: found, used, not replaced."""
+"""A container's own torch for CUDA or ROCm, fbgemm_gpu and torchrec: found and used, never replaced."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from errors import SetupError
 
 STACK = ("torch", "fbgemm_gpu", "torchrec")
 OLDEST_TORCH = 10  # of torch 2.x
-KINDS = {"cuda": "cuda", "rocm": "hip"}  # a platform's name, and torch's
+KINDS = {"cuda": "cuda", "rocm": "hip"}  # platform to torch's name of it
 CANONICAL_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[A-Za-z0-9._-]+)?")
 
 
 def find_gpu_torch() -> tuple[str, str] | None:
-    """Version and device ("cuda 12.8", "hip 7.1") of this Python's torch; None without one for a GPU."""
+    """Return version and device ("cuda 12.8", "hip 7.1") of this Python's torch; None if it has none for a GPU."""
     spec = importlib.util.find_spec("torch")
     version_file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if version_file is None or not version_file.is_file():
@@ -35,15 +35,15 @@ def find_gpu_torch() -> tuple[str, str] | None:
 
 
 def missing_from_stack() -> list[str]:
-    """The modules of the stack that this Python cannot import."""
+    """Return the modules of the stack that this Python cannot import."""
     return [name for name in STACK if importlib.util.find_spec(name) is None]
 
 
 def describe_gpu_stack(device: str) -> dict[str, Any] | None:
-    """This Python's stack for a GPU, and all it has besides; None if the environment gets a stack of its own.
+    """Describe this Python's GPU stack and its other packages; None if the environment gets a stack of its own.
 
-    With device `auto` the stack has to be complete. With `cuda` or `rocm` torch suffices: `added` is then what
-    belongs to it and is missing.
+    With device `auto` the stack must be complete. With `cuda` or `rocm` torch suffices: `added` then lists the missing
+    requirements that belong to it.
 
     Raises:
         SetupError: `cuda` or `rocm` without torch for it, or releases that do not belong together.
@@ -69,7 +69,7 @@ def describe_gpu_stack(device: str) -> dict[str, Any] | None:
 
 
 def check_releases(torch: str, distributions: dict[str, str]) -> None:
-    """Refuse what is known not to work: FBGEMM 1.X is built for torch 2.(X+5) and for no other.
+    """Refuse releases that do not match: FBGEMM 1.X is built for torch 2.(X+5) only.
 
     Raises:
         SetupError: torch is too old, or belongs to another FBGEMM.
@@ -78,17 +78,17 @@ def check_releases(torch: str, distributions: dict[str, str]) -> None:
     if minor < OLDEST_TORCH:
         raise SetupError(f"torch {torch} is too old: 2.{OLDEST_TORCH} is the oldest that works here")
     for name, version in distributions.items():
-        # Builds named by a date, or from source, tell nothing of the torch they were made for.
+        # Builds versioned by date, or from source, do not state the torch they were built for.
         release = re.match(r"1\.(\d+)\.", version)
         if name.startswith("fbgemm-gpu") and release and int(release[1]) + 5 != minor:
             raise SetupError(f"{name} {version} belongs to torch 2.{int(release[1]) + 5}, not {torch}")
 
 
 def matching_releases(torch: str, device: str, missing: Iterable[str]) -> list[str]:
-    """Requirements for the missing modules of the stack, in the releases made for this torch.
+    """Return requirements for the missing modules of the stack, in the releases made for this torch.
 
     FBGEMM's and TorchRec's 1.X belong to torch 2.(X+5) (FBGEMM's compatibility table, TorchRec's release scripts).
-    A build for ROCm is asked for by its local version: the plain name is the CUDA build.
+    A ROCm build is requested by its local version: the plain name is the CUDA build.
     """
     release = f"1.{_minor(torch) - 5}"
     kind, _, version = device.partition(" ")
@@ -99,9 +99,9 @@ def matching_releases(torch: str, device: str, missing: Iterable[str]) -> list[s
 
 
 def write_overlay(environment: Path, stack: dict[str, Any], python_version: str) -> None:
-    """Let the environment see the other Python's packages, behind its own.
+    """Make the other Python's packages visible in the environment, after its own.
 
-    `--system-site-packages` would not do: from a virtual environment it leads to the Python below that one.
+    `--system-site-packages` does not work here: from a virtual environment it leads to the Python below that one.
     """
     library = f"python{'.'.join(python_version.split('.')[:2])}"
     lines = [f"import site; site.addsitedir({directory!r})\n" for directory in stack["directories"]]
@@ -109,14 +109,14 @@ def write_overlay(environment: Path, stack: dict[str, Any], python_version: str)
 
 
 def constraints(stack: dict[str, Any]) -> str:
-    """A pip constraints file that holds every package of the other Python where it is."""
-    # pip stops at a version it cannot read; Debian's own packages have some, and no index has those.
+    """Return a pip constraints file that pins every package of the other Python."""
+    # pip fails on versions it cannot parse; some of Debian's own packages have such, and no index has those.
     readable = {n: v for n, v in stack["distributions"].items() if CANONICAL_VERSION.fullmatch(v)}
     return "".join(f"{name}=={version}\n" for name, version in readable.items())
 
 
 def missing_requirements(requirements: Iterable[str], stack: dict[str, Any]) -> list[str]:
-    """The requirements whose package the other Python does not have in any version."""
+    """Return the requirements whose package the other Python does not have in any version."""
     return [requirement for requirement in requirements if not _has(stack, requirement)]
 
 
@@ -137,7 +137,7 @@ def _origin(module: str) -> str | None:
 
 
 def _distributions() -> dict[str, str]:
-    """Name and version of every installed distribution; the first one found counts, as for an import."""
+    """Return name and version of every installed distribution; the first one found counts, as for an import."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         if name := distribution.metadata["Name"]:

@@ -1,4 +1,4 @@
-"""Whether an environment works: its packages are imported in it, and each has to come from where it was meant to."""
+"""Check that an environment works: import its packages in it, each from the directory it should come from."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import SetupError, say
+from errors import SetupError, log
 
-# Where each module came from; what a broken stack raises on import is the failure we look for.
+# Prints version and file of each module; a broken stack raises on import.
 PROBE = """
 import importlib, json, os, sys
 modules = {name: importlib.import_module(name) for name in sys.argv[1:]}
 found = {n: [str(getattr(m, "__version__", "")), os.path.realpath(m.__file__)] for n, m in modules.items()}
 print("\\n" + json.dumps(found))
 """
-# The GPU's driver comes from the host when a container starts; while an image is built there is none.
+# The GPU driver comes from the host when a container starts; there is none while an image is built.
 DRIVER = re.compile(r"lib(nvidia-ml|cuda)\.so\.1: cannot open shared object file")
 
 
 def verify(
     environment: Path, python: Path, modules: Sequence[str], torch: str | None, stack: dict[str, Any] | None
 ) -> str:
-    """Import the modules in the environment, check that they are the ones meant, return their versions in words.
+    """Import the modules in the environment, check their origins, return their versions as text.
 
     Raises:
-        SetupError: an import that fails, a torch of another version, a module from elsewhere.
+        SetupError: an import fails, torch has another version, or a module comes from elsewhere.
     """
-    say(f"importing {', '.join(modules)}")
+    log(f"importing {', '.join(modules)}")
     found, driver = probe(python, modules), True
     if isinstance(found, str) and DRIVER.search(found):
         modules, driver = [name for name in modules if name not in ("fbgemm_gpu", "torchrec")], False
-        say(f"fbgemm_gpu and torchrec were not imported: no GPU driver here ({found})")
+        log(f"fbgemm_gpu and torchrec were not imported: no GPU driver here ({found})")
         found = probe(python, modules)
     if isinstance(found, str):
         raise SetupError(f"the installed stack does not import: {found}")
@@ -48,12 +48,12 @@ def verify(
         expected = Path(meant.get(name) or environment.resolve())
         if not Path(origin).is_relative_to(expected):
             raise SetupError(f"{name} is imported from {origin}, not {expected}; is PYTHONPATH the cause?")
-    told = [f"{name} {found[name][0]}" for name in modules if name != "numpy" or len(modules) == 1]
-    return ", ".join(told) + ("" if driver else "; the rest when there is a GPU")
+    listed = [f"{name} {found[name][0]}" for name in modules if name != "numpy" or len(modules) == 1]
+    return ", ".join(listed) + ("" if driver else "; the others when there is a GPU")
 
 
 def probe(python: Path, modules: Sequence[str]) -> dict[str, list[str]] | str:
-    """Version and file of each module as imported, or the last line of what went wrong."""
+    """Return version and file of each imported module, or the last line of the error."""
     command: list[str | Path] = [python, "-W", "ignore", "-c", PROBE, *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

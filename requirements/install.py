@@ -1,12 +1,11 @@
-"""Makes the virtual environment that every make target runs in: `python requirements/install.py [DIRECTORY]`.
+"""Create the virtual environment that every make target runs in: `python requirements/install.py [DIRECTORY]`.
 
-Usually it holds the packages of environment.lock, checked by hash, and torch as torch.in pins it. Where this
-Python already has torch for CUDA or ROCm with fbgemm_gpu and torchrec (a container), the environment sees its
-packages and gets only what is missing: nothing of theirs is replaced. Options say what else to make
-(requirements/stacks.py); images are built with them.
+It holds the packages of environment.lock, checked by hash, and torch as pinned in torch.in. Where this Python already
+has torch for CUDA or ROCm with fbgemm_gpu and torchrec (a container), the environment sees those packages and gets only
+what is missing; nothing is replaced. Options select other stacks (requirements/stacks.py); images are built with them.
 
-A state file says what an environment was made from and, last of all, that it is whole: one that is not whole,
-or was made from something else, is made again. Only the standard library is at hand here.
+A state file records what an environment was built from and, written last, that it is complete. An environment that is
+incomplete or outdated is built again from nothing. Only the standard library can be imported here.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from typing import Any
 import gpu_stack
 import imports
 import stacks
-from errors import SetupError, say
+from errors import SetupError, log
 
 HERE = Path(__file__).resolve().parent
 STATE_NAME = "clickwork.json"
@@ -38,11 +37,13 @@ OLDEST_PIP = (22, 3)  # the first with --python
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make or mend the environment; return an exit status."""
-    parser = argparse.ArgumentParser(description="Make or mend Clickwork's virtual environment.")
+    """Create or update the environment; return an exit status."""
+    parser = argparse.ArgumentParser(description="Create or update Clickwork's virtual environment.")
     parser.add_argument("directory", nargs="?", default=HERE.parent / ".venv")
     parser.add_argument("--device", choices=stacks.DEVICES, default="auto", help="which torch (default: %(default)s)")
-    parser.add_argument("--packages", choices=stacks.PACKAGES, default=stacks.PACKAGES[0], help="what besides")
+    parser.add_argument(
+        "--packages", choices=stacks.PACKAGES, default=stacks.PACKAGES[0], help="which packages (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     environment, stack = Path(os.path.abspath(options.directory)), stacks.Stack(options.device, options.packages)
     try:
@@ -56,24 +57,24 @@ def main(arguments: Sequence[str]) -> int:
         print(f"set-up: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("set-up: interrupted; the next one starts afresh", file=sys.stderr)
+        print("set-up: interrupted; the next one starts from nothing", file=sys.stderr)
         return 130
     return 0
 
 
 def use_base_python(environment: Path, arguments: Sequence[str]) -> None:
-    """Started by the environment's own Python (it is activated), go on in the one that it was made with."""
+    """If started by the environment's own Python (it is activated), continue in the one that created it."""
     state = read_state(environment)
     if state is None or os.path.realpath(sys.prefix) != os.path.realpath(environment):
         return
     base = state["base"]
     if not os.access(base, os.X_OK):
-        raise SetupError(f"{base}, which made {environment}, is gone; name another: PYTHON=/usr/bin/python3")
+        raise SetupError(f"{base}, which created {environment}, is gone; name another: PYTHON=/usr/bin/python3")
     os.execv(base, [base, __file__, *arguments])
 
 
 def describe(stack: stacks.Stack) -> dict[str, Any]:
-    """All that decides what the environment will hold."""
+    """Return everything that decides what the environment will hold."""
     gpu = gpu_stack.describe_gpu_stack(stack.device) if stack.has_torch else None
     inputs = [*sorted(HERE.glob("*.py")), *stack.inputs()]
     return {
@@ -86,7 +87,7 @@ def describe(stack: stacks.Stack) -> dict[str, Any]:
 
 
 def read_state(environment: Path) -> dict[str, Any] | None:
-    """The environment's state file; None without a readable one."""
+    """Read the environment's state file; None if there is no readable one."""
     try:
         state = json.loads((environment / STATE_NAME).read_text())
     except (OSError, ValueError):
@@ -95,7 +96,7 @@ def read_state(environment: Path) -> dict[str, Any] | None:
 
 
 def write_state(environment: Path, made_from: dict[str, Any], whole: bool) -> None:
-    """Write the state file in one step."""
+    """Write the state file atomically."""
     state = {"whole": whole, "base": sys.executable, "made_from": made_from}
     temporary = environment / f"{STATE_NAME}.tmp"
     temporary.write_text(json.dumps(state, indent=1) + "\n")
@@ -103,22 +104,22 @@ def write_state(environment: Path, made_from: dict[str, Any], whole: bool) -> No
 
 
 def is_whole(environment: Path, made_from: dict[str, Any]) -> bool:
-    """Whether there is nothing to do."""
+    """Return whether the environment is complete and up to date."""
     state = read_state(environment)
     runs = os.access(environment / "bin" / "python", os.X_OK)
     return bool(state and state["whole"] and state["made_from"] == made_from and runs)
 
 
 def build_alone(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> None:
-    """Build, or wait for another make that is at it and look again."""
+    """Build the environment under a lock; if another process was building it, wait and check again."""
     directory = os.open(HERE, os.O_RDONLY)
-    # For the steps to inherit: a pip that outlives its killed set-up holds the lock until it ends.
+    # Inherited by the steps: a pip that outlives its killed set-up keeps the lock until it ends.
     os.set_inheritable(directory, True)
     try:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another set-up is at work here; waiting for it")
+            log("another set-up is running here; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         if not is_whole(environment, made_from):
             build(environment, stack, made_from)
@@ -127,20 +128,20 @@ def build_alone(environment: Path, stack: stacks.Stack, made_from: dict[str, Any
 
 
 def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> None:
-    """Make the environment from nothing."""
+    """Build the environment from nothing."""
     started = time.monotonic()
     clear(environment)
-    say(f"making {environment} with {sys.executable}, Python {made_from['python']}")
+    log(f"creating {environment} with {sys.executable}, Python {made_from['python']}")
     environment.mkdir(parents=True)
     write_state(environment, made_from, whole=False)
     python = environment / "bin" / "python"
-    # --without-pip: Debian's Python comes without ensurepip, and the pip at hand will do.
+    # --without-pip: Debian's Python has no ensurepip; this Python's pip installs into the environment.
     venv = [sys.executable, "-m", "venv", "--without-pip"]
     run(
         [*venv, environment],
-        f"{sys.executable} made no virtual environment (on Debian, install python3-venv)",
+        f"{sys.executable} created no virtual environment (on Debian, install python3-venv)",
     )
-    # At a terminal pip shows its progress; elsewhere only what went wrong.
+    # Progress bars on a terminal, only errors elsewhere.
     quiet = [] if sys.stderr.isatty() else ["-qq"]
     pip = [*pip_for(python), "install", *quiet, "--disable-pip-version-check", "--no-user"]
     if made_from["gpu_stack"]:
@@ -149,42 +150,42 @@ def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> 
         torch = install_locked(pip, stack)
     versions = imports.verify(environment, python, stack.modules, torch, made_from["gpu_stack"])
     write_state(environment, made_from, whole=True)
-    say(f"ready after {time.monotonic() - started:.0f} s: {versions}")
+    log(f"ready after {time.monotonic() - started:.0f} s: {versions}")
 
 
 def clear(environment: Path) -> None:
-    """Remove an environment of ours; refuse to touch anything else of that name."""
+    """Remove an environment that was created here; refuse to touch anything else of that name."""
     state = read_state(environment)
     if state:
-        reason = "was made from something else" if state["whole"] else "is not whole"
-        say(f"{environment} {reason}: making it again")
+        reason = "was built from other requirements" if state["whole"] else "is incomplete"
+        log(f"{environment} {reason}: building it again")
         shutil.rmtree(environment)
     elif os.path.lexists(environment):
-        # Empty but for this: killed before it had its state.
+        # Empty except for this: the set-up was killed before it wrote the state file.
         if not environment.is_dir() or any(path.suffix != ".tmp" for path in environment.iterdir()):
-            raise SetupError(f"{environment} is not ours to replace; move it away, or set VENV=<other path>")
+            raise SetupError(f"{environment} was not created by this set-up; move it away, or set VENV=<other path>")
         shutil.rmtree(environment)
 
 
 def pip_for(python: Path) -> list[str | Path]:
-    """The command of a pip that installs into the environment."""
+    """Return the command of a pip that installs into the environment."""
     if importlib.util.find_spec("pip"):
         major, minor = importlib.metadata.version("pip").split(".")[:2]
         if (int(major), int(minor)) >= OLDEST_PIP:
             return [sys.executable, "-m", "pip", "--python", python]
-    run([python, "-m", "ensurepip"], f"{sys.executable} has no pip from 22.3 on, nor ensurepip: install pip")
+    run([python, "-m", "ensurepip"], f"{sys.executable} has neither pip 22.3 or later nor ensurepip: install pip")
     return [python, "-m", "pip"]
 
 
 def install_locked(pip: Sequence[str | Path], stack: stacks.Stack) -> str | None:
-    """The locked packages; then torch, whose requirements the lock holds: nothing else moves. Returns its version."""
+    """Install the locked packages, then torch, whose requirements the lock holds. Return torch's version."""
     if stack.device == "auto" and (torch := gpu_stack.find_gpu_torch()):
         missing = " and ".join(gpu_stack.missing_from_stack())
-        say(f"torch {torch[0]} for {torch[1]} is there, but not {missing}: making the CPU stack beside it")
-    say(f"installing the packages of requirements/{stack.lock.name}")
-    # The lock says it all: a container's constraints for other packages would only contradict it.
+        log(f"torch {torch[0]} for {torch[1]} is installed, but not {missing}: installing the CPU stack beside it")
+    log(f"installing the packages of requirements/{stack.lock.name}")
+    # A container's constraints could contradict the lock, which is complete.
     os.environ.pop("PIP_CONSTRAINT", None)
-    # --no-deps: torchrec would bring fbgemm-gpu over the CPU build; all else that is required is in the lock.
+    # --no-deps: torchrec would install fbgemm-gpu over the CPU build; all other requirements are in the lock.
     failure = f"pip failed on requirements/{stack.lock.name}"
     run([*pip, "--no-deps", "--require-hashes", "-r", stack.lock], failure)
     if not stack.pins:
@@ -192,7 +193,7 @@ def install_locked(pip: Sequence[str | Path], stack: stacks.Stack) -> str | None
     *others, torch_pin = stack.pins
     if others:
         run([*pip, "--no-deps", *others], f"pip failed on {' '.join(others)}")
-    say(f"installing {torch_pin} (CPU build: 0.2 GB; if your index has only the CUDA build: several)")
+    log(f"installing {torch_pin} (CPU build: 0.2 GB; several GB if your index has only the CUDA build)")
     run([*pip, "--no-warn-conflicts", torch_pin], f"pip failed on {torch_pin}")
     return torch_pin.partition("==")[2]
 
@@ -200,29 +201,29 @@ def install_locked(pip: Sequence[str | Path], stack: stacks.Stack) -> str | None
 def install_missing(
     environment: Path, pip: Sequence[str | Path], stack: stacks.Stack, made_from: dict[str, Any]
 ) -> str:
-    """What this Python lacks, held to the versions of all that it has. Returns its torch's version."""
+    """Install what this Python lacks, constrained to the versions it has. Return its torch's version."""
     gpu = made_from["gpu_stack"]
-    say(f"using torch {gpu['torch']} for {gpu['device']}, and all the rest of {sys.executable}")
+    log(f"using torch {gpu['torch']} for {gpu['device']} and the other packages of {sys.executable}")
     gpu_stack.write_overlay(environment, gpu, made_from["python"])
     if added := gpu["added"]:
-        say(f"installing what belongs to this torch: {', '.join(added)}")
-        # --no-deps: what they require is the next step's, under the constraints.
+        log(f"installing the releases made for this torch: {', '.join(added)}")
+        # --no-deps: their requirements are installed next, under the constraints.
         run([*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/containers.md, The bases")
     if missing := gpu_stack.missing_requirements(stack.wanted(), gpu):
-        say(f"installing what it lacks: {', '.join(missing)}")
+        log(f"installing missing packages: {', '.join(missing)}")
         constraints = environment / "constraints.txt"
         constraints.write_text(gpu_stack.constraints(gpu))
-        failure = f"pip found nothing that leaves the packages of {sys.executable} as they are"
+        failure = f"pip found no versions that leave the packages of {sys.executable} unchanged"
         run([*pip, "-c", constraints, *missing], failure)
     return str(gpu["torch"])
 
 
 def run(command: Sequence[str | Path], failure: str) -> None:
-    """Run one step with its output on our stderr."""
-    # close_fds=False: the lock goes with it.
+    """Run one step with its output on stderr."""
+    # close_fds=False: the step inherits the lock.
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, close_fds=False, check=False)
     if done.returncode:
-        raise SetupError(f"{failure} (exit status {done.returncode}, its own words are above)")
+        raise SetupError(f"{failure} (exit status {done.returncode}; its output is above)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an environment can be made of: the packages, the torch stack, and what must import in the end."""
+"""The stacks an environment can hold: packages, torch, and the modules that must import in the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# auto: a container's own torch for a GPU if it is complete, else cpu. oldest: the oldest releases that are supported.
+# auto: a container's own GPU stack if it is complete, else cpu. oldest: the oldest supported releases.
 DEVICES = {"auto": "torch.in", "cpu": "torch.in", "oldest": "oldest.in", "cuda": None, "rocm": None}
 PACKAGES = ("environment", "train", "data_prep")
 MODULES = ("numpy", "torch", "fbgemm_gpu", "torchrec")
@@ -22,37 +22,37 @@ class Stack:
 
     @property
     def has_torch(self) -> bool:
-        """Whether torch belongs to it at all."""
+        """Whether the stack includes torch."""
         return self.packages != "data_prep"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What is imported to see that the environment works."""
+        """The modules imported to check the environment."""
         return MODULES if self.has_torch else MODULES[:1]
 
     @property
     def lock(self) -> Path:
-        """Its packages but torch, by hash."""
+        """The lock of all packages except torch, by hash."""
         return HERE / f"{self.packages}.lock"
 
     @property
     def pins(self) -> list[str]:
-        """The requirements that go over the lock's, torch last; empty where a container's torch is used."""
+        """The requirements installed after the lock's, torch last; empty if a container's torch is used."""
         name = DEVICES[self.device]
         return read_requirements(HERE / name) if name and self.has_torch else []
 
     def inputs(self) -> list[Path]:
-        """The files that decide what an environment of it will hold."""
+        """Return the files that decide what the environment will hold."""
         names = [f"{self.packages}.in", DEVICES[self.device] or "torch.in"]
         return [self.lock, *(HERE / name for name in names)]
 
     def wanted(self) -> list[str]:
-        """The requirements that were locked, as they were written."""
+        """Return the requirements as written before locking."""
         return read_requirements(HERE / f"{self.packages}.in")
 
 
 def read_requirements(path: Path) -> list[str]:
-    """The requirements of a file and of those that it names with -r, without comments."""
+    """Return the requirements of a file and of those that it includes with -r, without comments."""
     found: list[str] = []
     for line in path.read_text().splitlines():
         requirement = line.split("#")[0].strip()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.test_environment import ROOT, TORCH_INIT, Project, module, write_wheel
+from tests.setup_project import ROOT, TORCH_INIT, Project, module, write_wheel
 
 DOCKERFILES = {"cuda": (ROOT / "Dockerfile.cuda").read_text(), "rocm": (ROOT / "Dockerfile.rocm").read_text()}
 COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text()
@@ -129,7 +129,7 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     record = project.requirements / "base.json"
     assert "torchrec none" in base_tool(project, "record", record).stdout
     said = project.set_up(options=["--device", "cuda", "--packages", "train"])
-    assert "installing what belongs to this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
+    assert "installing the releases made for this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
     # A machine that builds images has no GPU driver: said, not failed.
     assert "were not imported: no GPU driver here" in said
     python = project.environment / "bin" / "python"

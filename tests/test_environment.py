@@ -1,151 +1,16 @@
 """The set-up with stand-ins: tiny wheels, and a Python that has what a container's would; no network."""
 
-import hashlib
 import http.server
-import json
 import os
 import re
 import resource
 import subprocess
-import sys
 import threading
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
-import pip
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = "torchrec==1.8.0\nfbgemm_gpu-cpu==1.8.0\nhydra-core==1.3.8\nnumpy\nextra  # not in any container\n"
-CPU_TORCH = {"torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n"}
-GPU_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nhip = '7.1'\n"}
-TORCH_INIT = {"torch/__init__.py": "from torch.version import __version__\n"}
-
-
-def write_wheel(directory: Path, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()) -> Path:
-    """A wheel that pip installs; a GPU build's dependencies and compiled code are of no account here."""
-    info = f"{name}-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
-    files = files | {
-        f"{info}/METADATA": "\n".join(metadata) + "\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-    path = directory / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        for member, content in (files | {f"{info}/RECORD": record}).items():
-            wheel.writestr(member, content)
-    return path
-
-
-def module(name: str, version: str) -> dict[str, str]:
-    return {f"{name}/__init__.py": f"__version__ = {version!r}\n"}
-
-
-class Project:
-    """A copy of the set-up with its own requirements, a folder of wheels as the only index, and a Python."""
-
-    def __init__(self, directory: Path) -> None:
-        self.requirements = directory / "requirements"
-        self.wheels = directory / "wheels"
-        self.environment = directory / ".venv"
-        self.python = directory / "base" / "bin" / "python"
-        self.requirements.mkdir(parents=True)
-        self.wheels.mkdir()
-        for source in (ROOT / "requirements").glob("*.py"):
-            (self.requirements / source.name).write_bytes(source.read_bytes())
-        (self.requirements / "environment.in").write_text(PACKAGES)
-        (self.requirements / "torch.in").write_text("torch==2.13.0\n")
-        self._make_base()
-        self.write_lock(
-            write_wheel(self.wheels, "torchrec", "1.8.0", module("torchrec", "1.8.0"), ["fbgemm-gpu"]),
-            write_wheel(self.wheels, "fbgemm_gpu_cpu", "1.8.0", module("fbgemm_gpu", "1.8.0")),
-            write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")),
-            write_wheel(self.wheels, "extra", "1.0", module("extra", "1.0"), ["numpy"]),
-        )
-        write_wheel(self.wheels, "torch", "2.13.0", TORCH_INIT | CPU_TORCH)
-        # What an unguarded pip would fetch: a later numpy, and the CUDA build that torchrec names.
-        write_wheel(self.wheels, "numpy", "2.9.9", module("numpy", "2.9.9"))
-        write_wheel(self.wheels, "fbgemm_gpu", "1.9.0", module("fbgemm_gpu", "1.9.0"))
-
-    def _make_base(self) -> None:
-        # Not sys.executable: in a container that one has the real GPU stack.
-        bare = getattr(sys, "_base_executable", sys.executable)
-        subprocess.run([bare, "-m", "venv", "--without-pip", self.python.parents[1]], check=True)
-        pip_package = Path(pip.__file__).parent
-        for source in (pip_package, *pip_package.parent.glob("pip-*.dist-info")):
-            (self.packages_of(self.python.parents[1]) / source.name).symlink_to(source)
-
-    @staticmethod
-    def packages_of(environment: Path) -> Path:
-        return environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-
-    def write_lock(self, *wheels: Path) -> None:
-        lines = []
-        for wheel in wheels:
-            name, version = wheel.name.split("-")[:2]
-            sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-            lines.append(f"{name}=={version} --hash=sha256:{sha256}\n")
-        (self.requirements / "environment.lock").write_text("".join(lines))
-
-    def add_to_base(self, name: str, version: str, files: dict[str, str]) -> None:
-        wheel = write_wheel(self.wheels.parent, name, version, files)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(self.packages_of(self.python.parents[1]))
-
-    def replace_in_base(self, name: str, old: str, new: str) -> None:
-        packages = self.packages_of(self.python.parents[1])
-        (packages / f"{name}-{old}.dist-info").rename(packages.parent / "replaced")
-        self.add_to_base(name, new, module(name, new))
-
-    def add_gpu_stack_to_base(self) -> None:
-        self.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
-        self.add_to_base("fbgemm_gpu_nightly_rocm", "2026.6.18", module("fbgemm_gpu", "2026.6.18"))
-        self.add_to_base("torchrec", "1.4.0", module("torchrec", "1.4.0"))
-        self.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
-        self.add_to_base("hydra_core", "1.3.7", module("hydra", "1.3.7"))
-        self.add_to_base("python_debian", "0.1.43ubuntu1", {})
-
-    def start(
-        self, python: Path | None = None, options: Sequence[str] = (), links: str = ""
-    ) -> "subprocess.Popen[str]":
-        settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{self.wheels} {links}", "PIP_CONFIG_FILE": os.devnull,
-                    "NO_PROXY": "127.0.0.1"}  # fmt: skip
-        # Of our own Python's settings none may leak into the stand-ins.
-        ours = ("PIP_", "PYTHON", "VIRTUAL_ENV")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return subprocess.Popen(
-            [python or self.python, self.requirements / "install.py", self.environment, *options],
-            env=inherited | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def set_up(self, python: Path | None = None, status: int = 0, options: Sequence[str] = ()) -> str:
-        """Run it, check its exit status and that stdout stays empty, and return what it says."""
-        process = self.start(python, options)
-        stdout, stderr = process.communicate(timeout=600)
-        assert process.returncode == status, stderr
-        assert stdout == ""
-        assert "Traceback" not in stderr
-        return stderr
-
-    def versions(self) -> dict[str, str]:
-        """What the environment's Python imports."""
-        names = ("torch", "fbgemm_gpu", "torchrec", "numpy", "extra")
-        code = f"import json\nprint(json.dumps({{n: __import__(n).__version__ for n in {names}}}))"
-        command = [self.environment / "bin" / "python", "-c", code]
-        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-
-    def snapshot(self, environment: Path) -> dict[str, bytes]:
-        """All files of an environment's packages but the bytecode that an import leaves there."""
-        packages = self.packages_of(environment)
-        files = (p for p in packages.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-        return {str(path.relative_to(packages)): path.read_bytes() for path in files}
-
+from tests.setup_project import GPU_TORCH, ROOT, TORCH_INIT, Project, module, write_wheel
 
 CPU_VERSIONS = {
     "torch": "2.13.0+cpu",
@@ -200,7 +65,7 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             process.kill()
             process.wait()
             answered.set()
-            assert "is not whole" in project.set_up()
+            assert "is incomplete" in project.set_up()
             assert project.versions() == CPU_VERSIONS
             assert "installing the packages" in process.communicate(timeout=240)[1]
         finally:
@@ -223,14 +88,14 @@ def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     lock.write_text(lock.read_text() + "# changed\n")
     # From the environment's own Python, as after `source .venv/bin/activate`.
     said = project.set_up(python=project.environment / "bin" / "python")
-    assert "made from something else" in said
+    assert "built from other requirements" in said
     assert str(project.python) in said
     assert project.versions() == CPU_VERSIONS
 
 
 def test_two_at_once_build_once(project: Project) -> None:
     said = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
-    assert "another set-up is at work" in said[0]
+    assert "another set-up is running" in said[0]
     assert "ready after" not in said[0]
     assert "ready after" in said[1]
     assert project.versions() == CPU_VERSIONS
@@ -263,7 +128,7 @@ def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
 def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str], message: str) -> None:
     write_wheel(project.wheels, "torch", "2.13.0", files)
     assert message in project.set_up(status=2)
-    assert "is not whole" in project.set_up(status=2)
+    assert "is incomplete" in project.set_up(status=2)
 
 
 def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
@@ -271,7 +136,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     before = project.snapshot(project.python.parents[1])
     said = project.set_up()
     assert "using torch 2.10.0+rocm7.1 for hip 7.1" in said
-    assert "installing what it lacks: extra" in said
+    assert "installing missing packages: extra" in said
     assert project.versions() == {
         "torch": "2.10.0+rocm7.1",
         "fbgemm_gpu": "2026.6.18",
@@ -285,7 +150,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     assert project.set_up() == ""
     # Of another length: bytecode of the same second and size would pass for current.
     project.replace_in_base("torchrec", "1.4.0", "1.10.0")
-    assert "made from something else" in project.set_up()
+    assert "built from other requirements" in project.set_up()
     assert project.versions()["torchrec"] == "1.10.0"
 
 
@@ -294,14 +159,14 @@ def test_package_that_would_replace_the_containers_is_refused(project: Project, 
     project.add_gpu_stack_to_base()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "1.0"), [wanted])
     before = project.snapshot(project.python.parents[1])
-    assert "pip found nothing that leaves" in project.set_up(status=2)
+    assert "pip found no versions that leave" in project.set_up(status=2)
     assert project.snapshot(project.python.parents[1]) == before
     assert set(project.snapshot(project.environment)) == {"gpu_stack.pth"}
 
 
 def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> None:
     project.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
-    assert "is there, but not fbgemm_gpu and torchrec: making the CPU stack" in project.set_up()
+    assert "is installed, but not fbgemm_gpu and torchrec: installing the CPU stack" in project.set_up()
     assert project.versions() == CPU_VERSIONS
 
 

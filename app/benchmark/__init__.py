@@ -1,1 +1,1 @@
-"""What `app.bench` measures: single operators, the input path, whole steps, and the machine's own limits."""
+"""Measurements of `app.bench`: single operators, the input path, whole steps."""

@@ -1,14 +1,16 @@
-"""One thing to measure, and what came out."""
+"""One thing to measure, its result, and the results as a table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from app.benchmark.ceilings import Ceilings
-from app.benchmark.timing import Timing
+from app.metrics.ceilings import Ceilings, WorkTiming
+
+COLUMNS = ("", "median ms", "p10", "p90", "samples/s", "GB/s", "of bandwidth", "GFLOP/s", "of matrix rate")
+LATENCY_COLUMNS = ("", "p50 ms", "p95 ms", "p99 ms", "runs")
 
 
 class Case(NamedTuple):
-    """Work to be timed and what one run of it must do at least.
+    """Work to be timed, and the minimum that one run of it must do.
 
     Attributes:
         name: family/variant, such as embedding_bag/tbe_sgd_sum_train.
@@ -31,12 +33,12 @@ class Case(NamedTuple):
 
     @property
     def family(self) -> str:
-        """What `operators` selects by."""
+        """The first part of the name, by which `operators` selects."""
         return self.name.split("/")[0]
 
 
-def result(case: Case, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
-    """A case's figures; shares are of the measured ceilings, and above 1 where caches serve what was counted."""
+def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]:
+    """A case's figures; shares are of the measured ceilings, and above 1 where caches serve the counted bytes."""
     seconds = timing.median
     return {
         "name": case.name,
@@ -56,3 +58,56 @@ def result(case: Case, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
         "share_of_bandwidth": case.bytes / seconds / ceilings.bytes_per_second,
         "share_of_matrix_rate": case.flops / seconds / ceilings.flops_per_second if case.flops else None,
     }
+
+
+def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
+    """One line a result; shares are of the ceilings, which stand above."""
+    about = (
+        f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
+        f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
+        "Above 100% of bandwidth, caches served the counted bytes."
+    )
+    lines = [about, "", *_markdown_lines([COLUMNS, *(_cells(result) for result in results)])]
+    if latencies := [result for result in results if result["p99_ms"] is not None]:
+        lines += [
+            "",
+            "Latency of single runs:",
+            "",
+            *_markdown_lines([LATENCY_COLUMNS, *map(_latency_cells, latencies)]),
+        ]
+    return "\n".join(lines)
+
+
+def _markdown_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows, of which the first is of names, as a Markdown table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
+    rule = "|" + "|".join(("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)) + "|"
+    return [lines[0], rule, *lines[1:]]
+
+
+def _latency_cells(result: dict[str, Any]) -> tuple[str, ...]:
+    figures = (f"{result[key]:.3f}" for key in ("median_ms", "p95_ms", "p99_ms"))
+    return result["name"], *figures, str(result["timed_samples"])
+
+
+def _cells(result: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        result["name"],
+        *(f"{result[key]:.3f}" for key in ("median_ms", "p10_ms", "p90_ms")),
+        _number(result["samples_per_second"], 1, ",.0f"),
+        _number(result["bytes_per_second"], 1e-9, ".2f"),
+        _number(result["share_of_bandwidth"], 1, ".0%"),
+        _number(result["flops_per_second"], 1e-9, ".1f"),
+        _number(result["share_of_matrix_rate"], 1, ".0%"),
+    )
+
+
+def _number(value: float | None, factor: float, form: str) -> str:
+    return "" if value is None else format(value * factor, form)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [
+        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]

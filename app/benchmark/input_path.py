@@ -12,8 +12,8 @@ import torch
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
-from app.data import Split
-from app.data.batch import Batch, OneHotBatches, Rows
+from app.data.batch import Batch, OneHotBatches, RowArrays
+from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
 from data_prep.dataset.format import Split as SplitEntry
 
@@ -42,7 +42,9 @@ def dataset(shape: Shape) -> Iterator[tuple[Path, Manifest]]:
         )  # fmt: skip
 
 
-def cases(shape: Shape, root: Path, manifest: Manifest, config: DataConfig, device: torch.device) -> Iterator[Case]:
+def input_cases(
+    shape: Shape, root: Path, manifest: Manifest, config: DataConfig, device: torch.device
+) -> Iterator[Case]:
     """Batches of a dataset in the order on disk, shuffled, and with bags of several ids; their parts alone."""
     row_bytes = LABEL_BYTES + VALUE_BYTES * (shape.num_dense + len(shape.num_embeddings))
     plain = replace(config, multi_hot=MultiHotConfig(), shuffle=False)
@@ -73,7 +75,7 @@ class _NextBatch:
     """The next batch of an endless stream over epochs."""
 
     def __init__(self, root: Path, manifest: Manifest, config: DataConfig, shape: Shape) -> None:
-        self._split = Split(root, manifest, "train", config, rank=0, world_size=1)
+        self._split = SplitReader(root, manifest, "train", config, rank=0, world_size=1)
         self._batch_size = shape.batch_size
         self._stream = self._batches()
 
@@ -91,7 +93,7 @@ def _building(shape: Shape, row_bytes: int) -> Case:
     """Rows in memory to a batch: the KeyedJaggedTensor alone."""
     make = OneHotBatches(shape.features, shape.batch_size)
     rng = np.random.default_rng(0)
-    rows = Rows(
+    rows = RowArrays(
         labels=np.zeros(shape.batch_size, np.float32),
         dense=np.zeros((shape.batch_size, shape.num_dense), np.float32),
         sparse=rng.integers(0, 1 << 20, (shape.batch_size, len(shape.num_embeddings)), dtype=np.int32),

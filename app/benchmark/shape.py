@@ -1,4 +1,4 @@
-"""Sizes of what is measured, and random input of those sizes."""
+"""Sizes to measure at, and random input of those sizes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,8 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from app.data.batch import Batch
+
+FLOAT_BYTES = ID_BYTES = 4
 
 
 @dataclass(frozen=True)

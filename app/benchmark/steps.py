@@ -1,22 +1,32 @@
-"""Whole steps of the model that the configuration names: training and inference on batches that lie ready."""
+"""Whole steps: training, and scoring from one sample to many, sharded and as served."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from app.benchmark.case import Case
-from app.benchmark.dense import flops_of
-from app.benchmark.shape import Shape, random_batch
-from app.benchmark.tables import lookup_bytes, update_bytes
-from app.training.session import Session
+from app.benchmark.operators import flops_of, lookup_bytes, update_bytes
+from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, random_batch
+from app.config.commands import BenchConfig, TablePrecision, row_bytes
+from app.data.batch import Batch
+from app.runtime.platform import Runtime
+from app.scoring import served_model
+from app.training import session
+from app.training.session import Predictor, Session
+from data_prep.dataset.format import Manifest
 
 BATCHES = 8
-FLOAT_BYTES = 4
+SAMPLES, MAX_BATCHES = 1 << 16, 64  # different ones that lie ready, so that small batches are not of the same rows
+PRECISIONS = (TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4)
+Score = Callable[[Batch], Tensor]
 
 
-def cases(shape: Shape, session: Session) -> Iterator[Case]:
+def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
     """One training step and one forward, through DistributedModelParallel."""
     device, world_size = session.runtime.device, session.runtime.world_size
     batches = [random_batch(shape, seed, device) for seed in range(BATCHES)]
@@ -43,3 +53,73 @@ def cases(shape: Shape, session: Session) -> Iterator[Case]:
     samples = shape.batch_size * world_size
     yield Case("step/inference", str(shape), inference, samples, forward_bytes, flops_of(inference))
     yield Case("step/train", str(shape), train, samples, train_bytes, flops_of(train))
+
+
+def inference_cases(
+    shape: Shape, config: BenchConfig, here: Runtime, root: Path, manifest: Manifest, wanted: Callable[[str], bool]
+) -> Iterator[Case]:
+    """One model after the other, each at every batch size. wanted: whether a case of that name is; no others are made.
+
+    inference/sharded is DistributedModelParallel's forward as in training; inference/<precision> is the model of
+    app.export, eager. Batches lie on the device.
+    """
+    for form in ("sharded", *(precision.value for precision in PRECISIONS)):
+        names = {size: f"inference/{form}_b{size}" for size in config.inference.batch_sizes}
+        sizes = [size for size, name in names.items() if wanted(name)]
+        if not sizes:
+            continue
+        if form == "sharded":
+            stored = config.model.tables.storage
+            precision = TablePrecision.fp32 if stored is None else TablePrecision[stored.value]
+            score, dense = _sharded(config, here, root, manifest)
+        else:
+            precision = TablePrecision[form]
+            score, dense = _served(config, here, root, manifest, precision)
+        for size in sizes:
+            sized = replace(shape, batch_size=size)
+            work = _work(score, sized, here.device)
+            min_bytes = forward_bytes(sized, precision, dense)
+            yield Case(
+                names[size], str(sized), work, size * here.world_size, min_bytes, flops_of(work), is_latency=True
+            )
+        del score, work
+
+
+def forward_bytes(shape: Shape, precision: TablePrecision, dense: int) -> int:
+    """Of one scoring of a batch: ids, rows, dense features and parameters read, pooled vectors and logits written."""
+    rows = shape.ids * row_bytes(precision, shape.embedding_dim)
+    samples = shape.batch_size * (shape.num_dense + 1)
+    return ID_BYTES * shape.ids + rows + FLOAT_BYTES * (shape.pooled + samples + dense)
+
+
+def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]:
+    """Scoring of one batch after the other of those that lie ready."""
+    count = min(max(SAMPLES // shape.batch_size, 2), MAX_BATCHES)
+    batches = cycle([random_batch(shape, seed, device) for seed in range(count)])
+
+    def work() -> Any:
+        with torch.no_grad():
+            return score(next(batches))
+
+    return work
+
+
+def _sharded(config: BenchConfig, here: Runtime, root: Path, manifest: Manifest) -> tuple[Score, int]:
+    """The model as it is trained, and the number of its dense parameters; a collective call."""
+    this = session.build(config, here, root, manifest)
+    this.model.eval()
+    return this.forward, this.parameter_counts()["dense"]
+
+
+def _served(
+    config: BenchConfig, here: Runtime, root: Path, manifest: Manifest, precision: TablePrecision
+) -> tuple[Score, int]:
+    """The model of random weights, unsharded, and the number of its dense parameters."""
+    model = served_model.unsharded(config, manifest)
+    tables = {parameter for module in served_model.table_modules(model) for parameter in module.parameters()}
+    dense = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
+    with torch.no_grad():
+        for table in tables:
+            table.uniform_(-0.05, 0.05)
+    served = served_model.in_precision(model, precision, here.device)
+    return Predictor(config, here, root, manifest, served).forward, dense

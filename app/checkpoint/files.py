@@ -1,11 +1,12 @@
-"""What a checkpoint is on disk.
+"""Checkpoints as files: which there are, which to start from, their names, digests and removal.
 
-A checkpoint is written beside its final name and renamed when all of it is on disk, with the sizes and sums of
+A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of
 its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
 truncated data if it were killed then.
 """
 
 import json
+import logging
 import os
 import shutil
 import zipfile
@@ -14,38 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed.checkpoint as dcp
 from numpy.typing import NDArray
-from torch.distributed.checkpoint import StorageReader
-from torch.distributed.checkpoint.api import CheckpointException
-from torchrec.distributed import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
+from app.config import CheckpointConfig
 from common.errors import UserError
 from data_prep.dataset.format import FileDigest, digest_file, sync, write_atomically
 
+log = logging.getLogger("clickwork")
+
+CHECKPOINTS = "checkpoints"  # their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
 STATE = "state.json"
 ARRAYS = "arrays.npz"
-PART, OLD = ".part", ".old"  # not yet, and no longer, a checkpoint
-FILES = "files"  # key of state.json: size and sum of every other file
+PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
+FILES = "files"  # key of state.json: size and digest of every other file
 
 
 @dataclass
-class Saved:
-    """What a checkpoint holds beside tensors: JSON values, and arrays by name."""
+class CheckpointState:
+    """What a checkpoint holds besides tensors: JSON values, and arrays by name."""
 
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """The name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints under a run's checkpoint directory that were completed, oldest first."""
+    """The complete checkpoints in a run's checkpoint directory, oldest first."""
     return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
 
 
@@ -58,7 +58,7 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def pointed_to(directory: Path, pointer: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it is there."""
+    """The checkpoint that `latest` or `best` names, if it exists and is complete."""
     try:
         path = directory / (directory / pointer).read_text().strip()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def pointed_to(directory: Path, pointer: str) -> Path | None:
 
 
 def point_to_best(directory: Path, name: str | None) -> None:
-    """Let `best` name a checkpoint of `directory`, or none."""
+    """Let `best` name a checkpoint of `directory`; None removes it."""
     if name is not None:
         write_atomically(directory / BEST, name.encode())
     else:
@@ -75,16 +75,16 @@ def point_to_best(directory: Path, name: str | None) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that a kill on the way does not leave something that looks like one."""
+    """Remove a checkpoint; a kill meanwhile leaves nothing that looks like one."""
     old = checkpoint.with_suffix(OLD)
     os.rename(checkpoint, old)
     shutil.rmtree(old)
 
 
-def newest(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole and undamaged, and what is wrong with each newer one.
+def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest complete and undamaged checkpoint, and what is wrong with each newer one.
 
-    `latest` is for people: a kill may come between the renaming of a checkpoint and it.
+    `latest` is for people: a kill may come between the renaming of a checkpoint and its update.
     """
     skipped = []
     for checkpoint in reversed(whole_checkpoints(directory)):
@@ -98,7 +98,7 @@ def newest(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare a checkpoint's files with the sizes and sums written when it was made.
+    """Compare a checkpoint's files with the sizes and digests recorded when it was written.
 
     Raises:
         UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
@@ -110,79 +110,32 @@ def verify(checkpoint: Path) -> None:
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
         if damaged:
-            raise UserError(f"{path}: damaged, its size or sum is not the one it was written with")
+            raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
 
-def read(checkpoint: Path) -> Saved:
-    """What a checkpoint holds beside tensors.
+def read(checkpoint: Path) -> CheckpointState:
+    """What a checkpoint holds besides tensors.
 
     Raises:
         UserError: there is no checkpoint here, or it is damaged.
     """
     try:
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
-            return Saved(_read_state(checkpoint), dict(arrays))
+            return CheckpointState(_read_state(checkpoint), dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{checkpoint / ARRAYS}: damaged ({error}); remove the checkpoint to use another") from error
 
 
-def load_tensors(
-    checkpoint: Path, reader: StorageReader, model: DistributedModelParallel, optimizer: CombinedOptimizer | None
-) -> None:
-    """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
-
-    The layout may differ from the one that was saved. `reader` reads the files of `checkpoint`.
-
-    Raises:
-        UserError: the checkpoint does not fit this model and optimizer.
-    """
-    tensors = tensors_of(model, optimizer)
-    read_tensors(checkpoint, reader, tensors)
-    model.load_state_dict(tensors["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
-
-
-def read_tensors(checkpoint: Path, reader: StorageReader, tensors: dict[str, Any]) -> None:
-    """Overwrite tensors such as `tensors_of` gives by a checkpoint's; a collective call. Raises as `load_tensors`."""
-    try:
-        dcp.load(tensors, storage_reader=reader)
-    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
-
-
-def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
-    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
-    tensors: dict[str, Any] = {"model": model.state_dict()}
-    if optimizer is not None:
-        tensors["optimizer"] = optimizer.state_dict()
-    return _without_empty(tensors)
-
-
-def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
-    """Without empty dicts (SGD keeps no state): torch saves those of rank 0 only, and misses the others' in loading."""
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
-    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
-
-
-def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """A nest as it was before `_without_empty`, with the values that were loaded."""
-    return {
-        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
-        for key, value in nest.items()
-    }
-
-
 def last_line(error: BaseException) -> str:
-    """torch puts whole tracebacks of all ranks into the message; their last line says what happened."""
+    """The last line of an error: torch puts whole tracebacks of all ranks into its messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
 
 
-def complete(part: Path, final: Path, saved: Saved, digests: dict[str, Any]) -> None:
-    """Write what is missing, bring all to the disk, and give the checkpoint its name.
+def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any]) -> None:
+    """Write the arrays and state.json, sync all files, and give the checkpoint its name.
 
-    digests: size and sum of the tensors' files by name, where they are known already.
+    digests: size and digest of the tensors' files by name, as far as known.
     """
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
     for path in sorted(part.iterdir()):
@@ -207,3 +160,82 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
         raise UserError(f"{path}: damaged (no key {FILES!r}); remove the checkpoint to use another")
     return state
+
+
+def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
+    """The path of the checkpoint to start from, if any; damaged ones are skipped with a warning.
+
+    If torchrun restarted the job after a loss, that is the run's newest, whatever checkpoint.resume says.
+
+    Raises:
+        UserError: the checkpoint asked for does not exist or is damaged.
+    """
+    wanted = config.resume
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    if restarted and wanted != "auto" and whole_checkpoints(checkpoints):
+        log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", wanted)
+        wanted = "auto"
+    if wanted == "never":
+        return None
+    if wanted == "auto":
+        path, skipped = newest_undamaged(checkpoints)
+        for reason in skipped:
+            log.warning("resume: skipped %s", reason)
+        return None if path is None else str(path)
+    asked = Path(wanted)
+    if asked.name == LATEST and asked.is_file():
+        asked = asked.parent.parent
+    if (asked / CHECKPOINTS).is_dir():
+        path, _ = newest_undamaged(asked / CHECKPOINTS)
+        asked = path or asked
+    verify(asked)
+    return str(asked)
+
+
+def undamaged(run: Path) -> list[Path]:
+    """A run's complete and undamaged checkpoints, oldest first; warns of the others."""
+    good = []
+    for path in whole_checkpoints(run / CHECKPOINTS):
+        try:
+            verify(path)
+            good.append(path)
+        except UserError as error:
+            log.warning("checkpoint: skipped %s", error)
+    return good
+
+
+def find_checkpoint(run: Path, asked: str | None) -> str:
+    """The path of the checkpoint asked for (`best`, or a path), else of the run's newest that is not damaged.
+
+    Raises:
+        UserError: there is none.
+    """
+    if asked in (BEST, LATEST):
+        named = pointed_to(run / CHECKPOINTS, asked)
+        if named is None:
+            raise UserError(f"checkpoint={asked}: {run} has no complete one")
+        asked = str(named)
+    if asked:
+        verify(Path(asked))
+        return asked
+    path, skipped = newest_undamaged(run / CHECKPOINTS)
+    if path is None:
+        raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
+    for reason in skipped:
+        log.warning("checkpoint: skipped %s", reason)
+    return str(path)
+
+
+def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
+    """Remove this run's checkpoints that are not before `start`: later ones, or all if `start` is of another run.
+
+    best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
+    """
+    own = start.parent.resolve() == checkpoints.resolve()
+    for path in whole_checkpoints(checkpoints):
+        if not own or path.name > start.name:
+            log.info("resume: removing %s, which is not before %s", path, start)
+            remove(path)
+    best = None if best_step is None else checkpoint_name(best_step)
+    there = best in [path.name for path in whole_checkpoints(checkpoints)]
+    point_to_best(checkpoints, best if there else None)

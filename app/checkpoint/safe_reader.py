@@ -1,4 +1,4 @@
-"""Reads a torch.distributed.checkpoint from somebody else without running what they may have put into it.
+"""Reads a torch.distributed.checkpoint without executing code that it may contain.
 
 Its metadata is a pickle, and an entry that the metadata calls bytes would be unpickled too. Here the metadata may
 name only the classes that such metadata consists of, and every entry must be a tensor; tensors themselves are
@@ -29,10 +29,10 @@ ALLOWED_KINDS = {
 
 
 def _enum_member(kind: Any, name: str) -> Any:
-    """What getattr may do here: early releases of Python 3.11 (Debian 12's too) pickle an enum's member that way."""
+    """The only allowed getattr: early releases of Python 3.11 (Debian 12's too) pickle enum members that way."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
-    raise pickle.UnpicklingError(f"it asks for {name} of {kind}, which no checkpoint of ours needs")
+    raise pickle.UnpicklingError(f"it contains {name} of {kind}, which no checkpoint of Clickwork contains")
 
 
 class SafeReader(FileSystemReader):
@@ -46,7 +46,7 @@ class SafeReader(FileSystemReader):
         """The checkpoint's metadata.
 
         Raises:
-            UserError: it names what no such metadata needs, has entries other than tensors, or is damaged.
+            UserError: it names other classes, has entries other than tensors, or is damaged.
         """
         try:
             with open(self._metadata_path, "rb") as file:
@@ -69,4 +69,4 @@ class _Unpickler(pickle.Unpickler):
             return _enum_member
         if (module, name) in ALLOWED_NAMES or (module in ALLOWED_MODULES and name in ALLOWED_KINDS):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint of ours needs")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which no checkpoint of Clickwork contains")

@@ -1,1 +1,1 @@
-"""What `app.doctor` looks at; none of it imports torch, which may be what is broken."""
+"""Checks of `app.doctor`: packages, devices, system, datasets and runs. None imports torch, which may be broken."""

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """What was looked at, how it is, what was found, and, unless it is ok, what to do."""
+    """What was checked, the verdict, what was found, and, unless it is ok, what to do."""
 
     name: str
     verdict: Verdict
@@ -22,15 +22,15 @@ class Check(NamedTuple):
 
 
 def ok(name: str, found: str) -> Check:
-    """Nothing to do."""
+    """A check without findings."""
     return Check(name, Verdict.ok, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Check:
-    """It works, but."""
+    """Works, but slower or with something missing."""
     return Check(name, Verdict.warn, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Check:
-    """It does not work."""
+    """Does not work."""
     return Check(name, Verdict.fail, found, remedy)

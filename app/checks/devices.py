@@ -1,4 +1,4 @@
-"""GPUs: what the system has, what torch sees of it, and whether the kernels were built for it."""
+"""GPUs: those of the system, those that torch sees, and whether its kernels were built for them."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
 
 def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
-    """What the probe of the stack saw of the GPUs."""
+    """Check the GPUs that the probe of the stack found."""
     built_for = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else None
     devices: Sequence[Mapping[str, Any]] = probe["devices"]
     if not devices:

@@ -1,20 +1,18 @@
-"""Datasets and runs on disk: whole, or what is missing of them."""
+"""Checks of datasets and runs on disk: complete, or what is missing."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.checkpoint.files import CHECKPOINTS, LATEST, PART, STATE
 from app.checks.check import Check, fail, ok, warn
+from app.record.reading import LOG, MANIFEST, SUMMARY
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
 
-RUN_MANIFEST, RUN_SUMMARY, CHECKPOINTS, LATEST, STATE = (
-    "manifest.json", "summary.json", "checkpoints", "latest", "state.json"
-)  # fmt: skip
-
 
 def check_dataset(root: Path) -> Check:
-    """Whether all files that a dataset's manifest names are there, of the size that it says."""
+    """Check that all files in a dataset's manifest exist, with the recorded sizes."""
     name = f"dataset {root}"
     if not (root / MANIFEST_NAME).exists():
         return warn(name, f"no {MANIFEST_NAME}: not a finished dataset", "python -m data_prep makes or finishes it")
@@ -33,11 +31,11 @@ def check_dataset(root: Path) -> Check:
                     return fail(name, f"{path}: {state}", "preprocess again with data.overwrite=true")
                 size += digest.bytes
     splits = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
-    return ok(name, f"{splits} rows, {size / 2**20:,.1f} MiB (sums: python -m data_prep.verify data.path={root})")
+    return ok(name, f"{splits} rows, {size / 2**20:,.1f} MiB (digests: python -m data_prep.verify data.path={root})")
 
 
 def check_runs(directory: Path) -> Iterator[Check]:
-    """Each run under a directory: how it ended, and whether it can be gone on with."""
+    """Check each run under a directory: how it ended, and whether it can be resumed."""
     if not directory.is_dir():
         yield ok(f"runs in {directory}", "none yet")
         return
@@ -51,20 +49,20 @@ def check_runs(directory: Path) -> Iterator[Check]:
 def check_run(run: Path) -> Check:
     """One run."""
     name = f"run {run}"
-    if not (run / RUN_MANIFEST).is_file():
-        return warn(name, f"no {RUN_MANIFEST}: it never began", "remove the directory, or train again")
-    status, step = _status(run / RUN_SUMMARY)
+    if not (run / MANIFEST).is_file():
+        return warn(name, f"no {MANIFEST}: it never began", "remove the directory, or train again")
+    status, step = _status(run / SUMMARY)
     checkpoints = run / CHECKPOINTS
-    leftovers = sorted(checkpoints.glob("*.part")) if checkpoints.is_dir() else []
+    leftovers = sorted(checkpoints.glob(f"*{PART}")) if checkpoints.is_dir() else []
     latest = _latest(checkpoints)
     if latest is not None and not (latest / STATE).is_file():
-        remedy = "resuming takes the newest whole one; remove this one"
-        return fail(name, f"{status}; {latest}, its latest checkpoint, is not whole", remedy)
+        remedy = "a resumption uses the newest complete one; remove this one"
+        return fail(name, f"{status}; {latest}, its latest checkpoint, is incomplete", remedy)
     found = f"{status}, step {step}" if step is not None else status
     if status == "failed":
-        return warn(name, found, f"read {run}/log.txt; the same command goes on from the last checkpoint")
+        return warn(name, found, f"read {run}/{LOG}; the same command resumes from the last checkpoint")
     if status in ("running or killed", "interrupted"):
-        remedy = "the same command goes on" if latest else "no checkpoint yet: the same command starts over"
+        remedy = "the same command resumes it" if latest else "no checkpoint yet: the same command starts over"
         return warn(name, f"{found}; latest checkpoint {latest.name if latest else 'none'}", remedy)
     if leftovers:
         return warn(name, f"{found}; {len(leftovers)} unfinished checkpoint(s)", f"remove {leftovers[0]}")

@@ -34,7 +34,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that matter, by normalised name; what is not installed is left out."""
+    """Versions of the packages that matter, by normalised name; those not installed are left out."""
     versions = {}
     for name in (*NEEDED, *FBGEMM_NAMES, *USED):
         try:
@@ -81,7 +81,7 @@ def _minor(version: str) -> int | None:
     return int(release[2]) if release else None
 
 
-# Run apart: what is broken may take the process with it.
+# Run in a process of its own, which a broken package may crash.
 PROBE = """
 import json, sys
 import torch, fbgemm_gpu, torchrec
@@ -91,8 +91,8 @@ import torch.distributed as dist
 
 def lookup(device):
     on_gpu = device.type == "cuda"
-    place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    tables = Tables([(8, 4, *place)], device=device)
+    location = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    tables = Tables([(8, 4, *location)], device=device)
     with torch.no_grad():
         for weight in tables.split_embedding_weights():
             weight.fill_(0.5)
@@ -126,7 +126,7 @@ json.dump({
 
 
 def probe_stack() -> tuple[Check, dict[str, Any] | None]:
-    """Import the stack and look up a few rows, in a process of its own; what it found, None if it broke."""
+    """Import the stack and look up a few rows, in a process of its own; returns its findings, None if it crashed."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
@@ -134,14 +134,14 @@ def probe_stack() -> tuple[Check, dict[str, Any] | None]:
     except subprocess.TimeoutExpired:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if done.returncode:
-        return fail("import", _last_words(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+        return fail("import", _last_line(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if found["cpu_fault"]:
         return fail("import", f"a lookup on the CPU fails: {found['cpu_fault']}", REMAKE), found
-    return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU gives what it should"), found
+    return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), found
 
 
-def _last_words(done: "subprocess.CompletedProcess[str]") -> str:
+def _last_line(done: "subprocess.CompletedProcess[str]") -> str:
     if done.returncode < 0:
         return f"ended by {signal.Signals(-done.returncode).name}"
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -27,13 +27,13 @@ def check_processors() -> Check:
     return ok("processors", found)
 
 
-def check_memory(least: int = MEMORY_BYTES) -> Check:
+def check_memory(minimum: int = MEMORY_BYTES) -> Check:
     """Memory of the machine, or of its container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _container_limit()
     usable = min(total, limit or total)
     found = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
-    if usable < least:
+    if usable < minimum:
         remedy = "use a smaller data.memory_budget and data.max_ind_range, or a larger container"
         return warn("memory", found, remedy)
     return ok("memory", found)
@@ -50,24 +50,24 @@ def _container_limit() -> int | None:
     return None
 
 
-def check_shared_memory(path: Path = Path("/dev/shm"), least: int = SHARED_MEMORY_BYTES) -> Check:
+def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEMORY_BYTES) -> Check:
     """Shared memory, which processes of one machine exchange tensors through."""
     try:
         total, _, free = shutil.disk_usage(path)
     except OSError as error:
         return warn("shared memory", f"{path}: {error.strerror}", "mount a tmpfs there: several processes need it")
     found = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if free < least:
+    if free < minimum:
         remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
         return warn("shared memory", found, remedy)
     return ok("shared memory", found)
 
 
-def check_limits(has_gpu: bool, least_files: int = OPEN_FILES) -> Iterator[Check]:
-    """Limits of this process that training on many devices meets."""
+def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
+    """Limits of this process that matter to training on many devices."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY and files < least_files:
-        yield warn("open files", f"at most {files}", f"ulimit -n {least_files} (docker: --ulimit nofile={least_files})")
+    if files != resource.RLIM_INFINITY and files < min_files:
+        yield warn("open files", f"at most {files}", f"ulimit -n {min_files} (docker: --ulimit nofile={min_files})")
     else:
         yield ok("open files", "no limit" if files == resource.RLIM_INFINITY else f"at most {files}")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -77,7 +77,7 @@ def check_limits(has_gpu: bool, least_files: int = OPEN_FILES) -> Iterator[Check
         yield warn("locked memory", f"at most {locked / GIB:.2f} GiB",
                    "ulimit -l unlimited (docker: --ulimit memlock=-1): RDMA and pinned memory need it")  # fmt: skip
     else:
-        yield ok("locked memory", f"at most {locked / GIB:.2f} GiB; of no matter without a GPU")
+        yield ok("locked memory", f"at most {locked / GIB:.2f} GiB; irrelevant without a GPU")
 
 
 def check_host_name() -> Check:
@@ -91,7 +91,7 @@ def check_host_name() -> Check:
 
 
 def check_disk(name: str, path: Path) -> Check:
-    """Room at `path`, or at what there is of it, and whether one may write there."""
+    """Free space at `path` or its nearest existing parent, and permission to write there."""
     there = path.absolute()
     while not there.exists():
         there = there.parent

@@ -1,4 +1,4 @@
-"""What the groups' checks have in common."""
+"""Checks of values that several groups of the configuration use."""
 
 import math
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from common.errors import UserError
 
 
 def require_at_least(values: Mapping[str, tuple[float | None, float]]) -> None:
-    """Each key's value, unless null, against the least that is allowed.
+    """Each key's value, unless null, must be at least its minimum.
 
     Raises:
         UserError: names the first key whose value is too small.
     """
-    for key, (value, least) in values.items():
-        if value is not None and value < least:
-            raise UserError(f"{key}={value}: must be at least {least}")
+    for key, (value, minimum) in values.items():
+        if value is not None and value < minimum:
+            raise UserError(f"{key}={value}: must be at least {minimum}")
 
 
 def require_positive(values: Mapping[str, float | None]) -> None:

@@ -5,18 +5,18 @@ from enum import Enum
 from typing import Any
 
 from app.config.checks import require_at_least
-from app.config.published_tables import published_tables
+from app.config.published import published_tables
 from common.errors import UserError
 from data_prep.config import keys
 from data_prep.config.compose import compose_data
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.multi_hot import MultiHot
 
 FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 
 
 class VerifyData(Enum):
-    """When to compare shards with their sums: `auto` does if there are at most 4 GiB of them."""
+    """When to compare shards with their checksums: `auto` does if there are at most 4 GiB of them."""
 
     auto = "auto"
     always = "always"
@@ -24,7 +24,7 @@ class VerifyData(Enum):
 
 
 class DataScale(Enum):
-    """full: the data as they are; tiny: what the recipe says under `tiny`, in place of its own values."""
+    """full: the data as they are; tiny: with the recipe's values under `tiny` in place of its own."""
 
     full = "full"
     tiny = "tiny"
@@ -48,17 +48,17 @@ class DataConfig:
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
     prep: dict[str, Any] = field(default_factory=dict)  # further keys of `python -m data_prep`, without "data."
-    encoding: str | None = None  # this and the next four keys are those of data_prep; null: its default
-    frequency_threshold: int | None = None
-    max_ind_range: int | None = None
-    schema: str | None = None  # YAML file that says how to read a table of one's own; null: Criteo's rows
-    workers: int | None = None
+    encoding: str | None = None  # as of data_prep (docs/data.md), as are the next four; null: its default
+    frequency_threshold: int | None = None  # as of data_prep; null: its default
+    max_ind_range: int | None = None  # as of data_prep; null: its default
+    schema: str | None = None  # as of data_prep: YAML file that describes your own table; null: Criteo's rows
+    workers: int | None = None  # as of data_prep: number of processes; null: its default
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     verify: VerifyData = VerifyData.auto
     shuffle: bool = True  # reorder the training split in every epoch
     shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
-    shuffle_window_blocks: int = 4  # … and rows are permuted within so many blocks (all are in memory twice)
+    shuffle_window_blocks: int = 4  # … and rows are permuted within this number of blocks (all are in memory twice)
 
 
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:
@@ -74,14 +74,15 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
         UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
     """
     source = (data.source if data.raw is None else None) or "local"
-    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)}
-    if source == "synthetic":
+    is_made = data.raw is not None or data.path is None  # else these keys are compared with the dataset that is there
+    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)} if is_made else {}
+    if source == "synthetic" and is_made:
         own["synthetic"] = vars(data.synthetic)
     return compose_data(source, {"data": own, "data.prep": data.prep})
 
 
 def validate_data(data: DataConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raises UserError for invalid values."""
     preprocessing(data)
     if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")

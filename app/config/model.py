@@ -9,11 +9,11 @@ from app.config.checks import require_at_least
 from app.config.tables import TablesConfig, validate_tables
 from common.errors import UserError
 
-MOST_WIDTH = 1_000_000
+MAX_WIDTH = 1_000_000
 
 
 class Interaction(Enum):
-    """What is made of the features' vectors: see docs/models.md.
+    """How the features' vectors are combined: see docs/models.md.
 
     dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
     al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection); scalar_pairs: products of
@@ -103,5 +103,5 @@ def _validate_interaction(model: ModelConfig) -> None:
 
 
 def _require_widths(key: str, widths: list[int]) -> None:
-    if not widths or not 1 <= min(widths) <= max(widths) <= MOST_WIDTH:
-        raise UserError(f"{key}={widths}: must be a list of widths from 1 to {MOST_WIDTH}, such as [512,256,16]")
+    if not widths or not 1 <= min(widths) <= max(widths) <= MAX_WIDTH:
+        raise UserError(f"{key}={widths}: must be a list of widths from 1 to {MAX_WIDTH}, such as [512,256,16]")

@@ -27,7 +27,7 @@ class OptimizerName(Enum):
 
 ADAGRADS = (OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
 ADAMS = (OptimizerName.adam, OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb)
-# What columns of a row decide together: a shard that holds a part of them would be another algorithm.
+# Algorithms that need all columns of a row: with a part of them in a shard they would be another algorithm.
 NEEDS_WHOLE_ROWS = (OptimizerName.rowwise_adagrad, OptimizerName.rowwise_adam, OptimizerName.lamb,
                     OptimizerName.rowwise_lamb)  # fmt: skip
 PLAIN = {
@@ -81,7 +81,7 @@ class ScheduleConfig:
     warmup_steps: int = 0
     decay_start_step: int = 0
     decay_steps: int = 0
-    end_factor: float = 0.0  # cosine: what the factor falls to
+    end_factor: float = 0.0  # cosine: final factor
 
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:

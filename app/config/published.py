@@ -1,23 +1,53 @@
-"""`published`: what the source of a recipe reports and what the recipe promises; the report sets them beside a run."""
+"""`published`: what a recipe's source reports and what the recipe promises; table sizes as published."""
 
 from dataclasses import dataclass
 
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
 
+_CRITEO = [f"cat_{i}" for i in range(26)]
+PUBLISHED_TABLES: dict[str, dict[str, int]] = {
+    # AMD's blog of 2024 as it prints its model: the columns of dac_sample with at most 10,000 values.
+    "dac_sample": {
+        "cat_0": 541, "cat_1": 497, "cat_4": 145, "cat_5": 12, "cat_6": 7623, "cat_7": 257, "cat_8": 3,
+        "cat_10": 3799, "cat_12": 2796, "cat_13": 26, "cat_14": 5238, "cat_16": 10, "cat_17": 2548, "cat_18": 1303,
+        "cat_19": 4, "cat_21": 11, "cat_22": 14, "cat_24": 51, "cat_25": 9527,
+    },
+    # Criteo's Display Advertising Challenge, the values of its 45,840,617 training rows.
+    "criteo_kaggle": dict(zip(_CRITEO, (
+        1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+        5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+    ), strict=True)),
+    # Deep-Spark/DeepSparkHub, dlrm/config/official_config.json: a tenth of days 0 and 1.
+    "deepspark_3day": dict(zip(_CRITEO, (
+        932209, 18814, 13624, 6862, 18488, 3, 6242, 1229, 49, 654428, 96850, 69004, 10, 2134, 7345, 60, 4, 918, 14,
+        984280, 320932, 838408, 76380, 8906, 74, 33,
+    ), strict=True)),
+    # Criteo 1TB with hashes modulo 40,000,000 and then counted (MLPerf 0.7 to 2.1).
+    "mlperf_v1": dict(zip(_CRITEO, (
+        39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208, 11938, 155, 4,
+        976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
+    ), strict=True)),
+    # Criteo 1TB counted and then capped at 40,000,000 (MLPerf 3.0 to 6.0; AMD's benchmark).
+    "mlperf_v2": dict(zip(_CRITEO, (
+        40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
+        976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+    ), strict=True)),
+}  # fmt: skip
+
 
 @dataclass
 class PublishedConfig:
-    """Figures to hold a run against; null where there is none. They decide nothing in training.
+    """Figures to compare a run with; null where there is none. They do not affect training.
 
     A run on other data is not held to them: the report compares only where `train_rows` agrees.
     """
 
     recipe: str | None = None  # the recipe's name
     source: str | None = None  # who published it, where and when, and which line or table of theirs
-    data: str | None = None  # what it was measured on
+    data: str | None = None  # the data it was measured on
     train_rows: int | None = None  # rows of its training split; null: comparable with a run on any data
-    hardware: str | None = None  # what it was measured with, precision included
+    hardware: str | None = None  # hardware and precision it was measured with
     auc: float | None = None
     logloss: float | None = None  # nats
     accuracy: float | None = None
@@ -25,7 +55,7 @@ class PublishedConfig:
     num_devices: int | None = None  # that samples_per_second is of
     parameters: int | None = None  # of the whole model
     tolerance: float | None = None  # largest absolute difference in auc, logloss and accuracy that counts as reproduced
-    least_auc: float | None = None  # what the recipe itself promises on any machine
+    least_auc: float | None = None  # minimum AUC that the recipe promises on any machine
 
 
 def validate_published(published: PublishedConfig) -> None:
@@ -37,3 +67,14 @@ def validate_published(published: PublishedConfig) -> None:
     require_at_least({f"published.{key}": (getattr(published, key), 1)
                       for key in ("train_rows", "num_devices", "parameters")})  # fmt: skip
     require_positive({f"published.{key}": getattr(published, key) for key in ("logloss", "samples_per_second")})
+
+
+def published_tables(name: str) -> dict[str, int]:
+    """Rows of each feature's table.
+
+    Raises:
+        UserError: no such name.
+    """
+    if name not in PUBLISHED_TABLES:
+        raise UserError(f"data.published_tables={name}: must be one of {', '.join(PUBLISHED_TABLES)}")
+    return dict(PUBLISHED_TABLES[name])

@@ -1,11 +1,12 @@
-"""`record`: where a run's figures go beside its own files."""
+"""`record` and `mlperf`: views of a run for other tools."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from app.config.checks import require_at_least
 from common.errors import UserError
 
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 
 
 @dataclass
@@ -23,5 +24,24 @@ class RecordConfig:
 def validate_record(record: RecordConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"record.prometheus_port": (record.prometheus_port, 1)})
-    if (record.prometheus_port or 0) > MOST_PORT:
-        raise UserError(f"record.prometheus_port={record.prometheus_port}: must be at most {MOST_PORT}")
+    if (record.prometheus_port or 0) > MAX_PORT:
+        raise UserError(f"record.prometheus_port={record.prometheus_port}: must be at most {MAX_PORT}")
+
+
+class MLPerfDivision(Enum):
+    """closed: MLPerf's own model, data and target; open: anything else."""
+
+    closed = "closed"
+    open = "open"
+
+
+@dataclass
+class MLPerfConfig:
+    """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
+
+    enabled: bool = False
+    benchmark: str = "dlrm_dcnv2"
+    division: MLPerfDivision = MLPerfDivision.open
+    organization: str = "reference_implementation"
+    platform: str = "reference_implementation"
+    status: str = "onprem"

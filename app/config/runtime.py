@@ -1,12 +1,13 @@
-"""`runtime`: the machine's part."""
+"""`runtime` and `environment`: platform, threads, precision; environment variables as named profiles."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
 
-MOST_MINUTES, MOST_THREADS = 100_000, 4_096
+MAX_MINUTES, MAX_THREADS = 100_000, 4_096
 
 
 class Platform(Enum):
@@ -28,7 +29,7 @@ class Precision(Enum):
 
 @dataclass
 class RuntimeConfig:
-    """The machine's part."""
+    """Platform, threads, precision, and limits of waiting."""
 
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
@@ -44,7 +45,23 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
     steps = runtime.profile_steps
     if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
-    if runtime.timeout_minutes > MOST_MINUTES:
-        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MOST_MINUTES}")
-    if (runtime.num_threads or 0) > MOST_THREADS:
-        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MOST_THREADS}")
+    if runtime.timeout_minutes > MAX_MINUTES:
+        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MAX_MINUTES}")
+    if (runtime.num_threads or 0) > MAX_THREADS:
+        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MAX_THREADS}")
+
+
+@dataclass
+class EnvironmentConfig:
+    """Environment variables set before the process group is made, unless the user has set them."""
+
+    name: str = "none"
+    variables: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # purpose of each
+
+
+def validate_environment(environment: EnvironmentConfig) -> None:
+    """Raises UserError for names that are none."""
+    for name in environment.variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"environment.variables.{name}: not a name of an environment variable")

@@ -1,4 +1,4 @@
-"""`sharding`: tables over processes."""
+"""`sharding` and `topology`: tables over processes, and the hardware that TorchRec's planner plans for."""
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from app.config.checks import require_at_least
+from app.config.checks import require_at_least, require_positive
 from app.config.optimizer import NEEDS_WHOLE_ROWS, OptimizerName
 from common.errors import UserError
 
@@ -17,16 +17,17 @@ from common.errors import UserError
 SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
                   "grid_shard")  # fmt: skip
 COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
-AUTO = "auto"
+AUTO_SHARDING = "auto"
 _SHORT = {"grid": "grid_shard"}
 # TorchRec's EmbeddingComputeKernel: torch's optimizer on the whole gradient (data_parallel only); FBGEMM's fused one
 # with the table in device memory; in host memory; in host memory behind a cache in device memory.
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
+AUTO_TOPOLOGY = "auto"
 
 
 class CommPrecision(Enum):
-    """On the wire, between processes."""
+    """Precision of values sent between processes."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -43,7 +44,7 @@ class QCommConfig:
 
 @dataclass
 class TableShardingConfig:
-    """What is different for one table; null: as `sharding` says for all."""
+    """Exceptions for one table; null: as configured for all tables."""
 
     types: Any = None
     kernels: Any = None
@@ -55,17 +56,19 @@ class TableShardingConfig:
 class ShardingConfig:
     """How tables are spread over processes.
 
-    One type and one kernel for a table is an order. Where there is a choice (`auto`, or a list), TorchRec's planner
-    makes it for the `topology`.
+    One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
+    it for the `topology`.
     """
 
     types: Any = "table_wise"  # one of SHARDING_TYPES, a list to choose from, or auto: all that fit but grid_shard
     kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
-    min_partition: int | None = None  # least columns a shard of the column types; null: an equal part for each process
+    min_partition: int | None = (
+        None  # minimum columns of a shard of the column types; null: an equal part for each process
+    )
     cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
     tables: dict[str, Any] = field(default_factory=dict)  # table's or feature's name: keys of TableShardingConfig
     qcomm: QCommConfig = field(default_factory=QCommConfig)
-    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, instead of all the above
+    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, in place of the keys above
 
 
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
@@ -76,9 +79,11 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     """
     asked = [types] if isinstance(types, str) else types
     if not isinstance(asked, list) or not asked:
-        raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+        raise UserError(
+            f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
+        )
     asked = [_SHORT.get(kind, kind) for kind in asked]
-    if asked == [AUTO]:
+    if asked == [AUTO_SHARDING]:
         # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
         # A grid is only for who asks for it, as in TorchRec's own planner.
         unfit = {"grid_shard", "data_parallel"} if optimizer is OptimizerName.adam else {"grid_shard"}
@@ -86,7 +91,9 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:
         if kind not in SHARDING_TYPES:
-            raise UserError(f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO}")
+            raise UserError(
+                f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
+            )
         if kind in COLUMN_TYPES:
             refuse_columns(key, kind, optimizer)
     return [kind for kind in SHARDING_TYPES if kind in asked]
@@ -143,7 +150,7 @@ def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[st
 
 
 def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """What stands under `sharding.tables.<name>`.
+    """The settings under `sharding.tables.<name>`.
 
     Raises:
         UserError: an unknown key or a value of the wrong type.
@@ -163,7 +170,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     for key, own in parts.items():
         part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
         types = types_allowed(part.types, optimizer, f"{key}.types")
-        kernels = kernels_allowed(part.kernels, types, part.types == AUTO, f"{key}.kernels")
+        kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{key}.kernels")
         require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
         if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
             raise UserError(f"{key}.min_partition={own.min_partition}: has no effect without a column-wise type")
@@ -175,4 +182,45 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
         if factor is not None and "fused_uvm_caching" not in kernels:
             raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):
-        raise UserError(f"sharding.plan={config.plan}: the plan says all, so sharding.tables and .kernels do nothing")
+        raise UserError(
+            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels "
+            "have no effect; leave them out"
+        )
+
+
+@dataclass
+class TopologyConfig:
+    """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
+
+    Figures are the vendor's peak; `link_efficiency` is the share of it that collectives are assumed to reach.
+    """
+
+    name: str = AUTO_TOPOLOGY  # auto: the device here is looked for among conf/topology/*.yaml
+    file: str | None = None  # a YAML file with these keys, for a device that is not there
+    architecture: str | None = None  # gfx942, sm_90, …: as ROCm and CUDA name it; cpu
+    memory_gib: float | None = None  # of the device; null for cpu: this machine's, divided among its processes
+    memory_gb_per_s: float | None = None
+    host_memory_gib: float | None = None  # for each device
+    host_memory_gb_per_s: float | None = None  # for each device
+    host_link_gb_per_s: float | None = None  # between the device and host memory
+    intra_host_gb_per_s: float | None = None  # between devices of a machine, all links of one device together
+    inter_host_gb_per_s: float | None = None  # between machines, for each device
+    link_efficiency: float = 0.8  # of intra_host and inter_host
+    reserve: float = 0.15  # part of the memory kept free for dense layers, activations and the allocator
+    sources: dict[str, str] = field(default_factory=dict)  # where each figure is from
+    nodes: int | None = None  # machines; null: those of the run, 1 for a plan
+    devices_per_node: int | None = None  # null: those of the run; for a plan, the GPUs here, or 1
+
+
+HARDWARE = ("architecture", "memory_gib", "memory_gb_per_s", "host_memory_gib", "host_memory_gb_per_s",
+            "host_link_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s")  # fmt: skip
+
+
+def validate_topology(topology: TopologyConfig) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    require_at_least({f"topology.{key}": (getattr(topology, key), 1) for key in ("nodes", "devices_per_node")})
+    require_positive({f"topology.{key}": getattr(topology, key) for key in HARDWARE[1:]})
+    if not 0 < topology.link_efficiency <= 1:
+        raise UserError(f"topology.link_efficiency={topology.link_efficiency}: must be in (0, 1]")
+    if not 0 <= topology.reserve < 1:
+        raise UserError(f"topology.reserve={topology.reserve}: must be in [0, 1)")

@@ -21,7 +21,7 @@ class TableKind(Enum):
 
 
 class QROperation(Enum):
-    """What is made of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
+    """How a quotient's and a remainder's row are combined; pooled_mult multiplies after pooling, the others before."""
 
     mult = "mult"
     add = "add"
@@ -30,7 +30,7 @@ class QROperation(Enum):
 
 
 class Pooling(Enum):
-    """What is made of a bag's rows."""
+    """How a bag's rows are combined."""
 
     sum = "sum"
     mean = "mean"
@@ -53,7 +53,7 @@ class TableInit(Enum):
 
 
 class Storage(Enum):
-    """What a table's values are kept in; arithmetic is fp32."""
+    """Storage type of a table's values; arithmetic is fp32."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -62,7 +62,7 @@ class Storage(Enum):
 
 @dataclass
 class TableConfig:
-    """Settings of a table. Null means model.tables' own in an override, and what is said here in model.tables."""
+    """Settings of a table. Null: in an override, the value of model.tables; in model.tables, the default given here."""
 
     kind: TableKind | None = None  # null: plain
     qr_operation: QROperation | None = None  # qr; null: mult
@@ -112,7 +112,7 @@ _HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
 
 
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
-    """What stands under `model.tables.overrides.<name>`; nothing, if nothing does.
+    """The settings under `model.tables.overrides.<name>`; all null if there are none.
 
     Raises:
         UserError: an unknown key or a value of the wrong type.

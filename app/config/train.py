@@ -1,5 +1,6 @@
-"""`run`, `train`, `eval` and `checkpoint`: the course of a run."""
+"""`run`, `train`, `loss`, `eval` and `checkpoint`: the course of a run."""
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -34,14 +35,14 @@ class RunConfig:
 
 @dataclass
 class TrainConfig:
-    """How long, how much at once, and what is looked at on the way."""
+    """Length of the run, batch size, evaluation and logging."""
 
     global_batch_size: int = 0  # samples a step over all processes; 0: local_batch_size times their number
     local_batch_size: int | None = None  # samples a step of each process
     epochs: int | None = None  # null: one, or as many as max_steps or max_samples take
-    max_steps: int | None = None  # stop after so many steps; 0 builds the run and ends
-    max_samples: int | None = None  # stop before the step that would exceed so many samples
-    max_minutes: float | None = None  # stop resumably once this process has run so long
+    max_steps: int | None = None  # stop after this number of steps; 0 builds the run and ends
+    max_samples: int | None = None  # stop before the step that would exceed this number of samples
+    max_minutes: float | None = None  # stop resumably after this time
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
     eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05 evaluates 20 times, 1 at its end
@@ -60,7 +61,7 @@ class EvalConfig:
     """Evaluation during and after training."""
 
     split: str = "val"
-    train_split: bool = False  # evaluate the training split as well, each time, and set both side by side
+    train_split: bool = False  # evaluate the training split as well, each time, and compare both
     global_batch_size: int = 16_384
 
 
@@ -87,9 +88,9 @@ def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
 def validate_train(train: TrainConfig) -> None:
     """Raises UserError for values that cannot work."""
     _validate_batch(train)
-    least = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
+    minima = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
              "log_every_steps": 1, "warmup_steps_excluded": 0}  # fmt: skip
-    require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in least.items()})
+    require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in minima.items()})
     require_positive({"train.max_minutes": train.max_minutes})
     for key in ("target_auc", "target_accuracy", "eval_every_fraction"):
         share = getattr(train, key)
@@ -120,7 +121,7 @@ def _validate_batch(train: TrainConfig) -> None:
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
-    """The same with the global batch said, where each process's was given."""
+    """The same with the global batch size, if that of each process was given."""
     if train.local_batch_size is None:
         return train
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
@@ -142,3 +143,39 @@ def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
 def validate_eval(evaluation: EvalConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"eval.global_batch_size": (evaluation.global_batch_size, 1)})
+
+
+class LossName(Enum):
+    """Mean over the batch of binary cross-entropy, of that with a weight for each class, or of the squared error."""
+
+    bce = "bce"
+    weighted_bce = "weighted_bce"
+    mse = "mse"
+
+
+@dataclass
+class LossConfig:
+    """The training loss; evaluation's metrics do not depend on it. Formulas: docs/models.md."""
+
+    name: LossName = MISSING
+    class_weights: list[float] | None = None  # weighted_bce: of samples of label 0 and of label 1
+    threshold: float = 0.0  # the loss sees predictions clamped to [threshold, 1 - threshold], and no gradient beyond
+
+    @property
+    def is_logloss(self) -> bool:
+        """Whether the training loss is the logloss of the samples trained on."""
+        return self.name is LossName.bce and not self.threshold
+
+
+def validate_loss(loss: LossConfig) -> None:
+    """Raises UserError for values that cannot work or would do nothing."""
+    weights = loss.class_weights
+    if loss.name is LossName.weighted_bce:
+        if weights is None or len(weights) != 2 or not all(0 < weight < math.inf for weight in weights):
+            raise UserError(
+                f"loss.class_weights={weights}: must be the weights of label 0 and of label 1, such as [1,3]"
+            )
+    elif weights is not None:
+        raise UserError(f"loss.class_weights={weights}: has no effect with loss={loss.name.value}")
+    if not 0 <= loss.threshold < 0.5:
+        raise UserError(f"loss.threshold={loss.threshold}: must be at least 0 and below 0.5")

@@ -1,6 +1,1 @@
-"""A dataset's splits as batches."""
-
-from app.data.shards import find_split, verify_splits
-from app.data.split import BatchMaker, Order, Split
-
-__all__ = ["BatchMaker", "Order", "Split", "find_split", "verify_splits"]
+"""A dataset's splits as batches, in an order that is a pure function of seed, epoch and global batch size."""

@@ -1,4 +1,4 @@
-"""What one step reads. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
+"""A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1.
-        num_valid: the first so many samples count; the rest is padding (evaluation only).
+        num_valid: number of samples before the padding (evaluation only).
     """
 
     dense_features: Tensor
@@ -56,7 +56,7 @@ class Batch(Pipelineable):
             part.record_stream(stream)
 
 
-class Rows(NamedTuple):
+class RowArrays(NamedTuple):
     """Rows in the order of use: labels [n] float32, dense [n, N] float32, sparse [n, F] int32.
 
     Where features are multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
@@ -67,25 +67,25 @@ class Rows(NamedTuple):
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
 
-    def part(self, start: int, stop: int) -> "Rows":
+    def part(self, start: int, stop: int) -> "RowArrays":
         """Rows [start, stop), as views."""
         rows = slice(start, stop)
         bags = tuple(feature.part(start, stop) for feature in self.bags)
-        return Rows(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
+        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
 
-    def take(self, order: NDArray[np.integer]) -> "Rows":
+    def take(self, order: NDArray[np.integer]) -> "RowArrays":
         """The rows numbered `order`, in that order."""
         bags = tuple(feature.take(order) for feature in self.bags)
-        return Rows(self.labels[order], self.dense[order], self.sparse[order], bags)
+        return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags)
 
 
-def join_rows(parts: list[Rows]) -> Rows:
+def join_rows(parts: list[RowArrays]) -> RowArrays:
     """The rows of all parts, part after part."""
     if len(parts) == 1:
         return parts[0]
     labels, dense, sparse, bags = zip(*parts, strict=True)
     joined = tuple(join(feature) for feature in zip(*bags, strict=True))
-    return Rows(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
+    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
 
 
 class OneHotBatches:
@@ -96,7 +96,7 @@ class OneHotBatches:
         self._lengths = torch.ones(len(features) * local_batch_size, dtype=torch.int32)
         self._offsets = torch.arange(len(features) * local_batch_size + 1, dtype=torch.int32)
 
-    def batch(self, rows: Rows) -> Batch:
+    def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded with zeros to the local batch size."""
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
@@ -113,7 +113,7 @@ class OneHotBatches:
 class MultiHotBatches:
     """Makes batches of bags of any size; a padded row's bags of a multi-hot feature are empty.
 
-    Such features are those in `ragged`, whose bags the rows hold, or those that `tables` expands, from their ids.
+    Multi-hot features are those in `ragged`, with bags in the rows, or those that `tables` expands from their ids.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class MultiHotBatches:
     ) -> None:
         self._features, self._stride = features, local_batch_size
         others = [name for name in features if name not in ragged]
-        self._places = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
+        self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
         self._tables = tables
         self._ones = np.ones(local_batch_size, np.int64)
 
-    def batch(self, rows: Rows) -> Batch:
+    def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded to the local batch size.
 
         Raises:
@@ -152,25 +152,25 @@ class MultiHotBatches:
         return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
 
     def _feature(
-        self, feature: int, rows: Rows, columns: NDArray[np.int32], num_valid: int
+        self, feature: int, rows: RowArrays, columns: NDArray[np.int32], num_valid: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of one feature and the lengths of its bags, [B]."""
-        is_ragged, place = self._places[feature]
+        is_ragged, column = self._columns[feature]
         if is_ragged:
-            return rows.bags[place].ids, rows.bags[place].lengths
+            return rows.bags[column].ids, rows.bags[column].lengths
         if self._tables is None or self._tables.tables[feature] is None:
-            return columns[place], self._ones
-        bags = self._tables.expand(feature, columns[place, :num_valid])
+            return columns[column], self._ones
+        bags = self._tables.expand(feature, columns[column, :num_valid])
         lengths = np.where(np.arange(self._stride) < num_valid, bags.shape[1], 0)
         return bags.reshape(-1), lengths
 
 
-def _padded(rows: Rows, count: int) -> Rows:
-    """Rows, zeros and empty bags behind them until there are `count`."""
+def _padded(rows: RowArrays, count: int) -> RowArrays:
+    """Rows, padded with zeros and empty bags to `count` rows."""
     missing = count - len(rows.labels)
     if not missing:
         return rows
-    return Rows(
+    return RowArrays(
         np.pad(rows.labels, (0, missing)),
         np.pad(rows.dense, ((0, missing), (0, 0))),
         np.pad(rows.sparse, ((0, missing), (0, 0))),

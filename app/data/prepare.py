@@ -13,9 +13,8 @@ from app.config import DataConfig
 from app.config.data import preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
-from data_prep.__main__ import PICKLED
-from data_prep.config.generator_keys import SyntheticConfig
-from data_prep.config.keys import PrepConfig
+from data_prep.config.compose import PICKLED
+from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,7 +41,7 @@ def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already; or there is nothing to make one from.
-        SystemExit: data_prep found bad input or was stopped; it has said so on stderr, and its status is handed on.
+        SystemExit: data_prep found bad input or was stopped; it has reported that on stderr; with its status.
         RuntimeError: it failed otherwise.
     """
     job = _job(config)
@@ -61,7 +60,7 @@ def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
             process.wait(timeout=0.2)
     status = process.returncode
     if status in (EXIT_BAD_INPUT, EXIT_STOPPED):
-        raise SystemExit(status)  # it has said why
+        raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
 

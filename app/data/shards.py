@@ -1,4 +1,4 @@
-"""A split's rows as they lie on disk, read in pieces and checked."""
+"""Reading ranges of a split's rows from its shards, with checks."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import VerifyData
-from app.data.batch import Rows
+from app.data.batch import RowArrays
 from common.cli import EXIT_STOPPED
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join
@@ -27,10 +27,10 @@ class SplitShards:
     """The shards of one split."""
 
     def __init__(self, root: Path, manifest: Manifest, name: str) -> None:
-        """Open each shard once, so that what is missing is said now, not in mid-epoch.
+        """Open each shard once, so that a missing file is reported now, not during an epoch.
 
         Raises:
-            UserError: there is no such split, or a file is not what the manifest says.
+            UserError: there is no such split, or a file differs from the manifest.
         """
         split = find_split(root, manifest, name)
         self.rows = split.rows
@@ -48,7 +48,7 @@ class SplitShards:
         for index in range(len(split.shards)):
             self._open(index)
 
-    def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> Rows:
+    def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> RowArrays:
         """Read ranges of rows, then pick those numbered `order`; ids are checked against their tables.
 
         Raises:
@@ -65,7 +65,7 @@ class SplitShards:
             labels[part], dense[part], sparse[part] = piece.labels, piece.dense, piece.sparse
             pieces.append(piece.bags)
         self._require_unchanged(ranges)
-        # All processes check all rows, so that all meet the same error.
+        # All processes check all rows, so that all raise the same error.
         self._check(labels.view(np.uint32) <= 1, ["label"], "is not 0 or 1", ranges)
         self._check(np.isfinite(dense), self._dense, "is not a finite number", ranges)
         if (sparse.view(np.uint32).max(axis=0, initial=0) >= self._limits).any():  # a negative id is a huge one
@@ -75,7 +75,7 @@ class SplitShards:
         bags = [self._checked(feature, join(parts), ranges).take(order)
                 for feature, parts in zip(self._ragged, by_feature, strict=True)]  # fmt: skip
         dense, sparse = np.take(dense, order, axis=0), np.take(sparse, order, axis=0)
-        return Rows(np.take(labels[:, 0], order).astype(np.float32), dense, sparse, tuple(bags))
+        return RowArrays(np.take(labels[:, 0], order).astype(np.float32), dense, sparse, tuple(bags))
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
         for start, stop in ranges:
@@ -84,15 +84,15 @@ class SplitShards:
                 if _stamp(path) != stamp:
                     raise UserError(
                         f"{path}: changed while the run was reading it; put the dataset back as it was (data_prep "
-                        "writes the same bytes again), then the same command goes on"
+                        "writes the same bytes again), then the same command resumes"
                     )
 
     def _checked(self, feature: str, bags: Bags, ranges: list[tuple[int, int]]) -> Bags:
-        """The bags of one feature's rows, if their ids are in its table."""
+        """The bags of one feature's rows, after checking that their ids are in its table."""
         limit = self._features[feature]
         if bags.ids.view(np.uint32).max(initial=0) >= limit:
-            place = np.flatnonzero(bags.ids.view(np.uint32) >= limit)[0] + bags.offsets[0]
-            good = np.arange(1, len(bags.offsets)) != np.searchsorted(bags.offsets, place, side="right")
+            index = np.flatnonzero(bags.ids.view(np.uint32) >= limit)[0] + bags.offsets[0]
+            good = np.arange(1, len(bags.offsets)) != np.searchsorted(bags.offsets, index, side="right")
             self._check(good[:, None], [self._table_of(feature)], "an id of its bag is not in it", ranges)
         return bags
 
@@ -103,8 +103,8 @@ class SplitShards:
         """Name the first row and column where `good` [rows, columns] is false."""
         if good.all():
             return
-        place, column = divmod(int(good.argmin()), good.shape[1])
-        row = np.concatenate([np.arange(*rows) for rows in ranges])[place]
+        index, column = divmod(int(good.argmin()), good.shape[1])
+        row = np.concatenate([np.arange(*rows) for rows in ranges])[index]
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         where = f"shard {self._shards[shard].name}, row {row - self._starts[shard]}, {names[column]}"
         raise UserError(f"{self._root / self._name}: {where}: {fault}; preprocess again")
@@ -150,7 +150,7 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Inode, size and time of the last change: what tells that a file was changed; None where there is none."""
+    """Inode, size and modification time, to detect changes; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -161,19 +161,19 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def verify_splits(
     root: Path, manifest: Manifest, names: list[str], when: VerifyData, stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Compare the files of some splits with the manifest's sums.
+    """Compare the files of some splits with the manifest's digests.
 
     Raises:
         UserError: names the first file that differs.
-        SystemExit: `stopped` said so; before anything was done, so that the same command does it.
+        SystemExit: `stopped` returned true; nothing was done yet, so the same command starts over.
     """
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
     if when is VerifyData.never or (when is VerifyData.auto and size > VERIFY_AUTO_BYTES):
-        log.info("data: %s not compared with its sums (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
+        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
         return
     for name, shard in shards:
         if stopped():
-            log.info("data: asked to stop while sums were compared; the same command begins again")
+            log.info("data: stopped while comparing digests; the same command starts over")
             raise SystemExit(EXIT_STOPPED)
         verify_shard(root, name, shard)

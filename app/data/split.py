@@ -1,7 +1,7 @@
 """A dataset's split as batches, in an order that is a pure function of (seed, epoch, rows, global batch).
 
 Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within
-windows of a few blocks, which are held in memory. Global batch k is rows [k * G, (k + 1) * G) of that order
+windows of a few blocks, which are in memory. Global batch k is rows [k * G, (k + 1) * G) of that order
 whatever the number of processes, and process r takes the r-th equal part of it.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
-from app.data.batch import Batch, MultiHotBatches, OneHotBatches, Rows, join_rows
+from app.data.batch import Batch, MultiHotBatches, OneHotBatches, RowArrays, join_rows
 from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -51,7 +51,7 @@ class Order:
         return order
 
 
-class Split:
+class SplitReader:
     """One split of a dataset, opened for one process."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Split:
         """Open the shards of split `name`.
 
         Raises:
-            UserError: there is no such split, or a file is not what the manifest says.
+            UserError: there is no such split, or a file differs from the manifest.
         """
         self._shards = SplitShards(root, manifest, name)
         self.rows = self._shards.rows
@@ -107,15 +107,15 @@ class Split:
                 parts.append(window.part(0, used))
             yield batches.batch(join_rows(parts))
 
-    def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[Rows]:
+    def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[RowArrays]:
         """This process's rows, window by window and in order; the next window is read while one is in use."""
         local = global_batch_size // self._world_size
         begin, end = first * global_batch_size, last * global_batch_size
 
-        def load(start: int, number: int, ranges: list[tuple[int, int]]) -> Rows:
+        def load(start: int, number: int, ranges: list[tuple[int, int]]) -> RowArrays:
             permutation = order.permutation(number, sum(high - low for low, high in ranges))
-            places = np.arange(start, start + len(permutation))
-            mine = (places % global_batch_size // local == self._rank) & (places >= begin) & (places < end)
+            indices = np.arange(start, start + len(permutation))
+            mine = (indices % global_batch_size // local == self._rank) & (indices >= begin) & (indices < end)
             return self._shards.read(ranges, permutation[mine])
 
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
@@ -147,7 +147,7 @@ class BatchMaker:
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
     def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
-        """For batches of so many rows, the last ones padding."""
+        """For batches of this size, padded at the end."""
         if self._ragged or self._tables:
             return MultiHotBatches(self._features, self._ragged, self._tables, local_batch_size)
         return OneHotBatches(self._features, local_batch_size)

@@ -8,7 +8,7 @@ NAMES = ("auc", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "ba
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
-    """Metrics of logits [n] against labels [n] of 0 and 1; None where one is not defined.
+    """Metrics of logits [n] against labels [n] of 0 and 1; None where undefined.
 
     auc: exact area under the ROC curve, ties counted half.
     logloss: mean binary cross-entropy, nats.

@@ -1,11 +1,11 @@
-"""The shape of an evaluation: ROC, precision over recall, calibration, scores by label; as numbers to be drawn."""
+"""Curves of an evaluation, as numbers: ROC, precision over recall, calibration, scores by label."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_SAMPLES = 1 << 22  # of a larger split every k-th sample is used: the eye sees no difference
+MAX_SAMPLES = 1 << 22  # of a larger split every k-th sample is used
 THRESHOLDS = 200  # at quantiles of either label's scores
 SCORE_BINS = 50
 EQUAL_MASS_BINS = 20
@@ -14,15 +14,15 @@ Values = NDArray[np.float64]
 
 
 def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, Any]:
-    """Curves of logits [n] against labels [n] of 0 and 1; what is not defined with one label only is None.
+    """Curves of logits [n] against labels [n] of 0 and 1; None where undefined with one class only.
 
-    samples, of: how many were used, and of how many.
+    samples, of: number of samples used, and of all.
     auc_standard_error: of the AUC as an estimate from this sample (DeLong et al. 1988).
     roc: fpr, tpr; pr: recall, precision; exact at each threshold, of which there are at most 400.
     reliability: mean probability, share of positives and samples of bins that hold equally many samples.
     scores: counts of either label over bins of equal width from 0 to the highest probability.
     """
-    stride = max(1, -(-len(labels) // MOST_SAMPLES))
+    stride = max(1, -(-len(labels) // MAX_SAMPLES))
     z, y = logits[::stride], labels[::stride] > 0.5
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])

@@ -1,4 +1,4 @@
-"""Energy that devices used, from the counters that platforms have: NVML, AMD SMI, RAPL."""
+"""Energy used by devices, from the counters of the platforms: NVML, AMD SMI, RAPL."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ import torch
 log = logging.getLogger("clickwork")
 
 RAPL = Path("/sys/class/powercap")
-Counter = Callable[[], float]  # joules since some time
+Counter = Callable[[], float]  # joules since an arbitrary time
 
 
 class EnergyMeter:
@@ -23,7 +23,7 @@ class EnergyMeter:
         self._last: tuple[float, float] | None = None
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._began = self._last = self._read()
 
     def watts(self) -> float | None:
@@ -32,7 +32,7 @@ class EnergyMeter:
         return _mean(before, self._last)
 
     def figures(self) -> dict[str, Any] | None:
-        """Mean power and energy since the start, and who measured it; None where nobody does."""
+        """Mean power and energy since the start, and their source; None where not measured."""
         now = self._read()
         watts = _mean(self._began, now)
         if watts is None or now is None or self._began is None:
@@ -45,7 +45,7 @@ class EnergyMeter:
         try:
             return time.perf_counter(), self._counter()
         except (OSError, ValueError, RuntimeError) as error:
-            log.warning("power: %s no longer tells (%s)", self.source, error)
+            log.warning("power: %s can no longer be read (%s)", self.source, error)
             self._counter = None
             return None
 
@@ -81,7 +81,7 @@ def _nvml(device: torch.device) -> Counter | None:
 
 
 def _amd(device: torch.device) -> Counter | None:
-    """AMD SMI's energy accumulator, through the amdsmi package that ROCm brings."""
+    """AMD SMI's energy accumulator, through the amdsmi package of ROCm."""
     try:
         import amdsmi
 
@@ -103,7 +103,7 @@ def _amd(device: torch.device) -> Counter | None:
 
 
 def _rapl(root: Path) -> Counter | None:
-    """The packages' counters in sysfs, in microjoules, which start again at 0 at max_energy_range_uj; root's only."""
+    """The packages' counters in sysfs, in microjoules, readable by root; they wrap around at max_energy_range_uj."""
     packages = []
     for zone in sorted(root.glob("*rapl:*")):
         try:
@@ -115,15 +115,15 @@ def _rapl(root: Path) -> Counter | None:
 
 
 class _Package:
-    """One counter, made to go on where it starts again."""
+    """One counter, continued where it wraps around."""
 
     def __init__(self, zone: Path) -> None:
         self._file = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
-        self._last, self._turns = int(self._file.read_text()), 0
+        self._last, self._wraps = int(self._file.read_text()), 0
 
     def joules(self) -> float:
         now = int(self._file.read_text())
-        self._turns += now < self._last
+        self._wraps += now < self._last
         self._last = now
-        return (self._turns * self._range + now) / 1e6
+        return (self._wraps * self._range + now) / 1e6

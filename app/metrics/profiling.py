@@ -1,4 +1,4 @@
-"""torch.profiler on some steps: traces that a user asked for, and what processes spent exchanging data."""
+"""torch.profiler on some steps: traces of configured steps, and time that processes spend in collectives."""
 
 import logging
 from pathlib import Path
@@ -10,11 +10,11 @@ from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 log = logging.getLogger("clickwork")
 
 
-class Profiler:
-    """Starts and stops as the loop comes to its steps.
+class StepProfiler:
+    """Starts and stops torch.profiler at the configured steps.
 
-    steps: first and last step of a trace, counted from 1, or None; sampled: the one step whose exchange between
-    processes is measured, or None.
+    steps: first and last step of a trace, counted from 1, or None; sampled: the step whose collectives are timed, or
+    None.
     """
 
     def __init__(self, device: torch.device, directory: Path, rank: int, steps: list[int] | None,
@@ -36,7 +36,7 @@ class Profiler:
             self._start(step, trace=False)
 
     def close(self) -> None:
-        """The loop is done."""
+        """Stop a trace that is still running."""
         if self._running is not None:
             self._stop()
 

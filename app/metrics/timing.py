@@ -1,4 +1,4 @@
-"""Throughput: device-synchronised times of steps, warm-up and everything but training left out."""
+"""Step times on the device's own clock, throughput, memory in use. Warm-up and all but training are left out."""
 
 import os
 import time
@@ -11,12 +11,45 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.metrics.phases import Phases
-
+PHASES = ("forward", "backward", "optimizer")
+SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # marks cost nothing compared to a step on a CPU, a little on a GPU
 STEP_TIME_BINS = 60
 
 
-class Meter:
+class Phases:
+    """Marks on the device's own clock within some of the steps.
+
+    `mark` makes a mark; `between` gives the seconds from one to another, once the device is done with both.
+    """
+
+    def __init__(self, device: torch.device, mark: Any, between: Any) -> None:
+        self._every, self._mark, self._between = SAMPLED_EVERY.get(device.type, 1), mark, between
+        self._count = 0
+        self._marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
+
+    def step_begins(self) -> None:
+        """The step's batch has arrived."""
+        self._count += 1
+        if self._count % self._every == 0:
+            self._marks.append(("", self._mark()))
+
+    def done(self, phase: str) -> None:
+        """The step has completed one of PHASES."""
+        if self._count % self._every == 0:
+            self._marks.append((phase, self._mark()))
+
+    def take(self) -> dict[str, float]:
+        """Seconds a step of each phase since the last call, means over the sampled steps; empty if there was none."""
+        totals: dict[str, float] = {}
+        steps = sum(name == "" for name, _ in self._marks)
+        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+            if name:
+                totals[name] = totals.get(name, 0.0) + self._between(before, after)
+        self._marks.clear()
+        return {name: seconds / steps for name, seconds in totals.items()}
+
+
+class StepTimer:
     """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
 
     A step lasts from the end of the one before, its wait for input included; a step after an interruption
@@ -30,14 +63,14 @@ class Meter:
         self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
         self._phases = Phases(device, self._mark, self._between)
-        self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` that knew them
+        self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` with a sampled step
 
     def step_begins(self) -> None:
-        """The step's batch is there."""
+        """The step's batch has arrived."""
         self._phases.step_begins()
 
     def phase_done(self, phase: str) -> None:
-        """The step has done one of PHASES."""
+        """The step has completed one of PHASES."""
         self._phases.done(phase)
 
     def step_done(self, input_wait: float) -> None:
@@ -69,7 +102,7 @@ class Meter:
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
-        """Count what happens inside as `kind` (eval or checkpoint), not as training; call after `take`."""
+        """Count the time inside as `kind` (eval or checkpoint), not as training; call after `take`."""
         began = time.perf_counter()
         if self._marks:
             self.spent["train"] += began - self._began
@@ -96,7 +129,7 @@ class Meter:
 
 
 def memory_in_use(device: torch.device) -> dict[str, int | None]:
-    """This process's resident memory and what its tensors take on its GPU, bytes; None where it cannot be told."""
+    """This process's resident memory and what its tensors take on its GPU, in bytes; None where unknown."""
     try:
         host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -108,11 +141,11 @@ def memory_in_use(device: torch.device) -> dict[str, int | None]:
 
 
 def step_time_histogram(step_seconds: NDArray[np.float32]) -> dict[str, Any]:
-    """Counts of step times, ms, over 60 bins from least to greatest, whose widths grow by one factor."""
+    """Counts of step times, ms, over 60 bins from min to max, with logarithmic edges."""
     if not len(step_seconds):
         return {"edges_ms": [], "counts": []}
-    least, greatest = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
-    edges = np.geomspace(least * 0.999, greatest * 1.001, STEP_TIME_BINS + 1)
+    low, high = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
+    edges = np.geomspace(low * 0.999, high * 1.001, STEP_TIME_BINS + 1)
     counts, _ = np.histogram(step_seconds.astype(np.float64) * 1e3, edges)
     return {"edges_ms": [float(f"{edge:.5g}") for edge in edges], "counts": counts.tolist()}
 

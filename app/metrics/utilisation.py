@@ -1,32 +1,40 @@
-"""Composition: what a run's steps computed and moved, against what this machine can do."""
+"""Utilisation: what a run's steps computed and moved, against this machine's measured limits."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from app.benchmark.ceilings import measure_ceilings
-from app.benchmark.tables import state_elements
-from app.config import Precision
+from app.config import AppConfig, Precision
 from app.config.tables import Storage
-from app.model.embeddings.spec import REMAINDER
+from app.metrics.ceilings import measure_ceilings
 from app.model.flops import training_flops
+from app.model.tables import REMAINDER, TableSpec
+from app.optimizer.build import state_elements
+from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.training.session import Session
+from data_prep.dataset.format import Manifest
 
-LEAST_TRAIN_SECONDS = 20.0  # a shorter run is not worth the measurement of the ceilings
+MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the ceilings
 CEILING_SECONDS = 0.2
 STATE_BYTES = 4
 
 
-def utilisation(session: Session, samples_per_second_per_device: float | None, train_seconds: float) -> dict[str, Any]:
+def utilisation(
+    config: AppConfig,
+    runtime: Runtime,
+    manifest: Manifest,
+    tables: Sequence[TableSpec],
+    samples_per_second_per_device: float | None,
+    train_seconds: float,
+) -> dict[str, Any]:
     """FLOPs and bytes of a sample and a second, and their shares of ceilings measured here and now.
 
     Table bytes are those of lookups and updates if no cache served them: rows read forward, rows and optimizer state
     read and written backward. Ceilings, and so shares, are None for a run that trained less than 20 seconds.
     """
-    manifest, runtime = session.manifest, session.runtime
-    flops = training_flops(session.config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
-    moved = _table_bytes(session)
+    flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
+    moved = _table_bytes(config, manifest, tables)
     figures: dict[str, Any] = {
         "flops_per_sample": flops,
         "table_bytes_per_sample": moved,
@@ -41,8 +49,8 @@ def utilisation(session: Session, samples_per_second_per_device: float | None, t
     if rate is None:
         return figures
     figures |= {"flops_per_second": rate * flops, "table_bytes_per_second": rate * moved}
-    if runtime.highest(train_seconds) >= LEAST_TRAIN_SECONDS:
-        dtype = torch.bfloat16 if session.config.runtime.precision is Precision.bf16 else torch.float32
+    if runtime.highest(train_seconds) >= MIN_TRAIN_SECONDS:
+        dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, CEILING_SECONDS, runtime.highest)
         figures |= {
             "matrix_flops_per_second": ceilings.flops_per_second,
@@ -53,12 +61,12 @@ def utilisation(session: Session, samples_per_second_per_device: float | None, t
     return figures
 
 
-def _table_bytes(session: Session) -> float:
+def _table_bytes(config: AppConfig, manifest: Manifest, tables: Sequence[TableSpec]) -> float:
     """Of one sample's lookups and updates."""
-    bags = from_config.bag_sizes_of(session.config, session.manifest)
-    optimizer = session.config.optimizer.name.value
+    bags = from_config.bag_sizes_of(config, manifest)
+    optimizer = config.optimizer.name.value
     total = 0.0
-    for table in session.model.module.sparse_arch.tables:
+    for table in tables:
         ids = sum(bags.get(key.removesuffix(REMAINDER), 1.0) for key in table.keys)
         value_bytes = 4 if table.storage is Storage.fp32 else 2
         row = 3 * value_bytes * table.embedding_dim + 2 * STATE_BYTES * state_elements(optimizer, table.embedding_dim)

@@ -13,7 +13,7 @@ from torchrec.modules.crossnet import LowRankCrossNet
 
 from app.config import Interaction, ModelConfig
 
-DCN_NUM_LAYERS = 3  # MLPerf v2's; what the two widths are by default is said in app/config/model.py
+DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4
 PROJECTION_VECTORS = 16
 
@@ -29,8 +29,8 @@ def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequenti
 class _PairProducts(torch.autograd.Function):
     """[B, V, D] vectors to their pairwise products [B, P].
 
-    The backward gathers the pairs' gradients into [V, V] where autograd would scatter them, slower and with atomic
-    additions on GPUs; its two products are then autograd's own, so that TorchRec's bits come out.
+    The backward gathers the pairs' gradients into [V, V], where autograd would scatter them, slower and with atomic
+    additions on GPUs; its two products are autograd's own, so that results equal TorchRec's bit for bit.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ class _PairProducts(torch.autograd.Function):
 
 
 def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
-    """Places [P] in a flat [V, V] of the pairs, row by row, and the pair [V * V] of each place; P where it is none."""
+    """Indices [P] of the pairs in a flat [V, V], row by row, and the pair [V * V] at each index; P where none is."""
     row, column = torch.triu_indices(num_vectors, num_vectors, offset=0 if itself else 1)
     pair_of = torch.full((num_vectors, num_vectors), len(row))
     pair_of[row, column] = torch.arange(len(row))
@@ -59,7 +59,7 @@ def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
 
 
 class DotInteraction(nn.Module):
-    """The dense vector, and the products of all pairs of the F+1 vectors, itself included if so asked.
+    """The dense vector, and the products of all pairs of the F+1 vectors, with itself too if `itself`.
 
     Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one.
     """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class RowAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
 
-    What FBGEMM's fused kernels compute: only rows that have a gradient move, and their moments with them; the bias
+    As FBGEMM's fused kernels: only rows that have a gradient move, and their moments with them; the bias
     is corrected by the number of all steps. `rowwise` keeps one second moment a row, the mean over the row.
     `trust` scales each row's update by the ratio of the row's norm to the update's (1 where either is 0).
     """

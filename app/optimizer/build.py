@@ -1,24 +1,42 @@
-"""One optimizer over all parameters."""
+"""One optimizer over all parameters: fused into FBGEMM's backward for tables, torch's for the others."""
 
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from app.config import OptimizerConfig
-from app.optimizer.plain import plain_optimizer
-from app.optimizer.tables import ReplicatedTables, table_of
+from app.config import OptimizerConfig, OptimizerName
+from app.model.tables import table_of
+from app.optimizer.adams import Lamb, RowAdam, with_state
 
 TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
+_FUSED = {
+    OptimizerName.sgd: EmbOptimType.EXACT_SGD,
+    OptimizerName.adagrad: EmbOptimType.EXACT_ADAGRAD,
+    OptimizerName.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    OptimizerName.adam: EmbOptimType.ADAM,
+    OptimizerName.rowwise_adam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    OptimizerName.lamb: EmbOptimType.LAMB,
+    OptimizerName.rowwise_lamb: EmbOptimType.PARTIAL_ROWWISE_LAMB,
+}
+_FUSED_ON_CPU = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
+# torch's names of an optimizer's state, and FBGEMM's. Steps are not kept with tables: see `set_step`.
+_FUSED_STATE = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq"}
 
 
 def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
     """One optimizer over fused tables, data-parallel tables and dense parameters.
 
     A row-wise algorithm keeps one second moment a row of a table (mean over the row) and is the plain one for
-    dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if so asked, by
+    dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if configured, by
     their common norm, which is the same on all processes.
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
@@ -38,7 +56,106 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float | None = None) -> None:
-    """Set a step's rate, and that of tables if it is another; call before zero_grad, which hands it to fused ones."""
+    """Set a step's rate, and the tables' if different; call before zero_grad, which passes it to the fused ones."""
     for part, keyed in optimizer.optimizers:
         for group in keyed.param_groups:
             group["lr"] = sparse_lr if part == TABLE_PART and sparse_lr is not None else lr
+
+
+def fused_params(config: OptimizerConfig) -> dict[str, Any]:
+    """Arguments for FBGEMM's table-batched embedding that select the tables' optimizer."""
+    params: dict[str, Any] = {
+        "optimizer": _FUSED[config.name],
+        "learning_rate": config.table_lr,
+        "stochastic_rounding": False,
+    }  # of fp16 tables: it could not be replayed
+    for key in ("eps", "beta1", "beta2"):
+        value = getattr(config, key)
+        if value is not None:
+            params[key] = value
+    return params
+
+
+def has_fused(name: OptimizerName, device: torch.device) -> bool:
+    """Whether FBGEMM has the algorithm for tables on this kind of device."""
+    return device.type != "cpu" or name in _FUSED_ON_CPU
+
+
+def set_step(optimizer: CombinedOptimizer, step: int) -> None:
+    """Set the number of steps in the tables' optimizers: Adam and LAMB correct their moments' bias by it.
+
+    FBGEMM counts each forward as a step, those of an evaluation too, and starts again from 0 in a new process.
+    """
+    for _, keyed in optimizer.optimizers:
+        if isinstance(keyed, CombinedOptimizer):
+            set_step(keyed, step)
+        elif isinstance(keyed, EmbeddingFusedOptimizer):
+            keyed._emb_module.iter.fill_(step)  # its own set_optimizer_step leaves out the counter that is used
+            keyed._emb_module.iter_cpu.fill_(step)
+        elif isinstance(keyed, ReplicatedTables):
+            keyed.set_optimizer_step(step)
+
+
+class ReplicatedTables(KeyedOptimizerWrapper):
+    """Data-parallel tables: FBGEMM does not fuse their update, so torch makes the same one.
+
+    But for one thing: torch's Adam moves every row at every step, FBGEMM's the rows of the batch. Their state goes
+    under the names and shapes that FBGEMM gives it: a checkpoint then loads however a table is sharded.
+    """
+
+    def __init__(self, tables: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+        super().__init__(tables, lambda params: _table_optimizer(params, config))
+        self.state = {
+            weight: {
+                f"{table_of(key)}.{_FUSED_STATE[name]}": _as_fused(value)
+                for name, value in self._optimizer.state[weight].items()
+                if name in _FUSED_STATE
+            }
+            for key, weight in tables.items()
+            if weight in self._optimizer.state
+        }
+
+    def set_optimizer_step(self, step: int) -> None:
+        for state in self._optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(step)
+
+
+def _table_optimizer(params: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    name, lr, eps = config.name, config.table_lr, config.eps or 0.0
+    if name is OptimizerName.rowwise_adagrad:
+        return RowWiseAdagrad(params, lr=lr, eps=eps)
+    if name in (OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb):
+        rowwise, trust = name is not OptimizerName.lamb, name is not OptimizerName.rowwise_adam
+        return RowAdam(params, lr, betas_of(config), eps, rowwise, trust)
+    return plain_optimizer(name, params, lr, config)
+
+
+def _as_fused(state: torch.Tensor) -> torch.Tensor:
+    """RowWiseAdagrad's sums are [E, 1], FBGEMM's are [E]; the view shares their memory."""
+    return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
+
+
+def state_elements(optimizer: str, dim: int) -> int:
+    """Elements of state beside a row of `dim` elements: whole moments, or one number for the row where row-wise."""
+    return {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "rowwise_adam": dim + 1, "rowwise_lamb": dim + 1}.get(
+        optimizer, 2 * dim
+    )
+
+
+def plain_optimizer(name: OptimizerName, params: list[nn.Parameter], lr: float, config: OptimizerConfig) -> Optimizer:
+    """The algorithm `name` over whole tensors, with the other settings of `config`."""
+    fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
+    eps, betas = config.eps or 0.0, betas_of(config)
+    if name is OptimizerName.sgd:
+        return torch.optim.SGD(params, lr=lr, fused=fused)
+    if name is OptimizerName.adagrad:
+        return torch.optim.Adagrad(params, lr=lr, eps=eps, fused=fused)
+    if name is OptimizerName.adam:
+        return with_state(torch.optim.Adam(params, lr=lr, betas=betas, eps=eps, fused=True))
+    return Lamb(params, lr, betas, eps)
+
+
+def betas_of(config: OptimizerConfig) -> tuple[float, float]:
+    """Adam's and LAMB's decays; of no meaning to the others."""
+    return config.beta1 or 0.0, config.beta2 or 0.0

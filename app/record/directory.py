@@ -3,21 +3,20 @@
 import contextlib
 import csv
 import datetime
-import fcntl
 import io
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
+from app.checkpoint.files import CHECKPOINTS
 from app.record.reading import (
-    CHECKPOINTS,
     CONFIG,
     CURVES,
     FORMAT_NAME,
@@ -43,41 +42,41 @@ RESULTS_COLUMNS = (
 )  # fmt: skip
 
 
-OURS = (LOCK, LOG, f"{MANIFEST}.tmp")  # what a run may leave that was killed before it had a manifest
+BEFORE_MANIFEST = (LOCK, LOG, f"{MANIFEST}.tmp")  # files of a run that was killed before it had a manifest
 
 
 @contextlib.contextmanager
-def told_where_no_room() -> Iterator[None]:
-    """What a run that fails writes last may meet a full disk, which is told and hides nothing."""
+def ignoring_full_disk() -> Iterator[None]:
+    """Log a full disk while a failed run writes its last figures, so that it does not hide the failure."""
     try:
         yield
     except OSError as error:
-        log.error("the last figures are not written: %s", error.strerror or error)
+        log.error("the last figures were not written: %s", error.strerror or error)
 
 
 class _LogFile(logging.FileHandler):
-    """run.log, which may lose lines on a full disk, told once; logging would print a traceback for each."""
+    """log.txt. On a full disk it loses lines, which is reported once; logging would print a traceback for each."""
 
-    told = False
+    reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging calls it so
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.told:
-            self.told = True
+        elif not self.reported:
+            self.reported = True
             with contextlib.suppress(OSError):  # stderr may go to the same disk
                 print(f"{self.baseFilename}: lines may be lost: {error}", file=sys.stderr)
 
 
-class Record:
-    """The directory of one run; what writes does nothing on other ranks than 0."""
+class RunDirectory:
+    """The directory of one run; only rank 0 writes."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
-        self.directory = directory
-        self.checkpoints = directory / CHECKPOINTS
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
-        self._lock: IO[bytes] | None = None
+        self._lock: FileLock | None = None
         self._made_here: list[Path] = []  # directories that were not there before
 
     def open(self) -> None:
@@ -87,25 +86,23 @@ class Record:
             UserError: it is something else's, another process trains in it, or it cannot be written.
         """
         try:
-            above = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-            self.directory.mkdir(parents=True, exist_ok=True)
+            above = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.directory.iterdir() if path.name not in OURS]
+            others = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             if others and not self._is_run():
-                raise UserError(f"run.dir={self.directory}: holds {others[0]} and is not a run's; choose another")
-            lock = open(self.directory / LOCK, "wb")  # noqa: SIM115  # held until the process ends
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(self.directory / LOCK)):
-                raise BlockingIOError  # its holder gave the directory up, and somebody else has taken it since
-            self._lock = lock
-        except BlockingIOError as error:
+                raise UserError(
+                    f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
+                )
+            lock = FileLock(self.path / LOCK, blocking=False, thread_local=False)
+            lock.acquire()
+            self._lock = lock  # held until the process ends
+        except Timeout as error:
             raise UserError(
-                f"run.dir={self.directory}: another process trains there; choose another run.name"
+                f"run.dir={self.path}: another process is training there; choose another run.name"
             ) from error
         except OSError as error:
-            raise UserError(
-                f"run.dir={self.directory}: cannot be written ({error.strerror}); choose another"
-            ) from error
+            raise UserError(f"run.dir={self.path}: not writable ({error.strerror}); choose another") from error
 
     def begin(
         self,
@@ -116,39 +113,39 @@ class Record:
         afresh: bool,
         views: Sequence[str] = (),
     ) -> None:
-        """Write the configuration and the manifest, on rank 0; events that will come again are forgotten.
+        """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
-        step, evaluated: where the run goes on, and whether that step's evaluation is in the checkpoint.
-        afresh: remove what an earlier run left here. Otherwise the manifests of the run's earlier parts are kept.
-        views: names of files and directories for other tools, which belong to the run as well.
+        step, evaluated: where the run resumes, and whether that step's evaluation is in the checkpoint.
+        afresh: remove the files of an earlier run. Otherwise the manifests of the run's earlier launches are kept.
+        views: names of files and directories for other tools, removed with the run's own.
         """
         if afresh:
             for name in (CHECKPOINTS, METRICS, LOG, CURVES, STEP_TIMES, *views):
-                _remove(self.directory / name)
-        (self.directory / SUMMARY).unlink(missing_ok=True)
-        # The manifest is what tells a run's directory from others, so it is there at all times.
-        before = None if afresh else read_json(self.directory / MANIFEST)
+                _remove(self.path / name)
+        (self.path / SUMMARY).unlink(missing_ok=True)
+        # The manifest marks a run's directory, so it exists at all times.
+        before = None if afresh else read_json(self.path / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
-        write_atomically(self.directory / MANIFEST, _json(manifest))
-        write_atomically(self.directory / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        path = self.directory / METRICS
+        write_atomically(self.path / MANIFEST, _json(manifest))
+        write_atomically(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        path = self.path / METRICS
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
-        handler = _LogFile(self.directory / LOG)
+        handler = _LogFile(self.path / LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
 
     def was_killed(self) -> bool:
-        """Whether a run trained here and ended without a word."""
-        return self._is_run() and not (self.directory / SUMMARY).exists()
+        """Whether a run trained here and ended without a summary."""
+        return self._is_run() and not (self.path / SUMMARY).exists()
 
-    def give_up(self) -> None:
-        """Leave no trace of a run that was refused before it began, on rank 0."""
+    def release(self) -> None:
+        """Remove what `open` created if the run never began, on rank 0."""
         if self._lock is not None and not self._is_run():
-            (self.directory / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: somebody else put something there
+            (self.path / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: it holds files of others
                 for path in self._made_here:
                     path.rmdir()
 
@@ -156,20 +153,20 @@ class Record:
         """Append one line to metrics.jsonl; `seconds` is since the run began, resumptions counted together."""
         if self._writes:
             line = {"event": kind, "step": step, "samples": samples, "seconds": seconds, **values}
-            with open(self.directory / METRICS, "ab") as file:
+            with open(self.path / METRICS, "ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
 
     def events_at(self, step: int) -> list[dict[str, Any]]:
         """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
-        path = self.directory / METRICS
+        path = self.path / METRICS
         if not self._writes or not path.exists():
             return []
         events = [json.loads(line) for line in path.read_bytes().splitlines()]
         return [event for event in events if event["step"] == step]
 
     def curves_at(self, step: int) -> dict[str, Any] | None:
-        """What curves.json holds, if it is of this step; None on other ranks than 0."""
-        content = read_json(self.directory / CURVES) if self._writes else None
+        """The content of curves.json, if it is of this step; None on other ranks than 0."""
+        content = read_json(self.path / CURVES) if self._writes else None
         return content if content and content["step"] == step else None
 
     def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -177,18 +174,18 @@ class Record:
         if not self._writes:
             return None
         content = {**about, **compute()}
-        write_atomically(self.directory / CURVES, json.dumps(content).encode())
+        write_atomically(self.path / CURVES, json.dumps(content).encode())
         return content
 
     def step_times(self, histogram: dict[str, Any]) -> None:
         """Write step_times.json."""
         if self._writes:
-            write_atomically(self.directory / STEP_TIMES, json.dumps(histogram).encode())
+            write_atomically(self.path / STEP_TIMES, json.dumps(histogram).encode())
 
     def summary(self, figures: dict[str, Any]) -> None:
         """Write summary.json."""
         if self._writes:
-            write_atomically(self.directory / SUMMARY, _json(figures))
+            write_atomically(self.path / SUMMARY, _json(figures))
 
     def results(
         self, run: str, summary: dict[str, Any], global_batch_size: int, num_nodes: int, spread: float | None
@@ -196,7 +193,7 @@ class Record:
         """Append this run's line to results.csv; `spread` is the throughput's standard deviation over its mean."""
         if not self._writes:
             return
-        path = self.directory / RESULTS
+        path = self.path / RESULTS
         world_size, rates = summary["world_size"], summary["throughput"]
         text = io.StringIO()
         writer = csv.writer(text)
@@ -211,7 +208,7 @@ class Record:
             file.write(text.getvalue())
 
     def _is_run(self) -> bool:
-        return (read_json(self.directory / MANIFEST) or {}).get("format") == FORMAT_NAME
+        return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME
 
 
 def _json(content: dict[str, Any]) -> bytes:
@@ -219,7 +216,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """A file or a directory with all it holds, if it is there."""
+    """Remove a file or a directory with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -227,7 +224,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
-    """Whether an event lies before where the run goes on; a line cut off by a kill does not."""
+    """Whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
         event = json.loads(line)
         if event["step"] == step and event["event"] == "eval":

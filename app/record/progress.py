@@ -1,4 +1,4 @@
-"""What a person sees while training: a bar on a terminal, a line now and then elsewhere; rank 0 only."""
+"""Progress while training: a bar on a terminal, a line from time to time elsewhere; rank 0 only."""
 
 import logging
 import sys
@@ -9,22 +9,22 @@ from tqdm import tqdm
 
 log = logging.getLogger("clickwork")
 
-FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first plain line, and between lines, where there is no terminal
+FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first line, and between lines, without a terminal
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
-class Progress:
+class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
     def __init__(self, total_steps: int, shown: bool, all_windows: bool = False) -> None:
-        """all_windows: a line for each window of steps, not only now and then."""
+        """all_windows: a line for each window of steps (train.print_windows)."""
         self._all_windows = all_windows
         self._bar: Any = None
         self._next_line = self._began = time.monotonic()
         self._shown, self._total, self._first = shown, total_steps, 0
 
     def start(self, step: int) -> None:
-        """Begin to show progress, with `step` steps done before."""
+        """Start to show progress; `step` steps were done before."""
         self._began, self._first = time.monotonic(), step
         self._next_line = self._began + FIRST_SECONDS
         if self._shown and sys.stderr.isatty():
@@ -43,36 +43,20 @@ class Progress:
         """Show the state after `step`, with the window's loss and accuracy; the rate is global, the wait a fraction."""
         if not self._shown:
             return
-        found = "all skipped" if loss is None else f"loss {loss:.4f} accuracy {accuracy:.2%}"
-        seen = f"epoch {epoch} {found} {samples_per_second:,.0f} samples/s, input wait {input_wait:.0%}"
+        text = "all skipped" if loss is None else f"loss {loss:.4f} accuracy {accuracy:.2%}"
+        text = f"epoch {epoch} {text} {samples_per_second:,.0f} samples/s, input wait {input_wait:.0%}"
         if auc is not None:
-            seen += f", last AUC {auc:.4f}"
+            text += f", last AUC {auc:.4f}"
         if self._bar is not None:
-            self._bar.set_postfix_str(seen, refresh=False)
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         now = time.monotonic()
         if self._all_windows or (self._bar is None and now >= self._next_line):
             self._next_line = now + QUIET_SECONDS
             left = (now - self._began) / max(1, step - self._first) * (self._total - step)
-            log.info("step %d/%d %s, %s to go", step, self._total, seen, tqdm.format_interval(left))
+            log.info("step %d/%d %s, %s to go", step, self._total, text, tqdm.format_interval(left))
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
-
-
-class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
-    """Log lines above the bar, without tearing it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-def log_to_terminal(rank: int) -> None:
-    """Rank 0 tells what happens on stderr; the others only warn."""
-    handler = _BesideBar()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    log.propagate = False

@@ -1,4 +1,4 @@
-"""What made a run: code, versions, hardware, environment; digests of what came out."""
+"""Provenance of a run: code, versions, hardware, environment; digests of its parameters."""
 
 import hashlib
 import importlib.metadata
@@ -34,10 +34,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def describe_run() -> dict[str, Any]:
-    """The part of a run's manifest that this machine and checkout decide."""
+    """The part of a run's manifest that this machine and checkout determine."""
     return {
         "code": _code(),
-        # Compose sets what it does not know to nothing.
+        # Docker Compose sets unknown variables to the empty string.
         "image": os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
         "base_image": os.environ.get("CLICKWORK_BASE_DIGEST") or None,
         "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
@@ -78,7 +78,7 @@ def _code() -> Mapping[str, str | None]:
 
 
 def _differences() -> Iterator[bytes]:
-    """git's diff from the commit, then names and contents of files that git does not know."""
+    """git's diff from the commit, then names and contents of untracked files."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
         if name:
@@ -87,14 +87,14 @@ def _differences() -> Iterator[bytes]:
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """A file's bytes in pieces; of a link where it leads; nothing of what has gone since or may not be read."""
+    """A file's bytes in chunks; a link's target; nothing of a file that is gone or not readable."""
     try:
         if path.is_symlink():
             yield os.fsencode(path.readlink())
             return
         with open(path, "rb") as file:
-            while piece := file.read(1 << 20):
-                yield piece
+            while chunk := file.read(1 << 20):
+                yield chunk
     except OSError:
         return
 

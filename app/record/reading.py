@@ -1,4 +1,4 @@
-"""A run's directory, read: its files' names, and what they say."""
+"""Reading a run's directory: names of its files, and their content."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from common.errors import UserError
 
 FORMAT_NAME = "clickwork-run"
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
-RESULTS, LOG, CHECKPOINTS, LOCK = "results.csv", "log.txt", "checkpoints", ".lock"
+RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"
 
 
@@ -43,7 +43,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def read_events(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """A run's events of one kind; a line that a kill cut off is none."""
+    """A run's events of one kind; a line that was cut off by a kill is left out."""
     events = []
     with contextlib.suppress(FileNotFoundError):
         for line in (directory / METRICS).read_bytes().splitlines():
@@ -61,7 +61,7 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object, or None where there is no whole one."""
+    """A JSON object from a file, or None if there is no complete one."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

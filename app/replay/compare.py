@@ -1,72 +1,105 @@
-"""Composition: a replay, compared with the checkpoints that the run left."""
+"""A replay compared bit for bit with the checkpoints that the run left."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app import checkpoint
-from app.checkpoint import resume
-from app.checkpoint.policy import Keeper
-from app.replay.bitwise_difference import Difference, compare, merged
-from app.training.run import Run
-from app.training.state import State
+from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
+from app.training.checkpointer import Checkpointer
+from app.training.run import TrainingRun
+from app.training.state import RunState
 
 NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
 TABLES = ".embedding_bags."  # in the names of tables
 
 
-class Witness(Keeper):
-    """Where the run saved a checkpoint that is still there, compares instead of saving."""
+class BitwiseDifference(NamedTuple):
+    """The index of the first element (row-major) whose bits differ; the largest of all, relative to max(floor, |x|)."""
 
-    def __init__(self, run: Run, checkpoints: dict[int, Path]) -> None:
-        super().__init__(run.session, run.record.checkpoints, run.meter, run.seconds, lambda *event, **values: None)
+    first: tuple[int, ...]
+    largest: float
+
+
+def bitwise_difference(
+    recorded: NDArray[np.generic], replayed: NDArray[np.generic], floor: float
+) -> BitwiseDifference | None:
+    """None where all bits are equal; a NaN equals the same NaN and is infinitely far from all else."""
+    if recorded.shape != replayed.shape:
+        return BitwiseDifference((0,) * recorded.ndim, float("inf"))
+    width = f"u{recorded.dtype.itemsize}"
+    bits = np.flatnonzero(np.ascontiguousarray(recorded).view(width) != np.ascontiguousarray(replayed).view(width))
+    if not len(bits):
+        return None
+    then, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        relative = np.abs(then - now) / np.maximum(floor, np.abs(then))
+    largest = float("inf") if np.isnan(relative).any() else float(relative.max())
+    first = tuple(int(index) for index in np.unravel_index(bits[0], recorded.shape))
+    return BitwiseDifference(first, largest)
+
+
+def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | None) -> BitwiseDifference | None:
+    """Of the differences in two parts of an array: the earlier index, the larger difference."""
+    if one is None or other is None:
+        return one or other
+    return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
+
+
+class ReplayComparison(Checkpointer):
+    """Takes the place of a replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
+
+    def __init__(self, run: TrainingRun, checkpoints: dict[int, Path]) -> None:
+        super().__init__(run.session, run.recorder, run.timer)
         self._checkpoints = checkpoints
-        self.tensors: dict[int, dict[str, Difference]] = {}  # those that differ, by step and name
+        self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name
 
     def due(self, step: int) -> bool:
         return step in self._checkpoints
 
-    def save(self, state: State, best: bool = False) -> None:
+    def save(self, state: RunState, best: bool = False) -> None:
         if state.step in self._checkpoints:
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
 
-    def keep_best(self, state: State) -> None:
+    def keep_best(self, state: RunState) -> None:
         pass
 
-    def _compare(self, path: Path) -> dict[str, Difference]:
+    def _compare(self, path: Path) -> dict[str, BitwiseDifference]:
         """The tensors that differ from a checkpoint's, tables first; a collective call."""
-        live = checkpoint.stage(checkpoint.tensors_of(self._session.model, self._session.optimizer))
-        recorded = checkpoint.stage(live)
-        resume.read_tensors(path, recorded)
-        mine: dict[str, Difference] = {}
-        for then, now in zip(checkpoint.local_tensors(recorded), checkpoint.local_tensors(live), strict=True):
-            difference = compare(_array(then.values), _array(now.values), NEAR_ZERO)
+        live = stage(tensors_of(self._session.model, self._session.optimizer))
+        recorded = stage(live)
+        read_tensors(path, recorded)
+        mine: dict[str, BitwiseDifference] = {}
+        for then, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
+            difference = bitwise_difference(_array(then.values), _array(now.values), NEAR_ZERO)
             if difference is not None:
-                place = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
-                mine[then.path] = merged(mine.get(then.path), Difference(place, difference.largest)) or difference
-        everyones: list[dict[str, Difference]] = [{} for _ in range(dist.get_world_size())]
+                index = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
+                mine[then.path] = (
+                    merged_difference(mine.get(then.path), BitwiseDifference(index, difference.largest)) or difference
+                )
+        everyones: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyones, mine)
-        found: dict[str, Difference | None] = {}
+        found: dict[str, BitwiseDifference | None] = {}
         for theirs in everyones:
             for name, difference in theirs.items():
-                found[name] = merged(found.get(name), difference)
+                found[name] = merged_difference(found.get(name), difference)
         return {_short(name): found[name] for name in sorted(found, key=_order) if found[name] is not None}  # type: ignore
 
-    def report(self, losses: Difference | None) -> dict[str, Any]:
-        """What was found, for the JSON: steps count from 1."""
+    def report(self, losses: BitwiseDifference | None) -> dict[str, Any]:
+        """The comparison for the JSON; steps count from 1."""
         worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
         tensors = {} if first is None else differing[first]
         return {
-            "losses": plain(losses, lambda place: {"first_step": place[0] + 1}),
+            "losses": plain(losses, lambda index: {"first_step": index[0] + 1}),
             "tensors_at_step": first,
-            "tensors": {name: plain(one, lambda place: {"first_element": place}) for name, one in tensors.items()},
+            "tensors": {name: plain(one, lambda index: {"first_element": index}) for name, one in tensors.items()},
             "largest_difference": max([0.0, losses.largest if losses else 0.0, *worst]),
         }
 
@@ -90,6 +123,8 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-def plain(difference: Difference | None, place: Callable[[tuple[int, ...]], dict[str, Any]]) -> dict[str, Any] | None:
-    """A difference for the JSON; `place` names its first place."""
-    return None if difference is None else {**place(difference.first), "largest": difference.largest}
+def plain(
+    difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """A difference for the JSON; `describe` names its first index."""
+    return None if difference is None else {**describe(difference.first), "largest": difference.largest}

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from app.config import CONFIG_DIR, ReportConfig
 from app.config.checks import require_positive
-from app.report import write_report
-from app.report.page import write_page
+from app.report.page import write_page, write_report
 from app.report.read import read_run
 from app.report.side_by_side import COMPARE, Comparison
 from common.cli import EXIT_DONE, run_command

@@ -7,10 +7,32 @@ from typing import Any
 import numpy as np
 
 from app.report.read import RunFiles
-from app.report.thin import MOST_POINTS, least_and_greatest
 from app.report.verdict import baseline, truth
 
+MAX_POINTS = 2000
 MIB = 2**20
+
+
+def thin_line(
+    x: Sequence[float], y: Sequence[float | None], max_points: int = MAX_POINTS
+) -> tuple[list[float], list[float | None]]:
+    """At most `max_points` points of a long line: the minimum and maximum of each stretch of equally many points.
+
+    Peaks stay, unlike with every k-th point or with means, and points stay at their own x. The first and the last
+    point stay. None (not measured) is left out of a line that is thinned.
+    """
+    if len(x) <= max_points:
+        return list(x), list(y)
+    xs = np.asarray(x, np.float64)
+    ys = np.array([np.nan if value is None else value for value in y], np.float64)
+    known = np.flatnonzero(np.isfinite(ys))
+    if len(known) <= max_points:
+        return xs[known].tolist(), ys[known].tolist()
+    keep = {int(known[0]), int(known[-1])}
+    for stretch in np.array_split(known, max_points // 2 - 1):
+        keep |= {int(stretch[ys[stretch].argmin()]), int(stretch[ys[stretch].argmax()])}
+    kept = sorted(keep)
+    return xs[kept].tolist(), ys[kept].tolist()
 
 
 @dataclass
@@ -28,7 +50,7 @@ class Series:
 class Chart:
     """One picture. `steps`: x is the step, and the cursor moves with the other charts of steps.
 
-    `band`: names of the two series between which the chart is filled. `note` says what a reader must know.
+    `band`: names of the two series between which the chart is filled. `note`: an explanation for the reader.
     `from_zero`: the vertical axis begins at 0, so that lengths compare.
     """
 
@@ -54,7 +76,7 @@ class Chart:
         )
 
     def plain(self) -> dict[str, Any]:
-        """What report.js reads, rounded to six digits."""
+        """The form that report.js reads, rounded to six digits."""
         content = asdict(self)
         for series in content["series"]:
             series["x"] = [float(f"{value:.9g}") for value in series["x"]]
@@ -63,7 +85,7 @@ class Chart:
 
 
 def run_charts(run: RunFiles) -> list[Chart]:
-    """Every chart of a run, those without data included: they say that nothing was measured."""
+    """Every chart of a run, including those without data, which show that nothing was measured."""
     return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
 
 
@@ -85,7 +107,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             chart.series.append(_of(run, "train", train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
         chart.series.append(_of(run, "eval", key, f"test ({split})", 1, kind="points"))
-        for name, value, color in (("majority class", constant[key], 3), ("planted truth", known.get(key), 2),
+        for name, value, color in (("majority class", constant[key], 3), ("ground-truth model", known.get(key), 2),
                                    ("published", published.get(key), 4)):  # fmt: skip
             if value is not None and run.steps and not (key == "auc" and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
@@ -93,7 +115,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
     if any(event.get("logloss", 0) is None for event in run.of_kind("train")):
         kind = run.config.get("loss", {}).get("name", "as configured")
         trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run, "train", "loss", "train", 0)],
-                        note="What is minimised here is not logloss, so train logloss was not measured.")  # fmt: skip
+                        note="The training loss is not logloss, so train logloss was not measured.")  # fmt: skip
         charts.insert(0, trained)
     return charts
 
@@ -128,17 +150,17 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
 def _of(run: RunFiles, event: str, key: str, name: str, color: int, scale: float = 1, kind: str = "line") -> Series:
     """A figure over the steps, thinned if it is long."""
     points = [(e["step"], e[key] * scale) for e in run.of_kind(event) if isinstance(e.get(key), (int, float))]
-    x, y = least_and_greatest([step for step, _ in points], [value for _, value in points])
+    x, y = thin_line([step for step, _ in points], [value for _, value in points])
     return Series(name, x, y, kind, color)
 
 
 def thinned(run: RunFiles) -> str:
-    """The sentence that says what thinning did, empty if nothing was thinned."""
+    """A sentence about thinned lines, empty if none was thinned."""
     longest = max(len(run.of_kind("train")), len(run.of_kind("eval")))
-    if longest <= MOST_POINTS:
+    if longest <= MAX_POINTS:
         return ""
     return (
-        f"Lines of more than {MOST_POINTS:,} points (here up to {longest:,}) are drawn as the least and the greatest "
+        f"Lines of more than {MAX_POINTS:,} points (here up to {longest:,}) are drawn as the minimum and maximum "
         "of equally long stretches: no peak is lost."
     )
 
@@ -161,14 +183,14 @@ def _step_times(run: RunFiles) -> Chart:
 
 
 def _phases(run: RunFiles) -> Chart:
-    """Forward, backward, optimizer and whatever else the run told apart."""
+    """Forward, backward, optimizer and the other phases that the run measured."""
     chart = Chart("phases", "Where a step's time goes", "step", "ms", from_zero=True,
                   note="Sampled steps; the newest sample of each window of the log.")  # fmt: skip
     events = [event for event in run.of_kind("train") if event.get("phase_seconds")]
     for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
         points = [(e["step"], e["phase_seconds"].get(name)) for e in events]
         known = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
-        x, y = least_and_greatest([step for step, _ in known], [value for _, value in known])
+        x, y = thin_line([step for step, _ in known], [value for _, value in known])
         chart.series.append(Series(name, x, y, "line", (0, 1, 2, 4, 5, 6, 7)[color % 7]))
     return chart
 
@@ -231,10 +253,10 @@ def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def _course(series: Series) -> str:
-    """A line in words: where it begins and ends, its least and greatest."""
+    """A line in words: where it begins and ends, its minimum and maximum."""
     pairs: Sequence[tuple[float, float]] = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
     if not pairs:
         return "no values"
     low, high = min(y for _, y in pairs), max(y for _, y in pairs)
     (first, start), (last, end) = pairs[0], pairs[-1]
-    return f"from {start:.4g} at {first:.6g} to {end:.4g} at {last:.6g}, least {low:.4g}, greatest {high:.4g}"
+    return f"from {start:.4g} at {first:.6g} to {end:.4g} at {last:.6g}, minimum {low:.4g}, maximum {high:.4g}"

@@ -1,5 +1,6 @@
-"""Several runs side by side: speed, AUC over seeds, platforms against each other, scaling."""
+"""Several runs side by side: configurations, speed, AUC over seeds, platforms against each other, scaling."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -7,33 +8,93 @@ from typing import Any
 
 import numpy as np
 
-from app.report.groups import MADE_BY, Group, identity
 from app.report.read import RunFiles
-from app.report.statistics import Difference, Ratio, batch_means, speed_ratio, welch
+from app.report.statistics import MeanDifference, Ratio, batch_means, speed_ratio, welch
 
+# Keys of the configuration that affect neither learning nor speed.
+BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.default_path",
+          "environment.SLURM_JOB_ID")  # fmt: skip
+# Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
+MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
-# What may differ between two runs that compute the same on two platforms.
+# Facts that may differ between two runs of the same computation on two platforms.
 PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
 PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
 
 
 @dataclass
-class Speed:
-    """Two groups' speed; `over` says what the interval's units are."""
+class RunGroup:
+    """Runs that differ in nothing but their seed."""
 
-    first: Group
-    second: Group
+    label: str
+    runs: list[RunFiles]
+
+    @property
+    def name(self) -> str:
+        names = [run.name for run in self.runs]
+        return f"{self.label} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})"
+
+
+def facts(run: RunFiles) -> dict[str, str]:
+    """Everything that may differ between two runs, flat, as text."""
+    manifest = run.manifest
+    flat = dict(_flat_facts("", run.config))
+    flat |= {"dataset digest": manifest["dataset"]["digest"][:12], "world size": str(run.world_size),
+             "platform": str(manifest.get("platform")), "threads": str(manifest.get("num_threads"))}  # fmt: skip
+    for part in MADE_BY:
+        flat |= dict(_flat_facts(f"{part}.", manifest.get(part)))
+    return flat
+
+
+def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Keys whose values are not the same in all runs, with every run's value; and the others with theirs."""
+    every = [facts(run) for run in runs]
+    keys = sorted(key for key in set().union(*every) if not key.startswith("run."))
+    values = {key: [entry.get(key, "–") for entry in every] for key in keys}
+    differing = {key: row for key, row in values.items() if len(set(row)) > 1}
+    return differing, {key: row[0] for key, row in values.items() if key not in differing}
+
+
+def identity(run: RunFiles, *without: str) -> str:
+    """The facts in which runs of one configuration agree, as text; `without` keys with these prefixes."""
+    return json.dumps({key: value for key, value in facts(run).items() if not key.startswith((*BESIDE, *without))})
+
+
+def group(runs: list[RunFiles]) -> list[RunGroup]:
+    """The runs by configuration, in the order given."""
+    by_identity: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        by_identity.setdefault(identity(run), []).append(run)
+    return [RunGroup(_label(number), members) for number, members in enumerate(by_identity.values())]
+
+
+def _label(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
+
+
+def _flat_facts(prefix: str, content: Any) -> list[tuple[str, str]]:
+    if isinstance(content, dict):
+        return [pair for key, value in content.items() for pair in _flat_facts(f"{prefix}{key}.", value)]
+    return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
+
+
+@dataclass
+class SpeedComparison:
+    """Two groups' speed; `over`: the units of the interval."""
+
+    first: RunGroup
+    second: RunGroup
     ratio: Ratio
     over: str
 
 
 @dataclass
-class Auc:
+class AucComparison:
     """Two groups' AUC over seeds."""
 
-    first: Group
-    second: Group
-    difference: Difference
+    first: RunGroup
+    second: RunGroup
+    difference: MeanDifference
     seeds: tuple[int, int]
 
 
@@ -72,35 +133,37 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(kept, np.float64).reshape(-1, 2).T
 
 
-def compare_speed(first: Group, second: Group) -> Speed | None:
+def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     """The ratio over runs where either group has two, else over stretches of one run each; None without figures."""
     rates = [[run.throughput().get("samples_per_second") for run in group.runs] for group in (first, second)]
     known = [[rate for rate in group if rate] for group in rates]
     if min(map(len, known)) >= 2:
         ratio = speed_ratio([1 / rate for rate in known[0]], [1 / rate for rate in known[1]])
-        return Speed(first, second, ratio, f"{len(known[0])} and {len(known[1])} runs")
+        return SpeedComparison(first, second, ratio, f"{len(known[0])} and {len(known[1])} runs")
     if not all(known):
         return None
     a, b = (batch_means(*window_times(group.runs[0])) for group in (first, second))
     if min(len(a), len(b)) < 2:
-        return Speed(first, second, Ratio(known[1][0] / known[0][0], None, None), "too few windows for an interval")
+        return SpeedComparison(
+            first, second, Ratio(known[1][0] / known[0][0], None, None), "too few windows for an interval"
+        )
     interval = speed_ratio(a, b)
     ratio = known[1][0] / known[0][0]  # of the runs' own figures; the windows give the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
-    return Speed(first, second, Ratio(ratio, low, high),
+    return SpeedComparison(first, second, Ratio(ratio, low, high),
                  f"{len(a)} and {len(b)} stretches within one run each; from run to run it may vary more")  # fmt: skip
 
 
-def compare_auc(first: Group, second: Group) -> Auc | None:
+def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
     """Welch's test over the seeds of two groups; None where one has no AUC."""
     values = [_aucs(group) for group in (first, second)]
     if not all(values):
         return None
-    return Auc(first, second, welch(*values), (len(values[0]), len(values[1])))
+    return AucComparison(first, second, welch(*values), (len(values[0]), len(values[1])))
 
 
-def _aucs(group: Group) -> list[float]:
+def _aucs(group: RunGroup) -> list[float]:
     """One AUC a seed: a run repeated at one seed is no new evidence."""
     by_seed = {run.config["train"]["seed"]: run.evaluation.get("auc") for run in group.runs}
     return [auc for auc in by_seed.values() if auc is not None]

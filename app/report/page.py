@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
-from app.report.read import RunFiles
-from app.report.tables import Table
+from app.report.read import RunFiles, read_run
+from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent
 from data_prep.dataset.format import write_atomically
 
@@ -35,7 +35,7 @@ def run_page(run: RunFiles) -> str:
         against=_against(run),
         thinned=charts.thinned(run),
         figures=tables.figures(run),
-        deepspark=Table(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
+        deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
         tables=tables.embedding_tables(run),
         ranks=tables.rank_loads(run),
         replay=tables.replay(run),
@@ -60,6 +60,15 @@ def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -
     )
 
 
+def write_report(directory: Path, out: Path | None = None) -> Path:
+    """Write a run's report from the files in its directory, to its report.html unless `out` is given; return where.
+
+    Raises:
+        UserError: it is not a run's directory.
+    """
+    return write_page(out or directory / REPORT, run_page(read_run(directory)))
+
+
 def write_page(path: Path, page: str) -> Path:
     """Put a page on the disk; return where."""
     write_atomically(path, page.encode())
@@ -67,7 +76,7 @@ def write_page(path: Path, page: str) -> Path:
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The first figures a person looks for: what, value, remark."""
+    """The main figures: name, value, remark."""
     evaluation, rates = run.evaluation, run.throughput()
     error = (run.curves or {}).get("auc_standard_error")
     split = evaluation.get("split") or "no evaluation"
@@ -90,10 +99,10 @@ def _majority(evaluation: dict[str, Any]) -> float | None:
     return verdict.baseline(evaluation.get("base_rate"))["accuracy"]
 
 
-def _against(run: RunFiles) -> Table:
+def _against(run: RunFiles) -> ReportTable:
     rows = [
         [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in verdict.FIGURES),
          "–" if row.samples_per_second is None else count(row.samples_per_second), row.remark]
         for row in verdict.comparisons(run)
     ]  # fmt: skip
-    return Table(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})
+    return ReportTable(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app import record
+from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_json, read_summary
 from common.errors import UserError
 
 UNFINISHED = "unfinished"  # no summary: still running, or killed
@@ -64,33 +64,24 @@ def read_run(directory: Path) -> RunFiles:
     Raises:
         UserError: it is not a run's directory.
     """
-    config, manifest = record.read_config(directory), _object(directory / record.MANIFEST)
+    config, manifest = read_config(directory), read_json(directory / MANIFEST)
     if manifest is None:
-        raise UserError(f"runs={directory}: not a run's directory (no readable {record.MANIFEST})")
+        raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
     try:
         run = RunFiles(
             directory=directory,
             config=config,
             manifest=manifest,
-            summary=record.read_summary(directory),
-            events=_events(directory / record.METRICS),
-            curves=_object(directory / record.CURVES),
-            step_times=_object(directory / record.STEP_TIMES),
+            summary=read_summary(directory),
+            events=_events(directory / METRICS),
+            curves=read_json(directory / CURVES),
+            step_times=read_json(directory / STEP_TIMES),
         )
         if min(run.world_size, run.global_batch_size) < 1:
             raise ValueError("a run of nothing")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"runs={directory}: its files are of another version ({error!r})") from error
     return run
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is no whole one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from app.report import charts, compare, groups, tables, verdict
+from app.report import charts, compare, tables, verdict
 from app.report.charts import Chart, Series
-from app.report.compare import SIGNIFICANT, Auc, Parity, Scaling, Speed
-from app.report.groups import Group
+from app.report.compare import SIGNIFICANT, AucComparison, Parity, RunGroup, Scaling, SpeedComparison
 from app.report.page import render
 from app.report.read import RunFiles
-from app.report.statistics import Difference, Ratio
-from app.report.tables import Table
+from app.report.statistics import MeanDifference, Ratio
+from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent, signed
 
 COMPARE = "compare.html"
@@ -19,10 +18,10 @@ SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
 class Comparison:
-    """All that is said of several runs."""
+    """The comparison of several runs: sentences and page."""
 
     def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
-        self.runs, self.groups = runs, groups.group(runs)
+        self.runs, self.groups = runs, compare.group(runs)
         base, others = self.groups[0], self.groups[1:]
         self.base = base
         self.speeds = [speed for other in others if (speed := compare.compare_speed(base, other))]
@@ -33,23 +32,24 @@ class Comparison:
 
     def sentences(self) -> list[tuple[str, str]]:
         """The verdict, each sentence with its kind: good, bad or plain."""
-        said = [("bad", f"{run.name} is {run.status}: its figures are not final.")
+        sentences = [("bad", f"{run.name} is {run.status}: its figures are not final.")
                 for run in self.runs if run.status not in ("completed", "target_reached")]  # fmt: skip
         if len(self.groups) == 1:
-            said.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
-        said += [("plain", _say_speed(speed)) for speed in self.speeds]
-        said += [("plain", _say_auc(auc)) for auc in self.aucs]
-        said += [_say_parity(parity, self.tolerances) for parity in self.parities]
+            sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
+        sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
+        sentences += [("plain", _describe_auc(auc)) for auc in self.aucs]
+        sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
         platforms = {str(run.manifest.get("platform")) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
-            said.append(("bad", f"No parity verdict for {' and '.join(sorted(platforms))}: no two runs of them have "
+            names = " and ".join(sorted(platforms))
+            sentences.append(("bad", f"No parity verdict for {names}: no two runs of them have "
                                 "one seed, configuration, data and number of processes."))  # fmt: skip
-        said += [("plain", _say_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
-        return said
+        sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
+        return sentences
 
     def page(self, directory: Path) -> str:
         """The HTML."""
-        differing, same = groups.differences(self.runs)
+        differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
         labels = {id(run): group.label for group in self.groups for run in group.runs}
         efficiency = {id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
@@ -66,11 +66,11 @@ class Comparison:
             tests=_tests(self.speeds, self.aucs),
             parity=_parities(self.parities, self.tolerances),
             scaling=_scalings(self.scalings),
-            differing=Table(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
-            same=Table(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
+            differing=ReportTable(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
+            same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts_,
             thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
-            deepspark=Table(
+            deepspark=ReportTable(
                 ["Run", *tables.DEEPSPARK_COLUMNS],
                 [[name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
                  for name, run in zip(names, self.runs, strict=True)],
@@ -79,35 +79,35 @@ class Comparison:
         )  # fmt: skip
 
 
-def _spread(group: Group) -> str:
+def _spread(group: RunGroup) -> str:
     aucs = [run.evaluation["auc"] for run in group.runs if run.evaluation.get("auc") is not None]
     return f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
 
 
-def _interval(value: Ratio | Difference, digits: int) -> str:
+def _interval(value: Ratio | MeanDifference, digits: int) -> str:
     return "" if value.low is None or value.high is None else f"{value.low:.{digits}f} to {value.high:.{digits}f}"
 
 
-def _say_speed(speed: Speed) -> str:
+def _describe_speed(speed: SpeedComparison) -> str:
     interval = _interval(speed.ratio, 3)
-    said = f" (95% interval {interval})" if interval else " (no interval)"
-    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{said}, over {speed.over}."
+    text = f" (95% interval {interval})" if interval else " (no interval)"
+    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, over {speed.over}."
 
 
-def _say_auc(auc: Auc) -> str:
+def _describe_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
-    said = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
+    text = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None:
         errors = [(run.curves or {}).get("auc_standard_error") for run in (auc.first.runs[0], auc.second.runs[0])]
         sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
-        return (f"{said}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
+        return (f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
                 f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return (f"{said}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
+    return (f"{text}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
             f"{_interval(difference, 5)}).")  # fmt: skip
 
 
-def _say_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
+def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
     pair = f"{parity.first.manifest['platform']} ({parity.first.name}) and {parity.second.manifest['platform']} " \
            f"({parity.second.name})"  # fmt: skip
     if parity.agrees is None:
@@ -119,14 +119,14 @@ def _say_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, s
     )
 
 
-def _say_scaling(scaling: Scaling) -> str:
+def _describe_scaling(scaling: Scaling) -> str:
     return (
         f"Scaling: {scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
         f"{scaling.base.world_size} ({scaling.base.name}): efficiency {scaling.efficiency:.2f} ({scaling.kind})."
     )
 
 
-def _overview(runs: list[RunFiles], names: list[str]) -> Table:
+def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
     rows = []
     for run, name in zip(runs, names, strict=True):
         rates = run.throughput()
@@ -139,10 +139,10 @@ def _overview(runs: list[RunFiles], names: list[str]) -> Table:
     columns = ["Run", "Status", "Seed", "AUC", "NE", "Logloss", "Accuracy", "Samples/s, global", "Per device",
                "Processes", "Platform"]  # fmt: skip
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
-    return Table(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
+    return ReportTable(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
 
 
-def _tests(speeds: list[Speed], aucs: list[Auc]) -> Table:
+def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
     rows = []
     others = {id(e.second): e.second for e in speeds} | {id(e.second): e.second for e in aucs}
     for key, other in others.items():
@@ -163,20 +163,20 @@ def _tests(speeds: list[Speed], aucs: list[Auc]) -> Table:
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
         "each where there are not two. AUC: Welch's t-test over seeds, two-sided, not corrected for several tests."
     )
-    return Table(columns, rows, {1, 2, 3, 4, 5, 6}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5, 6}, note)
 
 
-def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> Table:
+def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:
     rows = [
         [f"{p.first.name} ({p.first.manifest['platform']})", f"{p.second.name} ({p.second.manifest['platform']})",
          signed(p.auc, 5), percent(p.loss, 3), p.verdict]
         for p in parities
     ]  # fmt: skip
     note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows)."
-    return Table(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
+    return ReportTable(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
 
 
-def _scalings(scalings: list[Scaling]) -> Table:
+def _scalings(scalings: list[Scaling]) -> ReportTable:
     rows = [
         [s.run.name, str(s.run.world_size), count(s.run.global_batch_size),
          count(s.run.throughput()["samples_per_second"]), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
@@ -184,7 +184,7 @@ def _scalings(scalings: list[Scaling]) -> Table:
     ]  # fmt: skip
     columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
     note = "Efficiency: speed-up over growth in processes. Strong: one global batch; weak: one batch a process."
-    return Table(columns, rows, {1, 2, 3, 4, 5}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 
 def _charts(runs: list[RunFiles]) -> list[Chart]:

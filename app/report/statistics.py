@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 NODES = 200  # of the quadrature for Student's t
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """Second minus first mean; the interval and p are None where there are not two values on either side."""
 
     mean: float
@@ -24,14 +24,14 @@ class Difference(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Second over first, with its interval; None where it cannot be had."""
+    """Second over first, with its interval; None where undefined."""
 
     ratio: float
     low: float | None
     high: float | None
 
 
-def welch(first: Values, second: Values) -> Difference:
+def welch(first: Values, second: Values) -> MeanDifference:
     """Welch's test that two samples have one mean, whatever their variances (Welch 1947); two-sided.
 
     With two equal values on either side the variance is 0: then p is 1 for equal means and 0 otherwise.
@@ -39,14 +39,14 @@ def welch(first: Values, second: Values) -> Difference:
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     mean = float(b.mean() - a.mean())
     if min(len(a), len(b)) < 2:
-        return Difference(mean, None, None, None)
+        return MeanDifference(mean, None, None, None)
     parts = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     error = math.sqrt(sum(parts))
     if error == 0:
-        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+        return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
     df = _degrees(parts, (len(a), len(b)))
     reach = t_quantile(df) * error
-    return Difference(mean, mean - reach, mean + reach, t_two_sided(mean / error, df))
+    return MeanDifference(mean, mean - reach, mean + reach, t_two_sided(mean / error, df))
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:
@@ -65,14 +65,18 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
     return Ratio(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
 
-def batch_means(seconds: NDArray[np.float64], samples: NDArray[np.float64], most: int = 20) -> NDArray[np.float64]:
-    """Seconds a sample of up to `most` stretches of consecutive windows.
+def batch_means(
+    seconds: NDArray[np.float64], samples: NDArray[np.float64], max_stretches: int = 20
+) -> NDArray[np.float64]:
+    """Seconds a sample of up to `max_stretches` stretches of consecutive windows.
 
     Neighbouring windows resemble each other; the means of long stretches hardly do (the method of batch means, Law
     and Kelton), so that an interval made from them is not too narrow.
     """
     parts = [
-        part for part in np.array_split(np.arange(len(seconds)), min(most, max(len(seconds) // 2, 1))) if len(part)
+        part
+        for part in np.array_split(np.arange(len(seconds)), min(max_stretches, max(len(seconds) // 2, 1)))
+        if len(part)
     ]
     return np.array([seconds[part].sum() / samples[part].sum() for part in parts])
 

@@ -9,7 +9,7 @@ from app.report.words import NOT_MEASURED, count, devices, duration, figure, per
 
 
 @dataclass
-class Table:
+class ReportTable:
     """Rows of text; `numeric` are the columns that are set to the right."""
 
     columns: list[str]
@@ -59,7 +59,7 @@ def _stability(run: RunFiles) -> str:
     return f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}"
 
 
-def embedding_tables(run: RunFiles) -> Table:
+def embedding_tables(run: RunFiles) -> ReportTable:
     """Each table's size, sharding and computed traffic of one step."""
     plan, rows = run.manifest.get("plan", {}), []
     tables: dict[str, dict[str, Any]] = run.manifest.get("tables", {})
@@ -79,7 +79,7 @@ def embedding_tables(run: RunFiles) -> Table:
         " looked up forward and, in the backward pass, read again and written, over all processes; exchanged are "
         "pooled vectors and their gradients between processes. Repeated ids and caches are left out of account."
     )
-    return Table(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
 
 
 def _traffic(run: RunFiles, table: dict[str, Any]) -> tuple[float, float, float]:
@@ -92,7 +92,7 @@ def _traffic(run: RunFiles, table: dict[str, Any]) -> tuple[float, float, float]
     return 2 * looked_up, looked_up, exchanged
 
 
-def rank_loads(run: RunFiles) -> Table:
+def rank_loads(run: RunFiles) -> ReportTable:
     """Bytes of weights on each rank."""
     plan, tables = run.manifest.get("plan", {}), run.manifest.get("tables", {})
     load, held = [0.0] * run.world_size, [0] * run.world_size
@@ -103,10 +103,10 @@ def rank_loads(run: RunFiles) -> Table:
             load[rank] += table["bytes"] if kind == "data_parallel" else table["bytes"] / len(ranks)
     mean = sum(load) / len(load) or 1.0
     rows = [[str(rank), str(held[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
-    return Table(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
+    return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
 
 
-def figures(run: RunFiles) -> Table:
+def figures(run: RunFiles) -> ReportTable:
     """The rest of summary.json, labelled."""
     summary, rates = run.summary or {}, run.throughput()
     evaluation, memory = run.evaluation, (run.summary or {}).get("memory") or {}
@@ -139,7 +139,7 @@ def figures(run: RunFiles) -> Table:
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
-    return Table(["Figure", "Value"], rows, {1})
+    return ReportTable(["Figure", "Value"], rows, {1})
 
 
 def _further(power: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -159,16 +159,16 @@ def replay(run: RunFiles) -> list[str]:
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
-    """What stands between the run and its replay."""
-    manifest, said = run.manifest, []
+    """Conditions of a replay."""
+    manifest, caveats = run.manifest, []
     code = manifest.get("code", {})
     if not code.get("git_sha"):
-        said.append("The code's commit is not recorded: the run was not made in a git checkout.")
+        caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
     if code.get("dirty_diff_sha256"):
-        said.append("The checkout had uncommitted changes (their hash is in the manifest); the commit alone is not it.")
-    said.append(
+        caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
+    caveats.append(
         f"The dataset must be the one with digest {manifest['dataset']['digest'][:12]}… "
         f"({manifest['dataset']['path']}); bits are equal on the same kind of CPU with the same number of processes "
         "and threads, elsewhere results agree within a tolerance."
     )
-    return said
+    return caveats

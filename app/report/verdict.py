@@ -1,4 +1,4 @@
-"""What to say first of a run: how it ended, how good it is, how fast, and against what."""
+"""The verdict on a run: how it ended, how good and fast it is, and compared with what."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FIGURES = ("auc", "ne", "logloss", "accuracy")
 
 
 @dataclass
-class Row:
+class ComparisonRow:
     """One line of the table of comparisons; figures in the order of FIGURES, then global samples/s."""
 
     name: str
@@ -22,7 +22,7 @@ class Row:
 
 
 def baseline(base_rate: float | None) -> dict[str, float | None]:
-    """What predicting the base rate for everybody, the majority class, gives."""
+    """Metrics of the constant predictor: the base rate, the majority class."""
     if base_rate is None or not 0 < base_rate < 1:
         return dict.fromkeys(FIGURES)
     entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
@@ -30,7 +30,7 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
 
 
 def truth(run: RunFiles) -> dict[str, Any]:
-    """What the planted truth of a synthetic dataset scores, and `of` what; empty without one.
+    """Metrics of a synthetic dataset's ground-truth model, and `of` which rows; empty without one.
 
     On the labels that were drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
     """
@@ -47,31 +47,33 @@ def truth(run: RunFiles) -> dict[str, Any]:
             "of": f"the same {count(scores['rows'])} rows"}  # fmt: skip
 
 
-def comparisons(run: RunFiles) -> list[Row]:
-    """This run, the constant predictor, the planted truth and the recipe's source, as far as there are any."""
+def comparisons(run: RunFiles) -> list[ComparisonRow]:
+    """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
     mine = {key: evaluation.get(key) for key in FIGURES}
     error = (run.curves or {}).get("auc_standard_error")
     of = f"{evaluation.get('split')}, {count(evaluation.get('samples'))} samples" if evaluation else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
-    rows = [Row("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
+    rows = [ComparisonRow("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
     constant = baseline(evaluation.get("base_rate"))
-    rows.append(Row("Majority class", constant, None, "the base rate predicted for everybody: what must be beaten"))
+    rows.append(
+        ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
+    )
     if known := truth(run):
-        remark = f"the true probabilities of {known.pop('of')}: what nobody can beat but by luck"
-        rows.append(Row("Planted truth", known, None, remark))
+        remark = f"the true probabilities of {known.pop('of')}: cannot be beaten but by chance"
+        rows.append(ComparisonRow("Ground-truth model", known, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
-        rows.append(Row("Published", {key: published.get(key) for key in FIGURES},
+        rows.append(ComparisonRow("Published", {key: published.get(key) for key in FIGURES},
                         published.get("samples_per_second"), _published_remark(published)))  # fmt: skip
     return rows
 
 
 def _published_remark(published: dict[str, Any]) -> str:
-    said = [published.get("source"), published.get("data"), published.get("hardware")]
+    sentences = [published.get("source"), published.get("data"), published.get("hardware")]
     if published.get("num_devices") and published.get("samples_per_second"):
-        said.append(f"speed of {plural(published['num_devices'], 'device')}")
-    return "; ".join(text for text in said if text)
+        sentences.append(f"speed of {plural(published['num_devices'], 'device')}")
+    return "; ".join(text for text in sentences if text)
 
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
@@ -81,47 +83,47 @@ def sentences(run: RunFiles) -> list[tuple[str, str]]:
 
 def _status(run: RunFiles) -> tuple[str, str]:
     done = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
-    said = {
+    sentences = {
         "completed": ("good", f"Completed: {done}."),
         "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {done}."),
-        "interrupted": ("bad", f"Interrupted after {done}; the same command goes on from there."),
+        "interrupted": ("bad", f"Interrupted after {done}; the same command resumes from there."),
         "failed": ("bad", f"Failed after {done}: {(run.summary or {}).get('error', 'no reason recorded')}"),
-        UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command goes on from there."),
+        UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command resumes from there."),
     }
-    return said.get(run.status, ("plain", f"{run.status}: {done}."))
+    return sentences.get(run.status, ("plain", f"{run.status}: {done}."))
 
 
 def _quality(run: RunFiles) -> list[tuple[str, str]]:
     evaluation = run.evaluation
     auc, ne = evaluation.get("auc"), evaluation.get("ne")
     if auc is None or ne is None:
-        return [("bad", "AUC was not measured: there was no evaluation of a split with both labels.")]
+        return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
     constant = baseline(evaluation["base_rate"])
     better = ne < 1
     gain = signed(evaluation["accuracy"] - (constant["accuracy"] or 0))
-    said = [
+    sentences = [
         ("good" if better else "bad",
          f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
     if known := truth(run):
         gap, ne_gap = known["auc"] - auc, ne - known["ne"]
-        said.append(("plain", f"Gap to the planted truth: AUC {gap:.4f} below its {known['auc']:.4f}, "
+        sentences.append(("plain", f"Gap to the ground-truth model: AUC {gap:.4f} below its {known['auc']:.4f}, "
                               f"NE {ne_gap:.4f} above its {known['ne']:.4f}."))  # fmt: skip
-    return said
+    return sentences
 
 
 def _promises(run: RunFiles) -> list[tuple[str, str]]:
     published, auc = run.config.get("published") or {}, run.evaluation.get("auc")
     recipe = published.get("recipe") or "the recipe"
-    said = []
-    least = published.get("least_auc")
-    if least is not None and auc is not None:
-        kept = auc >= least
+    sentences = []
+    min_auc = published.get("least_auc")
+    if min_auc is not None and auc is not None:
+        kept = auc >= min_auc
         does = "Keeps" if kept else "Misses"
-        said.append(("good" if kept else "bad", f"{does} what {recipe} promises: AUC of at least {least:.4f}."))
+        sentences.append(("good" if kept else "bad", f"{does} what {recipe} promises: AUC of at least {min_auc:.4f}."))
     if reason := _not_comparable(run, published):
-        return [*said, ("plain", reason)]
+        return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
     for key in ("auc", "accuracy", "logloss"):
         theirs, ours = published.get(key), run.evaluation.get(key)
@@ -129,18 +131,18 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
             continue
         difference = f"{key} {figure(ours)}, published {figure(theirs)} ({signed(ours - theirs)})"
         if tolerance is None:
-            said.append(("plain", f"{difference}; no tolerance is given for {recipe}."))
+            sentences.append(("plain", f"{difference}; no tolerance is given for {recipe}."))
         elif abs(ours - theirs) <= tolerance:
-            said.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
+            sentences.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
         else:
             better = (ours < theirs) if key == "logloss" else (ours > theirs)
             verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
-            said.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
-    return said
+            sentences.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
+    return sentences
 
 
 def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
-    """Why published figures, if there are any, say nothing about this run."""
+    """Why published figures, if there are any, do not apply to this run."""
     rows = published.get("train_rows")
     if rows is None or all(published.get(key) is None for key in FIGURES):
         return None

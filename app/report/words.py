@@ -6,7 +6,7 @@ NOT_MEASURED = "not measured"
 
 
 def figure(value: float | int | None, digits: int = 4) -> str:
-    """A number with so many digits after the point."""
+    """A number with `digits` digits after the point."""
     return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
 
 
@@ -37,7 +37,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them."""
+    """Seconds as hours, minutes and seconds."""
     if seconds is None:
         return NOT_MEASURED
     if seconds < 100:
@@ -53,7 +53,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def devices(manifest: dict[str, Any]) -> str:
-    """What the run computed on."""
+    """The devices of a run."""
     hardware = manifest.get("hardware", {})
     names = sorted({device["name"] for device in hardware.get("devices", [])}) or [hardware.get("cpu") or "CPU"]
     return f"{manifest['world_size']} × {manifest.get('platform', 'cpu')} ({', '.join(names)})"

@@ -1,1 +1,1 @@
-"""This process and its peers: platform, process group, failures in words, random states, signals."""
+"""This process and its peers: platform, process group, random states, signals, environment profiles."""

@@ -1,4 +1,4 @@
-"""Profiles of environment variables, applied."""
+"""Applying the configured profile of environment variables."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ log = logging.getLogger("clickwork")
 
 
 def apply(config: EnvironmentConfig) -> list[str]:
-    """Set the profile's variables that the user has not set; return a line on each, to be logged later.
+    """Set the profile's variables that the user has not set; return a line about each, to be logged later.
 
-    Before the first look at a GPU: ROCm reads some of them once, then.
+    Call it before the first use of a GPU: ROCm reads some of them only once.
     """
     lines = []
     for name, value in config.variables.items():

@@ -1,4 +1,4 @@
-"""The machine's part: platform, threads, process group, seeds, and agreement between processes."""
+"""Platform, threads, process group, seeds, and values that all processes agree on."""
 
 import datetime
 import importlib.metadata
@@ -31,12 +31,12 @@ log = logging.getLogger("clickwork")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-FOR_EVER = datetime.timedelta(days=365)
+NO_TIMEOUT = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One process of the job. `device` is where it computes; collectives of small values go over the CPU."""
+    """One process of the job. `device` computes; collectives of small values run on the CPU."""
 
     platform: Platform
     device: torch.device
@@ -51,6 +51,13 @@ class Runtime:
         """The highest of all processes' values, on all of them."""
         return max(float(values[0]) for values in self.gather(np.array([value])))
 
+    def mean(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
+        total = np.zeros(values.shape, np.float64)
+        for theirs in self.gather(values):
+            total += theirs
+        return (total / self.world_size).astype(np.float32)
+
     def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
@@ -61,11 +68,11 @@ class Runtime:
         return [theirs.numpy() for theirs in everyones]
 
     def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
-        """Do something on rank 0, however long it takes, and give its result (a string or None) to all.
+        """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all.
 
         Raises:
             UserError, SystemExit: what the action raised, on rank 0.
-            SystemExit: on the others then, without a word.
+            SystemExit: on the other ranks in that case, without a message.
         """
         key = f"on_rank_0/{next(self.calls)}"
         if self.rank == 0:
@@ -76,7 +83,7 @@ class Runtime:
                 raise
             self.store.set(key, json.dumps({"value": value}))
             return value
-        self.store.wait([key], FOR_EVER)
+        self.store.wait([key], NO_TIMEOUT)
         outcome = json.loads(self.store.get(key))
         if "status" in outcome:
             raise SystemExit(outcome["status"])
@@ -84,22 +91,24 @@ class Runtime:
 
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
-    """Join the process group that torchrun describes, or make one of a single process; seed everything.
+    """Join the process group that torchrun describes, or make one of a single process; seed all generators.
 
     Raises:
-        UserError: a platform that is not here, a precision that it has not, or half of a launcher's variables.
+        UserError: an unavailable platform, a precision that it lacks, or an incomplete set of launcher variables.
     """
     quieten_third_parties()
     platform = _platform(config.platform)
     if config.precision is Precision.tf32 and platform is Platform.cpu:
-        raise UserError("runtime.precision=tf32: CPUs have no such arithmetic; use fp32 or bf16")
+        raise UserError("runtime.precision=tf32: CPUs do not support it; use fp32 or bf16")
     launched = _launched()
-    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec looks for it, too
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
     device, backend = torch.device("cpu"), "gloo"
     if platform is not Platform.cpu:
         if local_world_size > torch.cuda.device_count():
-            raise UserError(f"{local_world_size} processes for {torch.cuda.device_count()} GPUs: start one for each")
+            raise UserError(
+                f"{local_world_size} processes for {torch.cuda.device_count()} GPUs; start one process per GPU"
+            )
         device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     else:
@@ -151,13 +160,13 @@ def _launched() -> bool:
 
 
 def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
-    """A part of the store that only the processes started together use.
+    """A namespace of the store that only the processes of this start use.
 
-    torchrun starts a job again with the store of the processes that were lost, and their addresses in it: gloo would
-    call on them. So rank 0 draws a name, and answers whoever asks with a token of its own until all have heard it.
+    torchrun restarts a job with the store of the processes that were lost, which holds their addresses: gloo would try
+    to reach them. So rank 0 draws a name, and answers each process's request for it until all have confirmed.
 
     Raises:
-        RuntimeError: not all came within the timeout.
+        RuntimeError: not all processes joined within the timeout.
     """
     meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
     name = uuid.uuid4().hex
@@ -185,7 +194,7 @@ def _wait(until: float, rank: int) -> None:
 
 
 def _default_threads(launched: bool, local_world_size: int) -> int:
-    """The user's OMP_NUM_THREADS (but torchrun sets it to 1 by itself), else an equal share of the cores."""
+    """The user's OMP_NUM_THREADS (torchrun sets it to 1 by itself), else an equal share of the cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and (int(asked) > 1 or (int(asked) == 1 and not launched)):
         return int(asked)
@@ -199,23 +208,23 @@ def _platform(wanted: Platform) -> Platform:
     if wanted in (Platform.auto, here):
         return here
     raise UserError(
-        f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM offer {here.value} here; "
+        f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM support {here.value} here; "
         "use runtime.platform=auto, or install the releases for that platform"
     )
 
 
 def _fbgemm_has_gpu_code() -> bool:
-    """Whether FBGEMM can follow torch onto the GPU: PyPI's CUDA torch comes beside a CPU-only FBGEMM, too."""
+    """Whether FBGEMM has GPU kernels: a CUDA build of torch may be installed beside a CPU-only FBGEMM."""
     try:
         importlib.metadata.version("fbgemm_gpu-cpu")
     except importlib.metadata.PackageNotFoundError:
         return True
-    log.warning("platform: this FBGEMM is the CPU build, so the GPU that torch sees is not used")
+    log.warning("platform: this FBGEMM is the CPU build, so the GPU is not used; install an fbgemm_gpu for it")
     return False
 
 
 def quieten_third_parties() -> None:
-    """Silence, one by one, warnings about libraries' own insides that nobody here can act on."""
+    """Silence warnings about libraries' internals that nobody here can act on."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
@@ -228,4 +237,4 @@ def quieten_third_parties() -> None:
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # of its own deprecated storage calls
-    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # we say it in one line
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # reported in one line here

@@ -1,26 +1,105 @@
-"""Composition: a command's part in its process group, from its start to its end."""
+"""A command's process group from start to end, its logging, and one-line errors for lost peers and lack of memory."""
 
+import logging
+import os
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
 
 from app.config import AppConfig
-from app.record import progress
-from app.runtime import failures, platform
+from app.runtime import platform
 from app.runtime.platform import Runtime
+from common.errors import LostPeerError, UserError
+
+log = logging.getLogger("clickwork")
+# How gloo, NCCL, RCCL and torch's store report that a peer is gone.
+_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|connection (?:was )?(?:likely )?closed|broken pipe|"
+    r"socket closed|timed out waiting|application timeout|wait timeout|remote process exited|socket timeout|"
+    r"no route to host|network is unreachable|failed to recv|nccl (?:remote|system) error|ncclremoteerror|"
+    r"software caused connection abort|connection timed out|connection refused",
+    re.IGNORECASE,
+)
+
+
+class FailureAdvice(NamedTuple):
+    """What to do about a command that ran out of memory, and about one that lost a process."""
+
+    less_memory: str
+    resume: str
+
+
+TRAINING = FailureAdvice(
+    "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes; the same command resumes "
+    "from the last checkpoint",
+    "the same command resumes from the last checkpoint",
+)
+READING = FailureAdvice(
+    "use more processes, and a smaller batch where the command has one", "start the same command again"
+)
+
+NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
 
 
 @contextmanager
-def joined(config: AppConfig, advice: failures.Advice) -> Iterator[Runtime]:
-    """Within it this process is one of the group's; rank 0 tells what happens, and losses are told in one line.
+def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
+    """Report in one line what fails outside this program: lack of memory, or the loss of another process of the job.
+
+    Raises:
+        UserError: there was not enough memory.
+        LostPeerError: a collective operation failed because of another process or the way to it.
+    """
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        text = str(error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
+            message = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): {advice.less_memory}"
+            if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
+                log.error("process %d: %s", rank, message)
+            raise UserError(message) from error
+        found = _LOST.search(text) if isinstance(error, RuntimeError) else None
+        if not found:
+            raise
+        raise LostPeerError(
+            f"process {rank}: another process is lost or unreachable ({found.group().lower()}; "
+            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {advice.resume}"
+        ) from error
+
+
+@contextmanager
+def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
+    """Context in which the process group exists: rank 0 logs, and a lost peer is reported in one line.
 
     Raises:
         UserError: as app.runtime.platform.start, or memory is not enough.
         LostPeerError: another process is gone.
     """
     here = platform.start(config.runtime, config.train.seed, config.train.deterministic)
-    progress.log_to_terminal(here.rank)
+    log_to_terminal(here.rank)
     try:
-        with failures.clear_words(here.rank, config.runtime.timeout_minutes, advice):
+        with reporting_failures(here.rank, config.runtime.timeout_minutes, advice):
             yield here
     finally:
         platform.stop()
+
+
+class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
+    """Writes log lines above the progress bar, without breaking it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def log_to_terminal(rank: int) -> None:
+    """Log to stderr: everything on rank 0, warnings on the others."""
+    handler = _BesideBar()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    log.propagate = False

@@ -1,4 +1,4 @@
-"""A signal asks the loop to stop after its step; a second one ends the process at once."""
+"""Signals: the first asks the loop to stop after its step, the second ends the process immediately."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import time
 from types import FrameType
 
 # USR1 is what Slurm sends ahead of a time limit (sbatch --signal=USR1@60).
+ANSWER = "stopping after this step and saving a checkpoint; signal again to stop immediately"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -25,5 +26,5 @@ class StopRequest:
         if self.signal is not None:
             os._exit(128 + number)
         self.signal, self.came_at = signal.Signals(number), time.perf_counter()
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # not through logging: it may be in the midst of a line
-            os.write(2, f"{self.signal.name}: stopping as soon as may be, with a checkpoint; again: at once\n".encode())
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # not through logging: it may be in the middle of a line
+            os.write(2, f"{self.signal.name}: {ANSWER}\n".encode())

@@ -27,18 +27,18 @@ def read_candidates(
 
     .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
     or without it; .jsonl has one object a line; .json has a list of objects, or an object
-    {"user": {...}, "candidates": [{...}, ...]} whose user's columns each candidate has too.
+    {"user": {...}, "candidates": [{...}, ...]} where the user's columns are added to each candidate.
 
     Args:
         raw_columns: names of the columns of a raw file, in its order; label: which of them is the label.
-        separators: by multi-valued column, what joins the values of a list (Parquet, JSON) to text.
+        separators: by multi-valued column, the separator that joins the values of a list (Parquet, JSON).
 
     Raises:
         UserError: not readable, of no known form, or without rows (file, row, remedy).
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"{path}: of no known kind; give a file whose name ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
             found = _read_text(path, DELIMITERS[suffix], raw_columns, label)
@@ -156,11 +156,6 @@ def _from_objects(path: Path, objects: Sequence[Any], separators: Mapping[str, s
     return Candidates(columns, len(objects), 1)
 
 
-def _texts(values: Sequence[Any], path: Path, column: str, separators: Mapping[str, str]) -> list[str]:
-    """A column's fields, the first of which is of row 1."""
-    return [_to_text(value, path, row, column, separators) for row, value in enumerate(values, start=1)]
-
-
 def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[str, str]) -> str:
     """As it would stand in a raw file."""
     if isinstance(value, list) and column in separators:
@@ -179,5 +174,5 @@ def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[
 
 
 def row_names(candidates: Candidates, id_column: str) -> list[str]:
-    """What to call the candidates: their ids, or their numbers from 1."""
+    """Names of the candidates: their ids, or their numbers from 1."""
     return candidates.columns.get(id_column) or [str(row) for row in range(1, candidates.rows + 1)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
-from app.model import DLRM
+from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch
 from common.errors import UserError
 
@@ -23,7 +23,7 @@ ABOUT = "clickwork.json"
 EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
 
 
-class OneIdEach(nn.Module):
+class OneIdProgram(nn.Module):
     """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
 
     def __init__(self, model: DLRM, features: list[str]) -> None:
@@ -45,7 +45,7 @@ class OneIdEach(nn.Module):
         return logits
 
 
-class Bags(nn.Module):
+class BagsProgram(nn.Module):
     """Any number of ids a feature: dense_features [B, N] float32, ids [L], lengths [F, B] int64 to logits [B] float32.
 
     `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
@@ -67,27 +67,27 @@ class Bags(nn.Module):
 
 
 def _int32(ids: Tensor) -> Tensor:
-    """As the lookups take them; what int32 cannot hold stays beyond every table, and is refused there."""
+    """int32 ids for the lookups; ids beyond int32 stay outside every table and are refused there."""
     return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
 
 
-Program = OneIdEach | Bags
+Program = OneIdProgram | BagsProgram
 
 
 def program_of(model: DLRM, features: list[str], multi_hot: Collection[str]) -> Program:
     """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
-    return Bags(model, features, multi_hot) if multi_hot else OneIdEach(model, features)
+    return BagsProgram(model, features, multi_hot) if multi_hot else OneIdProgram(model, features)
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:
-    """Inputs of so many samples, the same ones every time; multi-hot features' bags are of none to three ids."""
+    """Reproducible inputs of `samples` samples; bags of multi-hot features have zero to three ids."""
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
-    if isinstance(program, OneIdEach):
+    if isinstance(program, OneIdProgram):
         columns = [torch.randint(rows, (samples,), generator=draw) for rows in num_embeddings.values()]
         return dense, torch.stack(columns, dim=1)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
-    lengths[:, 0] = 2  # some ids there must be
+    lengths[:, 0] = 2  # at least some ids
     lengths[[name not in program.multi_hot for name in num_embeddings]] = 1
     ids = [
         torch.randint(rows, (int(count),), generator=draw)
@@ -104,7 +104,7 @@ def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) 
     """
     arch = program.model.sparse_arch
     assert isinstance(arch, SparseArch)
-    bags = isinstance(program, Bags)
+    bags = isinstance(program, BagsProgram)
     by_id = [one.name for one in arch.embeddings if one.by_id or (bags and one.row_weights is not None)]
     if by_id:
         raise UserError(
@@ -114,7 +114,7 @@ def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) 
     inputs = random_inputs(program, num_dense, num_embeddings, EXAMPLE_SAMPLES)
     batch = torch.export.Dim("samples", min=1)
     shapes: tuple[Any, ...] = ({0: batch}, {0: batch})
-    if isinstance(program, Bags):
+    if isinstance(program, BagsProgram):
         shapes = ({0: batch}, {0: torch.export.Dim("ids", min=0)}, {1: batch})
     logging.disable(logging.WARNING)  # TorchRec warns that splitting bags is slow to trace
     try:
@@ -136,7 +136,7 @@ def save(
 ) -> None:
     """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
 
-    check: is given what was read back, before the file gets its name; what it raises prevents that.
+    check: called with the program as read back, before the file gets its name; an exception prevents that.
 
     Raises:
         UserError: it cannot be written there.

@@ -13,7 +13,7 @@ COLUMNS = ("rank", "candidate", "probability", "logit", "out_of_vocabulary")
 
 
 class Ranked(NamedTuple):
-    """One candidate: its place from 1, its name, its click probability and features with values not known."""
+    """One candidate: its rank from 1, its name, its click probability and features with values not known."""
 
     rank: int
     candidate: str
@@ -38,13 +38,13 @@ def rank(
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
     return [
         Ranked(
-            rank=place,
+            rank=number,
             candidate=names[i],
             probability=float(probabilities[i]),
             logit=float(logits[i]),
             out_of_vocabulary=[feature for feature, is_unknown in zip(features, unknown[i], strict=True) if is_unknown],
         )
-        for place, i in enumerate(best.tolist(), start=1)
+        for number, i in enumerate(best.tolist(), start=1)
     ]
 
 
@@ -58,7 +58,7 @@ def to_table(ranking: Sequence[Ranked]) -> str:
 
 
 def to_json(ranking: Sequence[Ranked], about: dict[str, Any]) -> str:
-    """What was ranked by what, and the ranking."""
+    """The ranking with a description of it, as JSON."""
     return json.dumps({**about, "ranking": [candidate._asdict() for candidate in ranking]}, indent=1) + "\n"
 
 

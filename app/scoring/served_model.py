@@ -1,18 +1,165 @@
-"""A run's model on one device, unsharded, its tables in a precision of choice."""
+"""A run's model on one device, unsharded, its tables in a precision of choice, packed as FBGEMM reads them.
 
+Shapes: B bags a feature, L ids, n rows of a table, d its width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fbgemm_gpu  # noqa: F401  (torch.ops.fbgemm)
 import torch
-from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingCollection, PoolingType
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
+from torch import Tensor, nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    PoolingType,
+)
 
-from app.checkpoint import resume
+from app.checkpoint.model_state import read_tensors
 from app.config import AppConfig
-from app.config.serving import TablePrecision
-from app.model import DLRM, embeddings
-from app.scoring.packed_tables import PACKED, PackedBags, PackedRows, Source
+from app.config.commands import BITS, SCALE_AND_BIAS_BYTES, TablePrecision
+from app.model.dlrm import DLRM
+from app.model.embeddings import SparseArch, make_sparse_arch
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
+
+_TYPES = {
+    TablePrecision.fp16: SparseType.FP16,
+    TablePrecision.int8: SparseType.INT8,
+    TablePrecision.int4: SparseType.INT4,
+}
+PACKED = tuple(_TYPES)
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table to be packed: the keys of ids that index it, and its values [n, d]."""
+
+    keys: tuple[str, ...]
+    weight: Tensor
+    mean: bool
+
+
+def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tensor | None]:
+    """[n, d] to the bytes of its values [n, d * bits / 8] and, of integers, those of scale and bias, [n, 4].
+
+    Of a row x with b bits, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / (2^b - 1)), 1 where that
+    is 0, and the integers round((x - bias) / scale) within [0, 2^b - 1].
+    """
+    weight = weight.detach().float().contiguous()
+    if precision is TablePrecision.fp16:
+        return weight.half().view(torch.uint8), None
+    fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, BITS[precision])
+    return fused[:, :-SCALE_AND_BIAS_BYTES], fused[:, -SCALE_AND_BIAS_BYTES:]
+
+
+class _Lookup(nn.Module):
+    """Tables of one pooling, or of none.
+
+    The operator is called directly: FBGEMM's module around it keeps a scripted counter, which torch.export refuses.
+    The module lays out the tables, so that the layout is FBGEMM's own for each device.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self, sources: Sequence[TableSource], precision: TablePrecision, pooling: PoolingMode, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.keys = [key for source in sources for key in source.keys]
+        owners = [number for number, source in enumerate(sources) for _ in source.keys]
+        self.dims = [sources[owner].weight.shape[1] for owner in owners]
+        self._pooling = pooling
+        location = EmbeddingLocation.HOST if device.type == "cpu" else EmbeddingLocation.DEVICE
+        layout = IntNBitTableBatchedEmbeddingBagsCodegen(
+            [("", *source.weight.shape, _TYPES[precision], location) for source in sources],
+            feature_table_map=owners,
+            pooling_mode=pooling,
+            device=device,
+            output_dtype=SparseType.FP32,
+        )
+        layout.initialize_weights()
+        for source, targets in zip(sources, layout.split_embedding_weights(), strict=True):
+            for target, values in zip(targets, packed_rows(source.weight, precision), strict=True):
+                if target is not None and values is not None:
+                    target.copy_(values)
+        self.register_buffer("weights", layout.weights_host if device.type == "cpu" else layout.weights_dev)
+        for name in ("weights_uvm", "weights_placements", "weights_offsets", "weights_tys", "D_offsets"):
+            self.register_buffer(name, getattr(layout, name))
+        self._sizes: dict[str, Any] = {
+            name: getattr(layout, name)
+            for name in ("total_D", "max_int2_D", "max_int4_D", "max_int8_D", "max_float16_D", "max_float32_D",
+                         "output_dtype", "row_alignment")
+        }  # fmt: skip
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Bags under these keys, in this order, to [B, sum of d] float32, or [L, d] without pooling."""
+        return torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
+            dev_weights=self.weights,
+            uvm_weights=self.weights_uvm,
+            weights_placements=self.weights_placements,
+            weights_offsets=self.weights_offsets,
+            weights_tys=self.weights_tys,
+            D_offsets=self.D_offsets,
+            indices=features.values().int(),
+            offsets=features.offsets().int(),
+            pooling_mode=self._pooling.value,
+            indice_weights=None,
+            **self._sizes,
+        )
+
+
+class PackedBags(nn.Module):
+    """In place of an EmbeddingBagCollection: tables whose lookup pools the rows."""
+
+    def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
+        super().__init__()
+        lookups = []
+        for mean, pooling in ((False, PoolingMode.SUM), (True, PoolingMode.MEAN)):
+            group = [source for source in sources if source.mean is mean]
+            if group:
+                lookups.append(_Lookup(group, precision, pooling, device))
+        self.lookups = nn.ModuleList(lookups)
+        self._keys = [lookup.keys for lookup in lookups]
+        self._dims = [dim for lookup in lookups for dim in lookup.dims]
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """[B, sum of d] float32 by key."""
+        parts = [lookup(_under(features, keys)) for lookup, keys in zip(self.lookups, self._keys, strict=True)]
+        pooled = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return KeyedTensor([key for keys in self._keys for key in keys], self._dims, pooled)
+
+
+class PackedRows(nn.Module):
+    """In place of an EmbeddingCollection: tables, all of one width, whose lookup returns the rows one by one."""
+
+    def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
+        super().__init__()
+        self.lookup = _Lookup(sources, precision, PoolingMode.NONE, device)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """[L of the key, d] float32 by key."""
+        wanted = _under(features, self.lookup.keys)
+        rows, lengths, starts = self.lookup(wanted), wanted.lengths(), wanted.offset_per_key()
+        stride = wanted.stride()
+        return {
+            key: JaggedTensor(rows[starts[i] : starts[i + 1]], lengths=lengths[i * stride : (i + 1) * stride])
+            for i, key in enumerate(self.lookup.keys)
+        }
+
+
+def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
+    """The bags under these keys, in this order."""
+    there = features.keys()
+    return features if there == keys else features.permute([there.index(key) for key in keys])
 
 
 def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
@@ -23,9 +170,9 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     """
     nowhere = torch.device("meta")  # tables are stored there as asked, whatever FBGEMM trains on this device
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
-    for collection in collections(model):
+    for collection in table_modules(model):
         collection.to_empty(device=torch.device("cpu"))
     return model
 
@@ -39,18 +186,18 @@ def load(
         UserError: the checkpoint does not fit, or is damaged.
     """
     model = unsharded(config, manifest)
-    resume.read_tensors(checkpoint, {"model": model.state_dict()})
+    read_tensors(checkpoint, {"model": model.state_dict()})
     return in_precision(model, precision, device)
 
 
 def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -> DLRM:
-    """The model with its tables' values rounded and kept as `precision` says, on `device`; its own tables are gone.
+    """The model with its tables' values rounded and kept as `precision` says, on `device`; changed in place.
 
     fp16, int8 and int4 are looked up by FBGEMM's inference operator. bf16, which that has not, is rounded and kept as
     fp32. fp32 is torch's own lookup.
     """
     arch = model.sparse_arch
-    assert isinstance(arch, embeddings.SparseArch)
+    assert isinstance(arch, SparseArch)
     if precision in PACKED:
         if isinstance(arch.bags, EmbeddingBagCollection):
             arch.bags = PackedBags(_bag_sources(arch.bags), precision, device)
@@ -58,29 +205,31 @@ def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -
             assert isinstance(rows, EmbeddingCollection)
             arch.rows[name] = PackedRows(_row_sources(rows), precision, device)
     else:
-        for collection in collections(model):
+        for collection in table_modules(model):
             for parameter in collection.parameters():
                 rounded = parameter.data.bfloat16() if precision is TablePrecision.bf16 else parameter.data
                 parameter.data = rounded.float()
     return model.to(device).eval().requires_grad_(False)
 
 
-def collections(model: DLRM) -> list[nn.Module]:
+def table_modules(model: DLRM) -> list[nn.Module]:
     """The modules whose parameters are tables."""
     arch = model.sparse_arch
-    assert isinstance(arch, embeddings.SparseArch)
+    assert isinstance(arch, SparseArch)
     return [*([] if arch.bags is None else [arch.bags]), *arch.rows.values()]
 
 
-def _bag_sources(bags: EmbeddingBagCollection) -> list[Source]:
+def _bag_sources(bags: EmbeddingBagCollection) -> list[TableSource]:
     return [
-        Source(tuple(table.feature_names), bags.embedding_bags[table.name].weight, table.pooling is PoolingType.MEAN)
+        TableSource(
+            tuple(table.feature_names), bags.embedding_bags[table.name].weight, table.pooling is PoolingType.MEAN
+        )
         for table in bags.embedding_bag_configs()
     ]
 
 
-def _row_sources(rows: EmbeddingCollection) -> list[Source]:
+def _row_sources(rows: EmbeddingCollection) -> list[TableSource]:
     return [
-        Source(tuple(table.feature_names), rows.embeddings[table.name].weight, mean=False)
+        TableSource(tuple(table.feature_names), rows.embeddings[table.name].weight, mean=False)
         for table in rows.embedding_configs()
     ]

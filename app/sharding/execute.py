@@ -1,9 +1,16 @@
-"""A plan carried out: TorchRec's DistributedModelParallel."""
+"""A plan carried out by TorchRec's DistributedModelParallel, and access to the tables of a sharded model."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
@@ -19,10 +26,11 @@ from torchrec.distributed.types import (
 )
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
-from app.sharding.collections import collections
-from app.sharding.empty_shards import count_empty_shards
-from app.sharding.plan import BY_ID_TYPES, Plan
+from app.model.tables import table_of
+from app.sharding.plan import BY_ID_TYPES, Plan, table_collections
 from common.streams import without_native_stdout
+
+BLOCK_BYTES = 1 << 26  # of a table, as it travels to rank 0
 
 
 class EverySharder(EmbeddingBagCollectionSharder):
@@ -61,7 +69,7 @@ def distribute(
     tables = plan.to_torchrec(device.type)
     parts = {
         path: EmbeddingModuleShardingPlan({table.name: tables[table.name] for table in part})
-        for path, part in collections(model).items()
+        for path, part in table_collections(model).items()
     }
     with without_native_stdout():  # some kinds of sharding make process groups
         sharded = DistributedModelParallel(
@@ -79,7 +87,7 @@ def distribute(
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """What squeezes embeddings and their gradients for the wire.
+    """Codecs that compress embeddings and their gradients for exchange between processes.
 
     Put together here, since TorchRec's own function makes fp16 of bf16 on CPU: gloo carries bf16 today.
     """
@@ -90,7 +98,7 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
 
 
 def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
-    """What lies where: sharding type, kernel and ranks of each table."""
+    """Sharding type, kernel and ranks of each table."""
     return {
         name: {
             "type": sharding.sharding_type,
@@ -110,3 +118,97 @@ class _ReplicateAmongMany(DefaultDataParallelWrapper):
             super().wrap(dmp, env, device)
         else:
             dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
+
+
+def count_empty_shards(lookup: nn.Module) -> None:
+    """Let FBGEMM's CPU kernels find a row, which no id asks for, wherever a lookup has none of a table's.
+
+    They take equal neighbours in `hash_size_cumsum` for one table of several features and train it as wide as the
+    empty one; they seek the rows of a last, empty table beyond the end; and they leave tables without any weight to
+    the GPU's. (FBGEMM 1.5 to 1.8: embedding_forward_split_cpu.cpp, embedding_backward_split_cpu_template.cpp,
+    split_embedding_codegen_lookup_invoker.template.) Stored and saved values and the check of ids do not change.
+    GPU kernels look at a table only for an id of it, so theirs stay as they are.
+    """
+    for tables in lookup.modules():
+        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.use_cpu:
+            starts = list(accumulate((max(1, rows) for rows, *_ in tables.embedding_specs), initial=0))
+            counted = [*(starts[table] for table in tables.feature_table_map), starts[-1]]
+            tables.hash_size_cumsum.copy_(torch.tensor(counted))
+            if tables.weights_host.numel() == 0:
+                row = tables.weights_host.new_zeros(tables.max_D)
+                del tables.weights_host  # empty, it is a buffer
+                tables.weights_host = nn.Parameter(row)
+
+
+class TableShard(NamedTuple):
+    """A part of a table on this process: its first row and column, and its values in place."""
+
+    row: int
+    column: int
+    values: Tensor
+
+
+def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int], NDArray[np.float32]]) -> None:
+    """Overwrite each table in place; `rows(table, start, stop)` gives values [stop - start, d]."""
+    with torch.no_grad():
+        for table, weight in table_weights(model):
+            for shard in local_shards(weight):
+                height, width = shard.values.shape
+                values = torch.from_numpy(rows(table, shard.row, shard.row + height))
+                shard.values.copy_(values[:, shard.column : shard.column + width])
+
+
+def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor]]:
+    """Each table's name and its (sharded) weight, in the order of the tables' declaration on every process."""
+    weights = {table_of(key): value for key, value in model.state_dict().items()}
+    for table in model.module.sparse_arch.tables:
+        yield table.name, weights[table.name]
+
+
+def local_shards(weight: Tensor) -> list[TableShard]:
+    """This process's parts of a (sharded) weight."""
+    if not isinstance(weight, ShardedTensor):
+        return [TableShard(0, 0, weight)]
+    return [
+        TableShard(shard.metadata.shard_offsets[0], shard.metadata.shard_offsets[1], shard.tensor)
+        for shard in weight.local_shards()
+    ]
+
+
+def table_blocks(weight: Tensor) -> Iterator[Tensor]:
+    """A table as consecutive blocks of rows on rank 0's CPU, [rows, d] float32 whatever it is stored as.
+
+    A collective call: every process must exhaust the iterator; only rank 0's yields. No process holds more than one
+    block of BLOCK_BYTES besides its own shards, and shards travel as CPU tensors, so any backend can carry them.
+    """
+    num_rows, width = weight.shape
+    height = max(1, BLOCK_BYTES // (width * weight.dtype.itemsize))
+    for start in range(0, num_rows, height):
+        block = _rows_on_rank_0(weight, start, min(start + height, num_rows))
+        if block is not None:
+            yield block
+
+
+def _rows_on_rank_0(weight: Tensor, start: int, stop: int) -> Tensor | None:
+    """Rows start to stop of a table, on rank 0; None on other ranks."""
+    rank = dist.get_rank()
+    if not isinstance(weight, ShardedTensor):
+        return weight.detach()[start:stop].cpu().float() if rank == 0 else None
+    block = torch.empty((stop - start, weight.size(1)), dtype=weight.dtype) if rank == 0 else None
+    local = {(shard.row, shard.column): shard.values for shard in local_shards(weight)}
+    for shard in weight.metadata().shards_metadata:
+        row, column = shard.shard_offsets
+        first, last = max(start, row), min(stop, row + shard.shard_sizes[0])
+        if first >= last:
+            continue
+        owner = shard.placement.rank()  # type: ignore[union-attr]
+        if rank == owner:
+            piece = local[row, column].detach()[first - row : last - row].cpu().contiguous()
+            if block is None:
+                dist.send(piece, dst=0)
+        elif block is not None:
+            piece = torch.empty((last - first, shard.shard_sizes[1]), dtype=weight.dtype)
+            dist.recv(piece, src=owner)
+        if block is not None:
+            block[first - start : last - start, column : column + shard.shard_sizes[1]] = piece
+    return None if block is None else block.float()

@@ -1,20 +1,20 @@
-"""What a plan will cost: memory and time of each table and process, by TorchRec's estimates, and why it is so."""
+"""What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 from torchrec.distributed.planner.types import ShardingOption
 
-from app.sharding.choices import Choice
-from app.sharding.collections import table_types
-from app.sharding.plan import Plan, Table, TablePlan
-from app.sharding.planner import Estimate, Workload, estimate_shard, estimates, options
+from app.sharding.plan import Plan, ShardedTable, TablePlan, table_types
+from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
+
+_RIGHT = set("0123456789-.")
 
 
 class TableForecast(NamedTuple):
-    """A table's bytes over all processes; milliseconds a step on the process that has most of it to do."""
+    """A table's bytes over all processes; milliseconds a step on its busiest process."""
 
     name: str
     num_embeddings: int
@@ -46,8 +46,8 @@ class Forecast:
     """Of a whole plan.
 
     Attributes:
-        capacity_bytes: memory that tables may take on a device (of the host, for a CPU), what is reserved left out.
-        headroom_bytes: what the fullest process leaves of it; negative if the plan does not fit.
+        capacity_bytes: memory that tables may take on a device (of the host, for a CPU), without the reserve.
+        headroom_bytes: capacity left on the fullest process; negative if the plan does not fit.
         step_ms: of the slowest process; imbalance: that, divided by the mean.
     """
 
@@ -79,7 +79,7 @@ class _Cost(NamedTuple):
     bytes: int
 
 
-def forecast(
+def forecast_plan(
     model: nn.Module,
     plan: Plan,
     workload: Workload,
@@ -88,7 +88,7 @@ def forecast(
 ) -> Forecast:
     """The forecast of a plan made within `chosen`; reasons look at all that is `possible`."""
     parts = estimates(model, plan, workload)
-    every = options(model, possible, workload)
+    every = sharding_options(model, possible, workload)
     ways = {name: _by_type(found, plan.world_size) for name, found in every.items()}
     ranks = [RankForecast(rank) for rank in range(plan.world_size)]
     rows = []
@@ -136,21 +136,21 @@ def _cost(shards: Sequence[Estimate]) -> _Cost:
     )
 
 
-def _reason(table: Table, planned: TablePlan, shards: Sequence[Estimate], ways: Mapping[str, _Cost]) -> str:
-    """Why the planner chose this, in the figures that it compared."""
+def _reason(table: ShardedTable, planned: TablePlan, shards: Sequence[Estimate], ways: Mapping[str, _Cost]) -> str:
+    """The reason for the planner's choice, in the figures that it compared."""
     own = _cost(shards)
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
     num_shards = len(planned.ranks)
     if planned.type == "data_parallel":
-        text = f"small enough to copy ({human_bytes(own.bytes)} a rank): its gradient takes {own.ms:.3f} ms"
+        text = f"small enough to copy ({_size(own.bytes)} a rank): its gradient takes {own.ms:.3f} ms"
         text += f", exchanging its vectors {whole.ms:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
         text = f"whole on one rank, {own.ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.ms:.3f} ms, {human_bytes(copied.bytes)} a rank"
+            text += f"; a copy on each: {copied.ms:.3f} ms, {_size(copied.bytes)} a rank"
     else:
-        text = f"over {num_shards} rank(s), {own.ms:.3f} ms and {human_bytes(own.bytes)} on each"
-        text += f"; whole on one: {whole.ms:.3f} ms, {human_bytes(whole.bytes)}" if whole else ""
+        text = f"over {num_shards} rank(s), {own.ms:.3f} ms and {_size(own.bytes)} on each"
+        text += f"; whole on one: {whole.ms:.3f} ms, {_size(whole.bytes)}" if whole else ""
     others = {kind: cost for kind, cost in ways.items() if kind != planned.type and cost.ms < own.ms * 0.999}
     if others:
         kind = min(others, key=lambda kind: others[kind].ms)
@@ -160,10 +160,111 @@ def _reason(table: Table, planned: TablePlan, shards: Sequence[Estimate], ways: 
     return text
 
 
-def human_bytes(size: float) -> str:
+def _size(size: float) -> str:
     """Such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def plan_lines(content: dict[str, Any]) -> list[str]:
+    """The plan: a line for each table, a line for each process, and the sum of it."""
+    lines = [
+        f"plan: {content['world_size']} devices ({content['nodes']} x {content['local_world_size']} "
+        f"{content['topology']['name']}), global batch {content['global_batch_size']:,}, {content['optimizer']}",
+        "",
+    ]
+    rows = [["table", "rows", "dim", "type", "kernel", "ranks", "size", "lookup ms", "comm. ms", "reason"]]
+    for name, table in content["tables"].items():
+        rows.append([name, f"{table['num_embeddings']:,}", str(table["embedding_dim"]), table["type"], table["kernel"],
+                     _ranks(table["ranks"], content["world_size"]), _size(table["bytes"]), f"{table['lookup_ms']:.3f}",
+                     f"{table['communication_ms']:.3f}", table["reason"]])  # fmt: skip
+    lines += _aligned(rows)
+    rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
+    rows += [
+        [str(rank["rank"]), _size(rank["device_bytes"]), _size(rank["host_bytes"]), f"{rank['lookup_ms']:.3f}",
+         f"{rank['communication_ms']:.3f}", f"{rank['total_ms']:.3f}"]
+        for rank in content["ranks"]
+    ]  # fmt: skip
+    forecast = content["forecast"]
+    verdict = "fits" if forecast["fits"] else "DOES NOT FIT"
+    return [
+        *lines,
+        "",
+        *_aligned(rows),
+        "",
+        f"forecast: {verdict}, headroom {_size(forecast['headroom_bytes'])} of {_size(forecast['capacity_bytes'])} a "
+        f"device for tables; slowest rank {forecast['step_ms']:.3f} ms a step (embeddings only), imbalance "
+        f"{forecast['imbalance']:.2f}",
+    ]
+
+
+def what_if_lines(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Other hardware and other batches, side by side."""
+    rows = [["topology", "devices", "global batch", "fullest", "headroom", "lookup ms", "comm. ms", "step ms",
+             "imbalance", "types"]]  # fmt: skip
+    for case in cases:
+        start = [case["topology"], str(case["world_size"]), f"{case['global_batch_size']:,}"]
+        if case["forecast"] is None:
+            rows.append([*start, case["problem"]])
+            continue
+        forecast, slowest = case["forecast"], case["slowest"]
+        rows.append([*start, _size(forecast["capacity_bytes"] - forecast["headroom_bytes"]),
+                     _size(forecast["headroom_bytes"]), f"{slowest['lookup_ms']:.3f}",
+                     f"{slowest['communication_ms']:.3f}", f"{forecast['step_ms']:.3f}", f"{forecast['imbalance']:.2f}",
+                     case["types"]])  # fmt: skip
+    return ["what if:", *_aligned(rows)]
+
+
+def diff_lines(before: dict[str, Any], after: dict[str, Any], name: str) -> list[str]:
+    """The differences between two plans' files."""
+    lines = []
+    for table in dict.fromkeys([*before["tables"], *after["tables"]]):
+        one, two = (_summary_of(plan["tables"].get(table), plan["world_size"]) for plan in (before, after))
+        if one != two:
+            lines.append(f"  {table}: {one} -> {two}")
+    lines += [
+        f"  {key}: {before.get(key)} -> {after.get(key)}"
+        for key in ("world_size", "local_world_size", "global_batch_size", "optimizer")
+        if before.get(key) != after.get(key)
+    ]
+    figures = (("step_ms", "{:.3f} ms"), ("imbalance", "{:.2f}"), ("headroom_bytes", "{}"))
+    for key, form in figures:
+        one, two = (plan.get("forecast", {}).get(key) for plan in (before, after))
+        if one != two:
+            shown = [_size(v) if key.endswith("bytes") and v is not None else form.format(v) for v in (one, two)]
+            lines.append(f"  {key.removesuffix('_bytes')}: {shown[0]} -> {shown[1]}")
+    return [f"against {name}:", *(lines or ["  the same"])]
+
+
+def _summary_of(table: dict[str, Any] | None, world_size: int) -> str:
+    if table is None:
+        return "none"
+    ranks = sorted({shard[0] for shard in table["shards"] if shard[3]})
+    return f"{table['type']}/{table['kernel']} on {_ranks(ranks, world_size)}"
+
+
+def _ranks(ranks: Sequence[int], world_size: int) -> str:
+    if len(ranks) == world_size and world_size > 1:
+        return "all"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they need; those that begin with a digit to the right. Short rows' last cell may run over."""
+    columns = max(map(len, rows))
+    widths = [max((len(row[i]) for row in rows if len(row) == columns), default=0) for i in range(columns)]
+    lines = []
+    for row in rows:
+        cells = []
+        for number, cell in enumerate(row):
+            right = bool(cell) and set(cell[0]) <= _RIGHT
+            last = number == len(row) - 1
+            width = 0 if last and not right else widths[number]
+            cells.append(cell.rjust(width) if right else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines

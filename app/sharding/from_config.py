@@ -1,4 +1,4 @@
-"""Composition: the sharding plan of a run, from where the configuration says."""
+"""The sharding plan of a run: read from a file, placed, or made by the planner, as configured."""
 
 import json
 import logging
@@ -9,22 +9,24 @@ from typing import Any
 
 import torch
 
-from app import optimizer, sharding
 from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns
 from app.model.embeddings import SparseArch
+from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
+from app.sharding.plan import Plan, ShardedTable, read_plan, table_types
+from app.sharding.planner import Workload, place_tables, search, table_choices
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-MOST_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
+MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> sharding.Plan:
+def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
@@ -36,19 +38,17 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes:
         here = {"nodes": runtime.world_size // runtime.local_world_size, "devices_per_node": runtime.local_world_size}
         for key, number in here.items():
             if getattr(own, key) not in (None, number):
-                raise UserError(f"topology.{key}={getattr(own, key)}: there are {number}; leave it out")
+                raise UserError(f"topology.{key}={getattr(own, key)}: the run has {number}; leave it out")
         counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
         return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
 
-    plan = sharding.Plan.from_json(json.loads(runtime.on_rank_0(decided)))
+    plan = Plan.from_json(json.loads(runtime.on_rank_0(decided)))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan
 
 
-def decide(
-    config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]
-) -> sharding.Plan:
+def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
     Raises:
@@ -57,38 +57,38 @@ def decide(
     own, name = config.topology, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
-    parts = sharding.table_types(tables)
+    parts = table_types(tables)
     if config.sharding.plan is not None:
-        plan = sharding.read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
+        plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
         for table in plan.tables.values():
             refuse_columns("sharding.plan", table.type, name)
-            if table.type != "data_parallel" and not optimizer.has_fused(name, device):
+            if table.type != "data_parallel" and not has_fused(name, device):
                 raise UserError(
                     f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
                     f"{device.type}; use sharding.types=data_parallel"
                 )
         return plan
     asked = with_an_update_for_tables(config.sharding, name, parts, device)
-    chosen = sharding.choices(asked, name, parts, device.type)
+    chosen = table_choices(asked, name, parts, device.type)
     if all(choice.is_forced for choice in chosen.values()):
-        return sharding.place(parts, chosen, world_size, local_world_size)
+        return place_tables(parts, chosen, world_size, local_world_size)
     resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
-    return sharding.search(tables, chosen, workload(config, resolved, tables, bag_sizes))
+    return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
 
 
 def workload(
     config: AppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
-) -> sharding.Workload:
-    """What the planner must know; `resolved`: a topology with all figures and numbers of devices."""
+) -> Workload:
+    """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
-    return sharding.Workload(
+    return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,
         local_batch_size=max(1, config.train.global_batch_size // world_size),
         pooling_factors={
             table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.features]
-            for table in sharding.table_types(tables)
+            for table in table_types(tables)
         },
         optimizer=config.optimizer.name,
         qcomm=config.sharding.qcomm,
@@ -96,7 +96,7 @@ def workload(
 
 
 def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any]) -> dict[str, float]:
-    """Ids a bag of each feature: those that reading expands to, or that are in the shards; 1 where nothing says."""
+    """Ids a bag of each feature: expanded while reading, or as in the shards; 1 if unknown."""
     bags = multi_hot_bags(config.data)
     sizes = list(bags.sizes) if bags is not None else encoding.get("multi_hot", {}).get("sizes", [1] * len(features))
     return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}
@@ -114,20 +114,20 @@ def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
 
 
 def with_an_update_for_tables(
-    config: ShardingConfig, name: OptimizerName, tables: Sequence[sharding.Table], device: torch.device
+    config: ShardingConfig, name: OptimizerName, tables: Sequence[ShardedTable], device: torch.device
 ) -> ShardingConfig:
     """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
 
     Raises:
         UserError: the tables are too big for that: it goes over whole tables at every step.
     """
-    if optimizer.has_fused(name, device):
+    if has_fused(name, device):
         return config
     parameters = sum(table.num_embeddings * table.embedding_dim for table in tables)
-    if parameters > MOST_REPLICATED:
+    if parameters > MAX_REPLICATED:
         raise UserError(
             f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's goes over whole tables at every step: "
-            f"{parameters:,} parameters in tables are more than {MOST_REPLICATED:,}; use optimizer=rowwise_adagrad, "
+            f"{parameters:,} parameters in tables are more than {MAX_REPLICATED:,}; use optimizer=rowwise_adagrad, "
             "smaller tables (data.max_ind_range), or a GPU"
         )
     if config.types == "data_parallel" and not config.tables:

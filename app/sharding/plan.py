@@ -1,4 +1,4 @@
-"""What a sharding plan is here: for each table its type, kernel and shards. Made by placement or planner, or read."""
+"""A sharding plan: for each table its type, compute kernel and shards; read from a file, or from a model's tables."""
 
 import json
 from collections import Counter
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torchrec import DataType, EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 
@@ -20,7 +22,7 @@ FORMAT = 1
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
 
 
-class Table(NamedTuple):
+class ShardedTable(NamedTuple):
     """A table as far as sharding cares."""
 
     name: str
@@ -31,7 +33,7 @@ class Table(NamedTuple):
     is_fp32: bool = True
 
 
-class Shard(NamedTuple):
+class TableBlock(NamedTuple):
     """A part of a table: the process that holds it, its first row and column, its size."""
 
     rank: int
@@ -47,7 +49,7 @@ class TablePlan:
 
     type: str
     kernel: str
-    shards: tuple[Shard, ...]
+    shards: tuple[TableBlock, ...]
     cache_load_factor: float | None = None
 
     @property
@@ -108,7 +110,7 @@ class Plan:
             name: TablePlan(
                 table["type"],
                 table["kernel"],
-                tuple(Shard(*map(int, shard)) for shard in table["shards"]),
+                tuple(TableBlock(*map(int, shard)) for shard in table["shards"]),
                 table["cache_load_factor"],
             )
             for name, table in content["tables"].items()
@@ -121,7 +123,7 @@ class Plan:
         return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
 
 
-def shardable(key: str, kinds: Sequence[str], table: Table) -> list[str]:
+def shardable(key: str, kinds: Sequence[str], table: ShardedTable) -> list[str]:
     """Those of the sharding types that the table can have.
 
     Raises:
@@ -142,17 +144,19 @@ def shardable(key: str, kinds: Sequence[str], table: Table) -> list[str]:
     return left
 
 
-def blocks(kind: str, table: Table, world_size: int, local_world_size: int, columns: int) -> list[Shard]:
+def blocks(kind: str, table: ShardedTable, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
     """The parts into which TorchRec's kernels cut a table; their ranks are all 0 as yet."""
     shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
     sizes, offsets = calculate_shard_sizes_and_offsets(
         shape, world_size, local_world_size, kind, col_wise_shard_dim=columns if kind in COLUMN_TYPES else None
     )
-    return [Shard(0, row, column, rows, width) for (rows, width), (row, column) in zip(sizes, offsets, strict=True)]
+    return [
+        TableBlock(0, row, column, rows, width) for (rows, width), (row, column) in zip(sizes, offsets, strict=True)
+    ]
 
 
-def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_size: int) -> Plan:
-    """A plan from its file, held against what it is for.
+def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local_world_size: int) -> Plan:
+    """A plan from its file, checked against tables and processes.
 
     Raises:
         UserError: not a plan, or one for other tables, or for other numbers of processes.
@@ -170,7 +174,7 @@ def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_
         ("processes a machine", plan.local_world_size, local_world_size),
     ):
         if planned != here:
-            raise UserError(f"sharding.plan={path}: made for {planned} {what}, here are {here}; plan again")
+            raise UserError(f"sharding.plan={path}: made for {planned} {what}, but there are {here}; plan again")
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:
@@ -181,8 +185,8 @@ def read_plan(path: Path, tables: Sequence[Table], world_size: int, local_world_
     return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
 
 
-def _require_same(path: Path, table: Table, plan: Plan) -> None:
-    """A table's shards must be those that TorchRec cuts from a table of this size for so many processes."""
+def _require_same(path: Path, table: ShardedTable, plan: Plan) -> None:
+    """A table's shards must be those that TorchRec cuts from a table of this size for this number of processes."""
     planned = plan.tables[table.name]
     shardable(f"sharding.plan={path}", [planned.type], table)
     width = min((shard.columns for shard in planned.shards), default=0)
@@ -197,3 +201,32 @@ def _require_same(path: Path, table: Table, plan: Plan) -> None:
             f"sharding.plan={path}: {table.name}: made for another table, of {rows} rows; here it has "
             f"{table.num_embeddings} rows of {table.embedding_dim}; plan again"
         )
+
+
+def table_collections(model: nn.Module) -> dict[str, list[ShardedTable]]:
+    """The tables of each collection of an unsharded model, by the collection's path."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            configs, by_id = module.embedding_bag_configs(), False
+        elif isinstance(module, EmbeddingCollection):
+            configs, by_id = module.embedding_configs(), True
+        else:
+            continue
+        found[path] = [
+            ShardedTable(
+                table.name,
+                tuple(table.feature_names),
+                table.num_embeddings,
+                table.embedding_dim,
+                by_id,
+                table.data_type is DataType.FP32,
+            )
+            for table in configs
+        ]
+    return found
+
+
+def table_types(model: nn.Module) -> list[ShardedTable]:
+    """All tables of an unsharded model."""
+    return [table for tables in table_collections(model).values() for table in tables]

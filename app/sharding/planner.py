@@ -1,4 +1,4 @@
-"""TorchRec's planner for what the configuration leaves open, and its estimates for a plan that is there."""
+"""Making a plan: what the configuration leaves open, placement without a planner, TorchRec's planner and estimates."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,19 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError, ShardingOption, Topology
 from torchrec.distributed.types import CacheParams, ModuleSharder
 
-from app.config import OptimizerName, QCommConfig
+from app.config import OptimizerName, QCommConfig, ShardingConfig
 from app.config.optimizer import ADAGRADS
-from app.config.sharding import SHARDING_TYPES
-from app.sharding.choices import Choice
-from app.sharding.collections import table_types
+from app.config.sharding import (
+    AUTO_SHARDING,
+    SHARDING_TYPES,
+    UVM_KERNELS,
+    kernels_allowed,
+    kernels_of,
+    of_table,
+    types_allowed,
+)
 from app.sharding.execute import codecs, make_sharders
-from app.sharding.plan import Plan, Shard, TablePlan
+from app.sharding.plan import Plan, ShardedTable, TableBlock, TablePlan, blocks, shardable, table_types
 from common.errors import UserError
 
 # By how many values an element of a table is kept: TorchRec's estimates ask the class of the optimizer for that.
@@ -33,8 +39,137 @@ _KEEPS = {
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The sharding types and compute kernels that one table may have, and the key that decides it."""
+
+    key: str
+    options: tuple[tuple[str, str], ...]  # (type, kernel)
+    min_partition: int | None
+    cache_load_factor: float | None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether nothing is left to choose."""
+        return len(self.options) == 1
+
+    @property
+    def types(self) -> list[str]:
+        """The sharding types among the options."""
+        return list(dict.fromkeys(kind for kind, _ in self.options))
+
+
+def table_choices(
+    config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[ShardedTable], device_type: str
+) -> dict[str, Choice]:
+    """Each table's choice.
+
+    Raises:
+        UserError: a table that there is not, no option, or a kernel that this device has not.
+    """
+    names = {name for table in tables for name in (table.name, *table.features)}
+    for name in config.tables:
+        if name not in names:
+            raise UserError(f"sharding.tables.{name}: no such table or feature; there are {', '.join(sorted(names))}")
+    result = {}
+    for table in tables:
+        key, own = of_table(config, table.name, list(table.features))
+        types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
+        kernels = kernels_allowed(own.kernels, types, own.types == AUTO_SHARDING, f"{key}.kernels")
+        if device_type == "cpu" and (asked := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
+            raise UserError(
+                f"{key}.kernels={asked[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are there "
+                "anyway, use fused"
+            )
+        options = tuple((kind, kernel) for kind in types for kernel in kernels_of(kind, kernels))
+        cached = any(kernel == "fused_uvm_caching" for _, kernel in options)
+        result[table.name] = Choice(key, options, own.min_partition, own.cache_load_factor if cached else None)
+    return result
+
+
+class _Loads:
+    """Elements held by each process so far."""
+
+    def __init__(self, world_size: int, local_world_size: int) -> None:
+        self.of_rank = [0] * world_size
+        self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
+
+    def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
+        """The `count` processes among these with the fewest elements, in order of rank."""
+        return sorted(sorted(ranks, key=lambda rank: self.of_rank[rank])[:count])
+
+    def lightest_machines(self, count: int) -> list[range]:
+        """The `count` machines with the fewest elements, in order."""
+        loads = {machine: sum(self.of_rank[rank] for rank in machine) for machine in self.machines}
+        return sorted(sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda m: m.start)
+
+    def take(self, shards: Sequence[TableBlock], ranks: Sequence[int]) -> tuple[TableBlock, ...]:
+        """The shards on these processes, one for each."""
+        for shard, rank in zip(shards, ranks, strict=True):
+            self.of_rank[rank] += shard.rows * shard.columns
+        return tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
+
+
+def place_tables(
+    tables: Sequence[ShardedTable], chosen: Mapping[str, Choice], world_size: int, local_world_size: int
+) -> Plan:
+    """The plan of tables to which nothing is left to choose, largest first.
+
+    Raises:
+        UserError: the processes are not the same number on every machine.
+    """
+    require_equal_machines(world_size, local_world_size)
+    loads = _Loads(world_size, local_world_size)
+    placed: dict[str, TablePlan] = {}
+    for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
+        choice = chosen[table.name]
+        ((kind, kernel),) = choice.options
+        shards = _placed_shards(kind, table, loads, choice.min_partition)
+        placed[table.name] = TablePlan(kind, kernel, shards, choice.cache_load_factor)
+    return Plan(world_size, local_world_size, {table.name: placed[table.name] for table in tables})
+
+
+def require_equal_machines(world_size: int, local_world_size: int) -> None:
+    """Raises UserError unless every machine has the same number of processes."""
+    if world_size % local_world_size:
+        raise UserError(
+            f"{world_size} processes, {local_world_size} on this machine: start the same number on each machine"
+        )
+
+
+def _placed_shards(kind: str, table: ShardedTable, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
+    world, local, machines = len(loads.of_rank), len(loads.machines[0]), len(loads.machines)
+    max_shards = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
+    columns = shard_columns(table.embedding_dim, max_shards, min_partition)
+    shards = blocks(kind, table, world, local, columns)
+    everyone = range(world)
+    if kind in ("data_parallel", "row_wise"):
+        return loads.take(shards, everyone)
+    if kind in ("table_wise", "column_wise"):
+        return loads.take(shards, loads.lightest(everyone, len(shards)))
+    if kind == "table_row_wise":
+        return loads.take(shards, loads.lightest_machines(1)[0])
+    if kind == "table_column_wise":
+        return loads.take(shards, loads.lightest(loads.lightest_machines(1)[0], len(shards)))
+    chosen = loads.lightest_machines(table.embedding_dim // columns)
+    return loads.take(shards, [rank for machine in chosen for rank in machine])
+
+
+def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
+    """Columns of each shard: the smallest width that makes at most `max_shards` equal shards.
+
+    They are multiples of 4 (FBGEMM), and not fewer than `min_partition`.
+    """
+    minimum = max(min_partition or 4, 4)
+    for shards in range(max_shards, 1, -1):
+        width, rest = divmod(embedding_dim, shards)
+        if not rest and width % 4 == 0 and width >= minimum:
+            return width
+    return embedding_dim
+
+
+@dataclass(frozen=True)
 class Workload:
-    """What the planner must know beside tables and hardware.
+    """The planner's input besides tables and hardware.
 
     Attributes:
         topology: TorchRec's.
@@ -51,7 +186,7 @@ class Workload:
     qcomm: QCommConfig
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's, whose estimates depend on what travels how."""
+        """TorchRec's sharders, whose estimates depend on the precision of exchanged values."""
         return make_sharders({}, codecs(self.qcomm))
 
 
@@ -92,8 +227,10 @@ def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -
     return Plan(topology.world_size, topology.local_world_size, order)
 
 
-def options(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -> dict[str, list[ShardingOption]]:
-    """What each table could be within its choice, with TorchRec's estimates."""
+def sharding_options(
+    model: nn.Module, chosen: Mapping[str, Choice], workload: Workload
+) -> dict[str, list[ShardingOption]]:
+    """Each table's options within its choice, with TorchRec's estimates."""
     enumerator = _Enumerator(workload.topology, workload.local_batch_size, _constraints(chosen, workload))
     found: dict[str, list[ShardingOption]] = {name: [] for name in chosen}
     with _described(model, workload.optimizer):
@@ -114,7 +251,7 @@ def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, lis
         for name, table in plan.tables.items()
     }
     result = {}
-    for name, (option,) in options(model, as_planned, workload).items():
+    for name, (option,) in sharding_options(model, as_planned, workload).items():
         result[name] = [
             estimate_shard(shard, planned.rank, plan.world_size)
             for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
@@ -123,7 +260,7 @@ def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, lis
 
 
 def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
-    """From TorchRec's form; it counts what one process alone sends to itself, too, and nothing travels there."""
+    """TorchRec's estimate of a shard, without the communication that it counts even for a single process."""
     perf, storage = shard.perf, shard.storage
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
     communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
@@ -147,7 +284,7 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
 
 @contextmanager
 def _described(model: nn.Module, name: OptimizerName) -> Iterator[None]:
-    """Weights that say whose optimizer's state is to be counted with them, and a planner that does not chatter."""
+    """Context in which weights name the optimizer whose state is counted, and a TorchRec warning is silenced."""
     root, silence = logging.getLogger(), _Silence()
     weights: list[Any] = list(model.parameters())
     for weight in weights:
@@ -172,7 +309,8 @@ class _Silence(logging.NullHandler):
 
 def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
     shards = tuple(
-        Shard(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1]) for shard in option.shards
+        TableBlock(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1])
+        for shard in option.shards
     )
     cached = option.compute_kernel == "fused_uvm_caching"
     kind = option.sharding_type
@@ -211,7 +349,7 @@ class _Enumerator(EmbeddingEnumerator):
 class _BestPlan:
     """The planner's statistics: only to get hold of the options that it chose."""
 
-    options: Sequence[ShardingOption] = ()
+    sharding_options: Sequence[ShardingOption] = ()
 
     def log(self, *arguments: Any, best_plan: Sequence[ShardingOption], **keywords: Any) -> None:
         self.options = best_plan

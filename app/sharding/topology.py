@@ -1,4 +1,4 @@
-"""The hardware that the planner plans for: what is known of it, what is here, and TorchRec's form of it."""
+"""The hardware that the planner plans for: known topologies, the device here, and TorchRec's form."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrec.distributed.planner.types import Topology
 
 from app.config import CONFIG_DIR, TopologyConfig
-from app.config.topology import AUTO, HARDWARE
+from app.config.sharding import AUTO_TOPOLOGY, HARDWARE
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
@@ -49,7 +49,7 @@ def probe(device_type: str) -> Device:
 def known() -> dict[str, TopologyConfig]:
     """The topologies of conf/topology, by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
-    return {path.stem: _read(path) for path in files if path.stem != AUTO}
+    return {path.stem: _read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
 def named(name: str) -> TopologyConfig:
@@ -67,16 +67,16 @@ def named(name: str) -> TopologyConfig:
 
 
 def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
-    """The configuration with every figure filled in: from its file, or what is known of the device, or as given.
+    """The configuration with every figure filled in: from its file, from the known device, or as given.
 
-    `find` probes the device, which need not be there where the configuration tells all.
+    `find` probes the device, which is not needed if the configuration is complete.
 
     Raises:
         UserError: the device is not known, or a figure is missing.
     """
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
-    elif config.name == AUTO and any(getattr(config, key) is None for key in HARDWARE):
+    elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
         found = identify(find(), known())
         config = replace(_over(found, config), name=found.name)
     if config.architecture == "cpu":
@@ -89,7 +89,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
 
 
 def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyConfig:
-    """What is known of a device, by architecture and measured memory.
+    """The known topology of a device, by architecture and measured memory.
 
     Raises:
         UserError: nothing is; the message shows how to describe it.
@@ -104,7 +104,7 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
         raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
     spelled = device.name.lower().replace(" ", "")
     found = next((entry for entry in fit if entry.name in spelled), fit[0])
-    log.info("topology: %s is taken for %s", device, found.name)
+    log.info("topology: %s identified as %s", device, found.name)
     if "pcie" in spelled:
         log.warning("topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
                     "the PCIe card", found.name)  # fmt: skip
@@ -114,8 +114,8 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
 def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:
     """TorchRec's form of a resolved topology.
 
-    Its own factory came later than the oldest TorchRec that we run on, and passes over bandwidths unless told
-    otherwise; the constructor takes the same figures. ROCm's devices are "cuda" there, too.
+    Its own factory is newer than the oldest supported TorchRec, and ignores bandwidths by default; the constructor
+    takes the same figures. ROCm's devices are "cuda" there, too.
     """
     cpu = topology.architecture == "cpu"
     figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
@@ -148,7 +148,7 @@ def _read(path: Path) -> TopologyConfig:
 
 
 def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
-    """`base` with what `config` says of its own."""
+    """`base` with the values that `config` sets itself."""
     plain = TopologyConfig()
     own = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
     return replace(base, **own)

@@ -1,4 +1,4 @@
-"""What every tracker does with a run's figures."""
+"""The interface of trackers, and a run's figures and settings in their form."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ class Tracker(Protocol):
         """Show one event of metrics.jsonl."""
 
     def curves(self, step: int, curves: Mapping[str, Any]) -> None:
-        """Show what app.metrics.curves made of an evaluation."""
+        """Show an evaluation's curves (app.metrics.curves)."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
         """Show the summary, if there is one, and let go."""
 
 
 def figures(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an event by tag, `<kind>/<key>`; what was not measured is left out."""
+    """The numbers of an event by tag, `<kind>/<key>`; figures that were not measured are left out."""
     return {
         f"{kind}/{key}": float(value)
         for key, value in values.items()
@@ -35,7 +35,7 @@ def figures(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def settings(config: Mapping[str, Any], world_size: int) -> dict[str, str | int | float | bool]:
-    """What a run was made with, flat: the groups that decide learning and speed."""
+    """A run's settings, flat: the groups that affect learning and speed."""
     groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
     flat: dict[str, str | int | float | bool] = {"world_size": world_size}
     for group in groups:
@@ -46,6 +46,6 @@ def settings(config: Mapping[str, Any], world_size: int) -> dict[str, str | int 
 
 
 def require_package(key: str, value: str, package: str) -> None:
-    """Raises UserError if a tracker was asked for whose client is not here."""
+    """Raises UserError if the package of a configured tracker is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{key}={value}: the {package} package is not installed; install it, or leave this out")

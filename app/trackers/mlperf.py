@@ -18,7 +18,7 @@ _IMPORTED_AT = time.time()  # about when the program began
 
 
 class MLPerf:
-    """One file of a run. What a resumed run will do again is cut off first."""
+    """One file of a run, cut back to the step where a resumed run starts."""
 
     name = "mlperf"
 
@@ -55,7 +55,7 @@ class MLPerf:
         """MLPerf has none."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
-        """The run's end: success where a target was reached, aborted otherwise; an interrupted run will go on."""
+        """The run's end: success where a target was reached, aborted otherwise; an interrupted run has no end yet."""
         status = None if summary is None else summary["status"]
         if summary is not None and status != "interrupted":
             keys, step = self._keys, summary["steps"]
@@ -117,7 +117,7 @@ class MLPerf:
 
 
 def _until(path: Path, step: int) -> list[str]:
-    """The lines of a log up to a step; the end of a run that now goes on is none of them."""
+    """The lines of a log up to a step, without the end of the run that is resumed."""
     if not path.exists():
         return []
     kept = []

@@ -19,7 +19,7 @@ class Prometheus:
     name = "prometheus"
 
     def __init__(self, host: str, port: int, run: str) -> None:
-        """Serve at once.
+        """Start to serve.
 
         Raises:
             UserError: the address cannot be listened at.
@@ -39,7 +39,7 @@ class Prometheus:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Scrapes are nothing to tell."""
+                """Scrapes are not logged."""
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)

@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases, where the user has their client. A resumed run goes on in the same remote run."""
+"""MLflow and Weights & Biases, if their client is installed. A resumed run continues the same remote run."""
 
 import importlib
 import time
@@ -62,7 +62,7 @@ class WeightsAndBiases:
         kept.write_text(number)
 
     def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
-        """W&B takes steps in order only: what it has already is left out."""
+        """W&B takes steps in order only: earlier ones are left out."""
         if step >= self._run.step:
             self._run.log(figures(kind, values), step=step)
 

@@ -25,7 +25,7 @@ class TensorBoard:
     name = "tensorboard"
 
     def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
-        """Go on at `from_step`: what the directory shows of that step and later ones is not shown any more."""
+        """Continue at `from_step`: earlier events of that step and later ones are hidden."""
         self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)

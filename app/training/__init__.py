@@ -1,1 +1,1 @@
-"""One run: session, loop, its state and length, the data loader and the pipeline."""
+"""One run: the loop and what it drives, the run's state, resumption and summary."""

@@ -1,52 +1,147 @@
-"""Composition: what training reads, batch after batch on this process's device, and their forward."""
+"""Training batches on this process's device, with or without TorchRec's sparse-dist pipeline."""
 
-from collections.abc import Iterator
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
-from torch import Tensor
+import torch
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.streamable import Pipelineable
 
+from app.config import Pipeline
 from app.data.batch import Batch
-from app.training import pipeline
-from app.training.run_length import Course
 from app.training.session import Session
+from app.training.state import RunLength
+
+Ids = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
 
 
-class Feed:
-    """A session's training batches in their order; with or without a pipeline, the bits are the same."""
+class DataLoader:
+    """A session's training batches in their order; with or without the pipeline, the bits are the same."""
 
-    def __init__(self, session: Session, course: Course) -> None:
-        self._session, self._course = session, course
-        self._pipeline: pipeline.SparseDistPipeline | None = None
+    def __init__(self, session: Session, length: RunLength) -> None:
+        self._session, self._length = session, length
+        self._pipeline: SparseDistPipeline | None = None
+        self.pipeline = Pipeline.none
         device, world_size = session.runtime.device, session.runtime.world_size
-        self.name = "none"  # of the pipeline, as train.pipeline has it
-        if pipeline.is_wanted(course.train.pipeline, device, world_size):
-            arch, self.name = session.model.module.sparse_arch, "sparse_dist"
-            self._pipeline = pipeline.SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
+        if uses_pipeline(length.train.pipeline, device, world_size):
+            arch, self.pipeline = session.model.module.sparse_arch, Pipeline.sparse_dist
+            self._pipeline = SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """The rest of an epoch from its step `first` on."""
-        train, split = self._course.train, self._session.split("train")
+        train, split = self._length.train, self._session.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         if self._pipeline is None:
             return self._session.on_device(source)
-        return self._pipeline.run(source, self._pieces(epoch * self._course.steps_per_epoch + first))
+        return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits [B] of the batch that came last."""
-        if self._pipeline is None:
-            return self._session.forward(batch)
-        return self._pipeline.forward(self._session.forward, batch)
+    def forward_done(self) -> None:
+        """The model has computed the logits of the last batch."""
+        if self._pipeline is not None:
+            self._pipeline.forward_done()
 
     def close(self) -> None:
-        """No more batches are wanted; a collective call."""
+        """Stop; no more batches are needed. A collective call."""
         if self._pipeline is not None:
             self._pipeline.close()
 
-    def _pieces(self, step: int) -> Iterator[int]:
-        """Numbers of steps to each next evaluation: what is under way then would meet the evaluation's batches."""
-        left, every = self._course.total_steps - step, self._course.train.eval_every_steps
+    def _steps_to_evaluations(self, step: int) -> Iterator[int]:
+        """Numbers of steps up to each evaluation: batches in the pipeline would meet the evaluation's."""
+        left, every = self._length.total_steps - step, self._length.train.eval_every_steps
         pieces = repeat(left) if every is None else chain([every - step % every], repeat(every))
         while left > 0:
             piece = min(next(pieces), left)
             left -= piece
             yield piece
+
+
+def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
+    """Whether train.pipeline means sparse_dist here: `auto` does where several processes have a GPU each."""
+    if setting is Pipeline.auto:
+        return device.type != "cpu" and world_size > 1
+    return setting is Pipeline.sparse_dist
+
+
+@dataclass
+class _Staged(Pipelineable):
+    """A batch in the pipeline, and the ids that index its tables once it is on the device."""
+
+    batch: Batch
+    ids_of: Ids
+    ids: KeyedJaggedTensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "_Staged":
+        batch = self.batch.to(device, non_blocking)
+        return _Staged(batch, self.ids_of, self.ids_of(batch.sparse_features))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.batch.record_stream(stream)
+        if self.ids is not None:
+            self.ids.record_stream(stream)
+
+
+class _Lookups(nn.Module):
+    """All of a model that TorchRec has to trace: its lookups, and that each takes a batch's ids."""
+
+    def __init__(self, lookups: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.lookups = nn.ModuleList(lookups)
+
+    def forward(self, staged: _Staged) -> list[object]:
+        return [lookup(staged.ids) for lookup in self.lookups]
+
+
+class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
+    """TorchRec's sparse-dist pipeline: while a batch is computed, the next one's ids travel to the ranks of their rows.
+
+    Three batches are in it: one is computed, one's ids are exchanged, one is copied to the device; on a GPU each in a
+    stream of its own. The stages are TorchRec's (torchrec.distributed.train_pipeline). Its `progress` makes a whole
+    step of them; here a loop makes the step, and takes batches as if there were no pipeline.
+    """
+
+    def __init__(
+        self, lookups: Iterable[nn.Module], ids_of: Ids, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        """lookups: the model's sharded collections of tables; ids_of: a batch's sparse features to what they take."""
+        super().__init__(_Lookups(lookups), optimizer, device, execute_all_batches=True)
+        self._ids_of = ids_of
+
+    def run(self, source: Iterator[Batch], pieces: Iterable[int | None]) -> Iterator[Batch]:
+        """Yield the batches of `source` on the device; call `forward_done` before asking for the next.
+
+        pieces: after each of these numbers of batches (None: all) the pipeline runs empty, and the model is free for
+        other use.
+        """
+        for size in pieces:
+            piece = (_Staged(batch, self._ids_of) for batch in islice(source, size))
+            self.attach()
+            self.fill_pipeline(piece)
+            if not self.batches:
+                return
+            assert len(self._pipelined_modules) == len(self._model.lookups), "TorchRec left a lookup out"
+            while self.batches:
+                self._wait_for_batch()
+                if len(self.batches) > 1:
+                    self.start_sparse_data_dist(self.batches[1], self.contexts[1])
+                self.enqueue_batch(piece)
+                yield self.batches[0].batch
+
+    def forward_done(self) -> None:
+        """Send the next batch's ids, before this one's backward."""
+        if len(self.batches) > 1:
+            self.wait_sparse_data_dist(self.contexts[1])
+        self.dequeue_batch()
+        if not self.batches:
+            self.detach()
+
+    def close(self) -> None:
+        """Wait for exchanges of batches that will not be computed; a collective call."""
+        for context in list(self.contexts)[:1]:
+            for request in context.input_dist_tensors_requests.values():
+                request.wait()
+        if self.batches:
+            self.detach()
+        self.reset()

@@ -1,6 +1,6 @@
-"""Composition: a run without its data, built on the meta device: parameters counted, tables planned, nothing trained.
+"""Building a run without its data, on the meta device: parameters counted, tables planned, nothing trained.
 
-Table sizes are those a recipe's source publishes (data.published_tables); no memory is needed for any of them.
+Table sizes are those that a recipe's source publishes (data.published_tables); no table needs memory.
 """
 
 import logging
@@ -10,22 +10,26 @@ from typing import Any
 
 import torch
 
-from app import sharding
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, to_plain
-from app.config.published_tables import published_tables
+from app.config.published import published_tables
 from app.data import prepare
-from app.model import DLRM, embeddings
-from app.record import Record, provenance, summary
+from app.model.dlrm import DLRM
+from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.tables import TableSpec
+from app.record import provenance
+from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
 from app.sharding import from_config
+from app.sharding.plan import table_types
+from app.training import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
 
-NUM_DENSE = 13  # of Criteo's rows, as all recipes have them
+NUM_DENSE = 13  # of Criteo's rows, which all recipes use
 
 
 def is_wanted(config: AppConfig) -> bool:
@@ -47,22 +51,22 @@ def meta_model(config: AppConfig) -> DLRM:
 def parameter_counts(model: DLRM) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    tables: list[embeddings.Table] = model.sparse_arch.tables  # type: ignore[assignment]
+    tables: list[TableSpec] = model.sparse_arch.tables  # type: ignore[assignment]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 
 
-def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> int:
-    """Write the directory of a run that ends where it begins; a collective call. Return the exit status.
+def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
+    """Write the directory of a run of no steps; a collective call. Return the exit status.
 
     began: time.perf_counter() when the command began.
 
     Raises:
-        UserError: the tables cannot be spread over these processes as configured, or a trained run is there.
+        UserError: the tables do not fit these processes as configured, or the directory has a trained run.
     """
     runtime.on_rank_0(record.open)
     if whole_checkpoints(record.checkpoints):
-        raise UserError(f"run.dir={record.directory}: a run that was trained is there; give another run.name")
+        raise UserError(f"run.dir={record.path}: contains a trained run; give another run.name")
     model = meta_model(config)
     counts = parameter_counts(model)
     sparse_arch = _sparse_arch(config)
@@ -71,7 +75,7 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     )
     sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
                           "bytes": table.num_embeddings * table.embedding_dim * 4}
-             for table in sharding.table_types(sparse_arch)}  # fmt: skip
+             for table in table_types(sparse_arch)}  # fmt: skip
     manifest: dict[str, Any] = {
         **provenance.describe_run(),
         "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},
@@ -85,18 +89,18 @@ def write(config: AppConfig, runtime: Runtime, record: Record, began: float) -> 
     }  # fmt: skip
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(summary.unmeasured(runtime.world_size, counts, time.perf_counter() - began))
+    record.summary(summary.summarise_untrained(runtime.world_size, counts, time.perf_counter() - began))
     log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
-             Path(record.directory), config.data.published_tables, f"{counts['total']:,}",
+             Path(record.path), config.data.published_tables, f"{counts['total']:,}",
              f"{counts['embedding']:,}")  # fmt: skip
     return EXIT_DONE
 
 
 def _published(config: AppConfig) -> dict[str, int]:
     if config.data.published_tables is None:
-        raise UserError("data.published_tables=null: without data, the tables' sizes must come from there")
+        raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
     return published_tables(config.data.published_tables)
 
 
-def _sparse_arch(config: AppConfig) -> embeddings.SparseArch:
-    return embeddings.make_sparse_arch(config.model, _published(config), torch.device("meta"))
+def _sparse_arch(config: AppConfig) -> SparseArch:
+    return make_sparse_arch(config.model, _published(config), torch.device("meta"))

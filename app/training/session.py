@@ -1,4 +1,4 @@
-"""Composition: what training and evaluation both need, built from a configuration on this process."""
+"""A model on this process: scoring of rows, and what training needs, built from a configuration."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,84 +10,142 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app import optimizer, sharding
 from app.config import AppConfig, Precision
-from app.data import Split
 from app.data.batch import Batch
-from app.metrics import clicks
-from app.model import DLRM, embeddings
+from app.data.split import SplitReader
+from app.metrics.clicks import click_metrics
+from app.model.dlrm import DLRM
+from app.model.embeddings import make_sparse_arch
+from app.model.losses import make_loss
+from app.model.tables import initial_rows, table_of
+from app.optimizer.build import fused_params, make_optimizer, set_learning_rate
+from app.optimizer.schedule import learning_rate
 from app.record import provenance
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.training import loop
+from app.sharding.execute import distribute, fill_tables, table_blocks, table_weights
+from app.sharding.plan import Plan
+from app.training.window import FiniteChecks
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-MOST_SOURCES = 30  # names of raw files told
+MAX_SOURCES = 30  # names of raw files in a manifest
+
+Interrupted = Callable[[int], bool]
+Scores = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class Predictions(NamedTuple):
-    """[n] float32 each; labels are 0 or 1."""
+    """A split's logits and labels (0 or 1), [n] float32 each."""
 
+    split: str
     logits: NDArray[np.float32]
     labels: NDArray[np.float32]
 
+    def metrics(self) -> dict[str, float | int | str | None]:
+        """Click metrics, with the split's name and number of samples."""
+        return {"split": self.split, "samples": len(self.labels), **click_metrics(self.logits, self.labels)}
+
+
+class EvaluationInterrupted(Exception):
+    """Raised inside an evaluation when the run was asked to stop: it begins again when the run is resumed."""
+
 
 @dataclass
-class Session:
-    """One process's part of a run."""
+class Predictor:
+    """A model, sharded or not, that scores a dataset's rows on this process's device."""
 
     config: AppConfig
     runtime: Runtime
     root: Path  # of the dataset
     manifest: Manifest
-    plan: sharding.Plan
-    model: DistributedModelParallel
-    optimizer: CombinedOptimizer
-    _splits: dict[str, Split] = field(default_factory=dict)
+    model: Any  # DistributedModelParallel, or a DLRM that each process has whole
+    _splits: dict[str, SplitReader] = field(default_factory=dict, init=False)
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str) -> SplitReader:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
             rank, world_size = self.runtime.rank, self.runtime.world_size
-            self._splits[name] = Split(self.root, self.manifest, name, self.config.data, rank, world_size)
+            self._splits[name] = SplitReader(self.root, self.manifest, name, self.config.data, rank, world_size)
         return self._splits[name]
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
-        return on_device(batches, self.runtime.device)
+        device = self.runtime.device
+        return batches if device.type == "cpu" else (batch.to(device, True) for batch in batches)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B] float32, the dense layers in the configured precision."""
-        return forward(self.model, batch, self.config.runtime.precision)
+        """Logits [B] float32 of a batch on the device, the dense layers in the configured precision."""
+        bf16 = self.config.runtime.precision is Precision.bf16
+        with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
+            logits: Tensor = self.model(batch.dense_features, batch.sparse_features)
+            return logits
 
-    def predict(self, name: str, interrupted: Callable[[int], bool] = lambda batches_done: False) -> Predictions:
-        """Logits and labels of a whole split, all processes' samples pooled; a collective call.
+    def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
+        """Logits and labels [n] float32 of these batches' valid samples, on the CPU.
 
         Raises:
-            Stopped: `interrupted` said so (on all processes alike).
+            EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
         """
+        was_training = self.model.training
         self.model.eval()
+        logits, labels = [torch.empty(0)], [torch.empty(0)]
         try:
-            return predict(self.config, self.runtime, self.split(name), self.forward, interrupted)
+            with torch.no_grad():
+                for number, batch in enumerate(self.on_device(batches)):
+                    if interrupted(number):
+                        raise EvaluationInterrupted
+                    logits.append(self.forward(batch)[: batch.num_valid].cpu())
+                    labels.append(batch.labels[: batch.num_valid].cpu())
         finally:
-            self.model.train()
+            self.model.train(was_training)
+        return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
-    def measure(self, name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
-        """Metrics of what `predict` gave."""
-        return measure(name, predictions)
+    def predict(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Predictions:
+        """Logits and labels of a whole split, all processes' samples pooled; a collective call. Raises as `score`."""
+        split, world_size = self.split(name), self.runtime.world_size
+        wanted = min(self.config.eval.global_batch_size, split.rows)
+        batch_size = max(1, -(-wanted // world_size)) * world_size
+        mine = np.stack(self.score(split.eval_batches(batch_size), interrupted))
+        return Predictions(name, *self._pool(mine))
 
-    def evaluate(self, name: str) -> dict[str, float | int | str | None]:
-        """Metrics over a whole split, all processes' samples pooled; a collective call."""
-        return self.measure(name, self.predict(name))
+    def _pool(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Join every process's [2, n] along n; n differs between processes, so the shorter are padded to travel."""
+        counts = [int(count[0]) for count in self.runtime.gather(np.array([values.shape[1]]))]
+        padded = np.pad(values, ((0, 0), (0, max(counts) - values.shape[1])))
+        everyones = self.runtime.gather(padded)
+        return np.concatenate([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], axis=1)
+
+
+@dataclass
+class Session(Predictor):
+    """What training needs on this process: the sharded model, its loss and its optimizer."""
+
+    plan: Plan
+    optimizer: CombinedOptimizer
+    loss: Callable[[Tensor, Tensor], Tensor]  # logits [B], labels [B] to their mean loss
+
+    def set_learning_rate(self, step: int) -> float:
+        """Set the rates of a step; return that of dense parameters."""
+        rates, schedule = self.config.optimizer, self.config.schedule
+        lr = learning_rate(rates.lr, schedule, step)
+        set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
+        return lr
+
+    def is_finite(self, loss: Tensor) -> bool:
+        """Whether the loss is finite on all processes; waits for the device."""
+        return self.runtime.highest(float(not torch.isfinite(loss))) == 0
+
+    def finite_checks(self) -> FiniteChecks:
+        """Checks of each step's values, from now on."""
+        return FiniteChecks(self.model.module.interaction, self.dense_parameters())
 
     def describe_dataset(self) -> dict[str, Any]:
-        """What a run's manifest says of its dataset; `bayes` are the figures of a planted truth, if it has one."""
+        """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
         manifest = self.manifest
         return {
             "path": str(self.root),
@@ -95,12 +153,12 @@ class Session:
             "rows": {name: split.rows for name, split in manifest.splits.items()},
             "label_rate": manifest.label_rate,
             "encoding": manifest.encoding.get("name"),
-            "sources": [source.get("name") for source in manifest.sources[:MOST_SOURCES]],
+            "sources": [source.get("name") for source in manifest.sources[:MAX_SOURCES]],
             "bayes": manifest.extra.get("bayes"),
         }
 
     def describe_tables(self) -> dict[str, dict[str, Any]]:
-        """Size of each table, whole, and how much is looked up in it; bytes are of its weights alone."""
+        """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
         bag_sizes, arch = from_config.bag_sizes_of(self.config, self.manifest), self.model.module.sparse_arch
         features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
         return {
@@ -111,7 +169,7 @@ class Session:
                 "embedding_dim": weight.size(1),
                 "bytes": weight.size(0) * weight.size(1) * weight.dtype.itemsize,
             }
-            for name, weight in sharding.table_weights(self.model)
+            for name, weight in table_weights(self.model)
         }
 
     def parameter_counts(self) -> dict[str, int]:
@@ -123,15 +181,15 @@ class Session:
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters but tables, by name and in its order."""
         named = sorted(self.model.named_parameters(), key=lambda item: item[0])
-        return {name: parameter for name, parameter in named if not sharding.table_of(name)}
+        return {name: parameter for name, parameter in named if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Tables in order, large ones in blocks of rows, then dense parameters by name.
 
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
-        for name, weight in sharding.table_weights(self.model):
-            for block in sharding.table_blocks(weight):
+        for name, weight in table_weights(self.model):
+            for block in table_blocks(weight):
                 yield name, block.numpy()
         for name, parameter in self.dense_parameters().items():
             if self.runtime.rank == 0:
@@ -151,73 +209,19 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    sparse_arch = embeddings.make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
                                               from_config.multi_hot_features(config, manifest))  # fmt: skip
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
-    model = sharding.distribute(
+    model = distribute(
         DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch),
         plan,
-        optimizer.fused_params(config.optimizer),
+        fused_params(config.optimizer),
         config.sharding.qcomm,
         runtime.device,
     )
     tables = {table.name: table for table in sparse_arch.tables}
 
-    def initial_rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
-        return embeddings.initial_rows(config.train.seed, tables[table], start, stop)
-
-    sharding.fill_tables(model, initial_rows)
-    return Session(config, runtime, root, manifest, plan, model, optimizer.make_optimizer(model, config.optimizer))
-
-
-def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches moved to a device."""
-    return batches if device.type == "cpu" else (batch.to(device, True) for batch in batches)
-
-
-def forward(model: nn.Module, batch: Batch, precision: Precision | None) -> Tensor:
-    """A model's logits [B] float32 of a batch on its device, the dense layers in `precision`."""
-    bf16 = precision is Precision.bf16
-    with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
-        logits: Tensor = model(batch.dense_features, batch.sparse_features)
-        return logits
-
-
-def predict(
-    config: AppConfig,
-    runtime: Runtime,
-    split: Split,
-    score: Callable[[Batch], Tensor],
-    interrupted: Callable[[int], bool] = lambda batches_done: False,
-) -> Predictions:
-    """Logits by `score` and labels of a whole split, all processes' samples pooled; a collective call.
-
-    Raises:
-        Stopped: `interrupted` said so (on all processes alike).
-    """
-    wanted = min(config.eval.global_batch_size, split.rows)
-    batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
-    batches = on_device(split.eval_batches(batch_size), runtime.device)
-    logits, labels = loop.predict(batches, score, interrupted)
-    return Predictions(*_pool(runtime, np.stack([logits.numpy(), labels.numpy()])))
-
-
-def measure(name: str, predictions: Predictions) -> dict[str, float | int | str | None]:
-    """Metrics of what `predict` gave of the split of that name."""
-    return {"split": name, "samples": len(predictions.labels), **clicks.click_metrics(*predictions)}
-
-
-def mean_over_ranks(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
-    total = np.zeros(values.shape, np.float64)
-    for theirs in runtime.gather(values):
-        total += theirs
-    return (total / runtime.world_size).astype(np.float32)
-
-
-def _pool(runtime: Runtime, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Join every process's [2, n] along n; n differs between processes, so the shorter are padded to travel."""
-    counts = [int(count[0]) for count in runtime.gather(np.array([values.shape[1]]))]
-    padded = np.pad(values, ((0, 0), (0, max(counts) - values.shape[1])))
-    everyones = runtime.gather(padded)
-    return np.concatenate([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], axis=1)
+    fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
+    return Session(
+        config, runtime, root, manifest, model, plan, make_optimizer(model, config.optimizer), make_loss(config.loss)
+    )

@@ -1,23 +1,21 @@
-"""What the loop drives, and the state that it takes from step to step."""
+"""Where a run is, and how long it is in steps of its own dataset."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from app.data.batch import Batch
+from app.config import TrainConfig
+from app.config.train import steps_between_evaluations
+from common.errors import UserError
 
-AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; alone, every step
-LOSS = "the loss"
+AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
 
 
 @dataclass
-class State:
-    """All that the next step depends on beside tensors, and the run's history."""
+class RunState:
+    """All that the next step depends on besides tensors, and the run's history."""
 
     step: int = 0
     epoch: int = 0
@@ -25,7 +23,7 @@ class State:
     losses: list[NDArray[np.float32]] = field(default_factory=list)  # mean over the global batch, each step
     step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of the steps that count
     input_wait: float = 0.0  # seconds, of the steps that count
-    accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of steps not yet told of
+    accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
     skipped: int = 0  # steps without an update, since their loss was not finite (train.on_nan=skip)
     evaluation: dict[str, Any] | None = None  # the last one, with its step
     best: dict[str, Any] | None = None  # step and AUC of the evaluation with the highest one
@@ -39,70 +37,34 @@ class State:
         return np.concatenate([np.empty(0, np.float32), *self.step_seconds])
 
 
-class Steps(NamedTuple):
-    """Consecutive steps that are done, [steps] each."""
+class RunLength(NamedTuple):
+    """Steps of an epoch and of the whole run; and `train` with fractions of an epoch converted to steps."""
 
-    lr: float  # of the last
-    losses: NDArray[np.float32]  # mean over the global batch
-    accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
-    seconds: NDArray[np.float32]  # of this process; of fewer steps, where some were before a resumption
-    input_wait: float  # seconds of them all, of this process
-
-
-class Stopped(Exception):
-    """Raised inside an evaluation when the run was asked to stop: it begins again when the run goes on."""
-
-
-class Meter(Protocol):
-    """See app.meter."""
-
-    def start(self) -> None: ...
-    def step_begins(self) -> None: ...
-    def phase_done(self, phase: str) -> None: ...
-    def step_done(self, input_wait: float) -> None: ...
-    def take(self) -> tuple[NDArray[np.float32], float]: ...
-
-
-@dataclass
-class Parts:
-    """What the loop drives; what is left out is not done.
-
-    Attributes:
-        batches: (epoch, first step) to this process's batches of the rest of that epoch, on its device.
-        total_steps, steps_per_epoch: of the whole run.
-        forward: dense_features, sparse_features to logits [B].
-        loss: logits [B], labels [B] to the mean loss.
-        health: what the step's numbers came to, [K] float32 on the device, not finite where the step went wrong.
-        health_names: names of its K, in the order in which a step computes them; "the loss" is one of them.
-        optimizer: zero_grad() and step() for all parameters.
-        set_learning_rate: sets the rate of a step and returns it.
-        step_begins: told the number of each step, counted from 1, when its batch is there.
-        mean_over_ranks: this process's values, of any shape, to all processes' mean; NaN where one is.
-        evaluate: metrics of the evaluation split; raises Stopped if asked to stop on the way.
-        save: begins to write a checkpoint of the state, if that step has none yet.
-        keep_best: marks, and writes if need be, the checkpoint of the state as the best.
-        report: steps are done; the state's step is that of the last.
-        interrupted: whether any process was asked to stop; the argument says whether to ask the others.
-        not_finite: whether this loss is not finite on any process.
-        checkpoint_due: whether a checkpoint is due at this step; all processes get the same answer.
-    """
-
-    batches: Callable[[int, int], Iterator[Batch]]
-    total_steps: int
     steps_per_epoch: int
-    forward: Callable[[Batch], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    optimizer: Any
-    set_learning_rate: Callable[[int], float]
-    mean_over_ranks: Callable[[NDArray[np.float32]], NDArray[np.float32]]
-    meter: Meter
-    health: Callable[[Tensor], Tensor] = lambda loss: loss.detach().unsqueeze(0)
-    health_names: tuple[str, ...] = (LOSS,)
-    evaluate: Callable[[State], dict[str, Any] | None] = lambda state: None
-    save: Callable[[State], None] = lambda state: None
-    keep_best: Callable[[State], None] = lambda state: None
-    report: Callable[[State, Steps], None] = lambda state, steps: None
-    interrupted: Callable[[int], bool] = lambda step: False
-    checkpoint_due: Callable[[int], bool] = lambda step: False
-    step_begins: Callable[[int], None] = lambda step: None
-    not_finite: Callable[[Tensor], bool] = lambda loss: not bool(torch.isfinite(loss))
+    total_steps: int
+    train: TrainConfig
+
+
+def run_length(train: TrainConfig, rows: int, world_size: int) -> RunLength:
+    """The length of a run over a training split of `rows` rows.
+
+    Raises:
+        UserError: a batch that does not fit the rows or the processes.
+    """
+    batch = train.global_batch_size
+    if batch % world_size:
+        raise UserError(
+            f"train.global_batch_size={batch}: not divisible by the {world_size} processes; every process takes an "
+            "equal part"
+        )
+    steps_per_epoch = rows // batch  # the rows left over are dropped, different ones in each epoch
+    if train.max_steps != 0 and not steps_per_epoch:
+        raise UserError(
+            f"train.global_batch_size={batch}: the training split has only {rows} rows; use a smaller batch"
+        )
+    by_samples = None if train.max_samples is None else train.max_samples // batch
+    limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]
+    if train.epochs is not None or not limits:
+        limits.append((train.epochs or 1) * steps_per_epoch)
+    every = steps_between_evaluations(train, steps_per_epoch)
+    return RunLength(steps_per_epoch, min(limits), replace(train, eval_every_steps=every, eval_every_fraction=None))

@@ -1,62 +1,103 @@
-"""The steps that run without the host waiting for the device, and what is wrong with them, if anything."""
+"""The steps that run without the host waiting for the device: their losses, times, and whether all was finite."""
 
 import logging
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from app.config import OnNan, TrainConfig
-from app.training.state import LOSS, Parts, State, Steps
+from app.config import OnNan
+from app.metrics.timing import StepTimer
+from app.runtime.platform import Runtime
+from app.training.state import RunLength, RunState
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
 
-MOST_SKIPPED = 10  # steps in a row; more are not a bad batch but a model that is lost
-ADVICE = "training cannot go on: lower optimizer.lr; checkpoints are from before it"
+LOSS = "loss"
+MAX_SKIPPED = 10  # consecutive steps; more are not a bad batch but a model that is lost
+ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from before this step"
 
 
-class Window:
-    """The steps since the device was last waited for, and those not yet told of."""
+class FiniteChecks:
+    """Sums that are not finite where a step went wrong: of the interaction's inputs, the loss, the dense gradients.
 
-    def __init__(self, parts: Parts, config: TrainConfig, state: State) -> None:
+    A sum is NaN or infinite if one of its terms is. (It is, too, where finite terms add up beyond float32, 3e38: such
+    a model is lost as well.) Gradients of tables never exist as tensors: FBGEMM's backward updates rows directly.
+    """
+
+    def __init__(self, interaction: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+        """`interaction` is called with the output of dense_arch and the embedding vectors."""
+        self._parameters = list(parameters.values())
+        self._input_sums: list[Tensor] = []
+        self.names = ("dense_arch output", "embedding output", LOSS, *(f"gradient of {name}" for name in parameters))
+        interaction.register_forward_pre_hook(self._sum_inputs)
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """[K] float32 on the device, in the order of `names`; a gradient that was not computed counts as 0."""
+        zero = torch.zeros((), device=loss.device)
+        gradients = [zero if p.grad is None else p.grad.sum(dtype=torch.float32) for p in self._parameters]
+        return torch.stack([*self._input_sums, loss.detach().float(), *gradients])
+
+    def _sum_inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled():
+            self._input_sums = [values.detach().sum(dtype=torch.float32) for values in inputs]
+
+
+class StepFigures(NamedTuple):
+    """Figures of consecutive steps, [steps] each."""
+
+    lr: float  # of the last
+    losses: NDArray[np.float32]  # mean over the global batch
+    accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
+    seconds: NDArray[np.float32]  # of this process; of fewer steps, where some were before a resumption
+    input_wait: float  # seconds of them all, of this process
+
+
+class StepWindow:
+    """The steps since the host last waited for the device, and those since the last report."""
+
+    def __init__(
+        self, checks: FiniteChecks, timer: StepTimer, runtime: Runtime, length: RunLength, state: RunState
+    ) -> None:
         self.lr = 0.0
-        self.first_counted_step = state.step + config.warmup_steps_excluded
-        self._parts, self._config, self._state = parts, config, state
-        self._values: list[Tensor] = []  # of each step: its health, and its accuracy
-        self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the steps not yet told of
+        self.first_counted_step = state.step + length.train.warmup_steps_excluded
+        self._checks, self._timer, self._runtime, self._length, self._state = checks, timer, runtime, length, state
+        self._values: list[Tensor] = []  # of each step: its finite checks, and its accuracy
+        self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
-        self._skipped: list[int] = []  # the last steps that were skipped, one after the other
+        self._skipped: list[int] = []  # the last consecutive steps that were skipped
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Note what a step gave, without waiting for it."""
+        """Note a step's results, without waiting for them."""
         accuracy = ((logits.detach() > 0) == (labels > 0.5)).float().mean()
-        self._values.append(torch.cat([self._parts.health(loss), accuracy.unsqueeze(0)]))
+        self._values.append(torch.cat([self._checks(loss), accuracy.unsqueeze(0)]))
 
     def skip(self) -> None:
-        """Note that this step makes no update."""
+        """Note that this step makes no update. Raises UserError after too many in a row."""
         state = self._state
         self._skipped = [*self._skipped, state.step] if state.step - 1 in self._skipped[-1:] else [state.step]
         state.skipped += 1
-        log.warning("%s: the loss is not finite: skipped, no parameter is updated", self._place(state.step + 1))
-        if len(self._skipped) > MOST_SKIPPED:
+        log.warning("%s: the loss is not finite: skipped, no parameter is updated", self._describe(state.step + 1))
+        if len(self._skipped) > MAX_SKIPPED:
             raise UserError(f"step {state.step + 1}: {len(self._skipped)} steps in a row were skipped, {ADVICE}")
 
-    def close(self, tell: bool) -> None:
+    def synchronise(self) -> None:
         """Bring losses and times to the host: the one place where the loop waits for the device.
 
         Raises:
-            UserError: a loss, or with it what a step computed before or after, is not finite.
+            UserError: a loss, or a value that a step computed before or after it, is not finite.
         """
-        parts, state = self._parts, self._state
-        seconds, wait = parts.meter.take()
-        values = parts.mean_over_ranks(torch.stack(self._values).cpu().numpy())
+        state = self._state
+        seconds, wait = self._timer.take()
+        values = self._runtime.mean(torch.stack(self._values).cpu().numpy())
         self._values.clear()
-        health, accuracies = values[:, :-1], values[:, -1]
-        self._require_finite(health)
-        losses = np.ascontiguousarray(health[:, parts.health_names.index(LOSS)])
+        checks, accuracies = values[:, :-1], values[:, -1]
+        self._require_finite(checks)
+        losses = np.ascontiguousarray(checks[:, self._checks.names.index(LOSS)])
         state.losses.append(losses)
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
@@ -65,24 +106,31 @@ class Window:
         self._losses.append(losses)
         self._seconds.append(seconds)
         self._input_wait += wait
-        if tell:
-            steps = Steps(self.lr, np.concatenate(self._losses), state.accuracies, np.concatenate(self._seconds),
-                          self._input_wait)  # fmt: skip
-            state.accuracies = np.empty(0, np.float32)
-            self._losses, self._seconds, self._input_wait = [], [], 0.0
-            parts.report(state, steps)
 
-    def _require_finite(self, health: NDArray[np.float32]) -> None:
-        """`health` is [steps, K]; a skipped step's is not finite before its loss, but nothing followed from it."""
-        bad = ~np.isfinite(health)
-        if self._config.on_nan is OnNan.skip:
-            bad[:, : self._parts.health_names.index(LOSS) + 1] = False
+    def take(self) -> StepFigures:
+        """The figures of the steps since the last call."""
+        figures = StepFigures(
+            self.lr,
+            np.concatenate(self._losses),
+            self._state.accuracies,
+            np.concatenate(self._seconds),
+            self._input_wait,
+        )
+        self._state.accuracies = np.empty(0, np.float32)
+        self._losses, self._seconds, self._input_wait = [], [], 0.0
+        return figures
+
+    def _require_finite(self, checks: NDArray[np.float32]) -> None:
+        """`checks` is [steps, K]; a skipped step's are not finite up to its loss, but nothing followed from it."""
+        bad = ~np.isfinite(checks)
+        if self._length.train.on_nan is OnNan.skip:
+            bad[:, : self._checks.names.index(LOSS) + 1] = False
         if bad.any():
-            place, first = divmod(int(bad.argmax()), bad.shape[1])
-            name = self._parts.health_names[first]
-            where = self._place(self._state.step - len(health) + place + 1)
-            raise UserError(f"{where}: first not finite: {name} ({health[place, first]}); {ADVICE}")
+            row, column = divmod(int(bad.argmax()), bad.shape[1])
+            where = self._describe(self._state.step - len(checks) + row + 1)
+            name = self._checks.names[column]
+            raise UserError(f"{where}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
 
-    def _place(self, step: int) -> str:
-        epoch, batch = divmod(step - 1, self._parts.steps_per_epoch)
-        return f"step {step} (epoch {epoch}, batch {batch} of {self._parts.steps_per_epoch}, counted from 0)"
+    def _describe(self, step: int) -> str:
+        epoch, batch = divmod(step - 1, self._length.steps_per_epoch)
+        return f"step {step} (epoch {epoch}, batch {batch} of {self._length.steps_per_epoch}, counted from 0)"

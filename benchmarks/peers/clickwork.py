@@ -1,18 +1,13 @@
 """Clickwork: shards on disk, read, shuffled and checked, through its training loop; no evaluation or checkpoints."""
 
 import tempfile
-import time
 from pathlib import Path
 
-from torch import nn
-
-from app import optimizer
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.metrics.timing import Meter
 from app.runtime import platform
-from app.training import loop, session
-from app.training.state import Parts, State
+from app.training import session
 from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
+from benchmarks.training_loop import time_loop
 from common.cli import compose_config
 from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 
@@ -20,7 +15,8 @@ from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
     """Seconds to train on all rows once."""
     overrides = [f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
-                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd", f"optimizer.lr={LEARNING_RATE}",
+                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd",
+                 f"optimizer.lr={LEARNING_RATE}", "schedule=constant", "loss=bce",
                  f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
     config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
     here = platform.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)
@@ -28,26 +24,9 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
         root = Path(directory)
         this = session.build(config, here, root, _write(root, rows))
         split = this.split("train")
-
-        def set_learning_rate(step: int) -> float:
-            optimizer.set_learning_rate(this.optimizer, LEARNING_RATE)
-            return LEARNING_RATE
-
         steps = split.num_batches(batch_size)
-        parts = Parts(
-            batches=lambda epoch, first: split.train_batches(batch_size, 0, epoch, first),
-            total_steps=steps,
-            steps_per_epoch=steps,
-            forward=this.forward,
-            loss=nn.functional.binary_cross_entropy_with_logits,
-            optimizer=this.optimizer,
-            set_learning_rate=set_learning_rate,
-            mean_over_ranks=lambda values: session.mean_over_ranks(here, values),
-            meter=Meter(here.device),
-        )
-        began = time.perf_counter()
-        loop.train(parts, config.train, State())
-        return (time.perf_counter() - began) * len(rows.labels) / (steps * batch_size)
+        seconds = time_loop(this, steps, split.train_batches(batch_size, 0, 0, 0))
+        return seconds * len(rows.labels) / batch_size
 
 
 def _write(root: Path, rows: Rows) -> Manifest:

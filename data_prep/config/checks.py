@@ -1,24 +1,39 @@
-"""Values out of range are refused before anything is read."""
+"""Values out of range, and keys that would have no effect, are refused before anything is read."""
 
 import math
+import re
+from collections.abc import Mapping
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
 from data_prep.config.keys import (
     CHUNKS_PER_BUDGET,
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
+    SplitConfig,
     chunk_size,
     dataset_path,
     multi_hot_bags,
     parse_size,
 )
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding
+from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
+from data_prep.dataset.table_spec import COMPARISONS
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
-MAX_INTERACTION = 10  # beyond, probabilities are 0 or 1 and nothing is left to estimate
+SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
+GROUPS = {"synthetic": DataSource.synthetic, "remote": DataSource.remote}
+RANGE = re.compile(r"(\S+) (<=?) x(?: (<=?) (\S+))?")
+SEED_RANGE = f"0 <= x < {2**32}"
+SYNTHETIC_RANGES = {
+    "days": "1 <= x",
+    "seed": "0 <= x",
+    "max_cardinality": "3 <= x",
+    "click_rate": "0 < x < 1",
+    "difficulty": "0.1 <= x < inf",
+    "interaction": "0 <= x <= 10",  # beyond, all probabilities are 0 or 1
+    "drift": f"0 <= x <= {math.pi / 2}",
+}
 
 
 def validate(data: DataConfig) -> None:
@@ -28,24 +43,20 @@ def validate(data: DataConfig) -> None:
         UserError: naming the key, its value and the limit.
     """
     dataset_path(data)
-    _at_least("data.frequency_threshold", data.frequency_threshold, 0)
-    if data.workers is not None:
-        _at_least("data.workers", data.workers, 1)
-        if data.scheduler is not None:
-            raise UserError("data.workers: has no effect with data.scheduler, whose workers are as many as there are")
+    ranges = {"frequency_threshold": "0 <= x", "workers": "1 <= x", "max_ind_range": f"1 <= x <= {MAX_TABLE_ROWS}"}
+    check_ranges("data", data, ranges)
+    if data.workers is not None and data.scheduler is not None:
+        raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
     _validate_memory(data)
-    if data.max_ind_range is not None:
-        _at_least("data.max_ind_range", data.max_ind_range, 1)
-        if data.max_ind_range > MAX_TABLE_ROWS:
-            raise UserError(f"data.max_ind_range={data.max_ind_range}: at most {MAX_TABLE_ROWS}, as ids are int32")
-    elif data.encoding is Encoding.hash:
+    if data.max_ind_range is None and data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and data.frequency_threshold > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    _validate_choice_of_rows(data)
+    check_ranges("data.split", data.split, {"held_out": "0 <= x < 1", "seed": SEED_RANGE})
+    check_ranges("data.sampling", data.sampling, {"negative_drop_rate": "0 <= x <= 1", "seed": SEED_RANGE})
     multi_hot_bags(data)
-    _validate_synthetic(data.synthetic)
-    _at_least("data.remote.tries", data.remote.tries, 1)
+    check_ranges("data.synthetic", data.synthetic, SYNTHETIC_RANGES | {"rows": f"{data.synthetic.days} <= x"})
+    check_ranges("data.remote", data.remote, {"tries": "1 <= x"})
     if data.days is not None:
         if data.source is not DataSource.remote:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
@@ -57,8 +68,9 @@ def validate(data: DataConfig) -> None:
 
 def _validate_memory(data: DataConfig) -> None:
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    _at_least("data.memory_budget", budget, MIN_MEMORY_BUDGET)
-    _at_least("data.chunk_bytes", chunk_size(data), 1)
+    for key, value, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk_size(data), 1)):
+        if value < limit:
+            raise UserError(f"data.{key}={value}: must be at least {limit}")
     if chunk_size(data) > budget // CHUNKS_PER_BUDGET:
         raise UserError(
             f"data.chunk_bytes={data.chunk_bytes}: too much for data.memory_budget={data.memory_budget}; give at most "
@@ -66,30 +78,19 @@ def _validate_memory(data: DataConfig) -> None:
         )
 
 
-def _validate_choice_of_rows(data: DataConfig) -> None:
-    if not 0 <= data.split.held_out < 1:
-        raise UserError(f"data.split.held_out={data.split.held_out}: give a share of the rows, 0 <= share < 1")
-    for key, seed in (("data.split.seed", data.split.seed), ("data.sampling.seed", data.sampling.seed)):
-        if not 0 <= seed < 2**32:
-            raise UserError(f"{key}={seed}: must be at least 0 and below 2^32")
-    if not 0 <= data.sampling.negative_drop_rate <= 1:
-        rate = data.sampling.negative_drop_rate
-        raise UserError(f"data.sampling.negative_drop_rate={rate}: give a share, 0 <= share <= 1")
-
-
-def refuse_idle_keys(data: DataConfig) -> None:
-    """Raises UserError for a key that says how to encode raw rows, where there are none."""
+def refuse_unused_keys(data: DataConfig) -> None:
+    """Raises UserError for a key of the encoding of raw rows, where there are none."""
     usual = DataConfig()
     for key in vars(usual):
         if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
             raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
 
 
-def refuse_criteo_s_own(data: DataConfig) -> None:
+def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
         if data.source is DataSource.custom:
-            raise UserError("data.schema: not given; name the YAML file that says how to read your table")
+            raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
     if data.source not in (DataSource.local, DataSource.custom):
         raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
@@ -100,22 +101,43 @@ def refuse_criteo_s_own(data: DataConfig) -> None:
         raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
 
 
-def _validate_synthetic(synthetic: SyntheticConfig) -> None:
-    _at_least("data.synthetic.days", synthetic.days, 1)
-    _at_least("data.synthetic.rows", synthetic.rows, synthetic.days)
-    _at_least("data.synthetic.seed", synthetic.seed, 0)
-    _at_least("data.synthetic.max_cardinality", synthetic.max_cardinality, 3)
-    if not 0 < synthetic.click_rate < 1:
-        raise UserError(f"data.synthetic.click_rate={synthetic.click_rate}: give a share, 0 < share < 1")
-    if not 0.1 <= synthetic.difficulty < math.inf:
-        raise UserError(f"data.synthetic.difficulty={synthetic.difficulty}: must be a number of at least 0.1")
-    if not 0 <= synthetic.interaction <= MAX_INTERACTION:
-        factor = synthetic.interaction
-        raise UserError(f"data.synthetic.interaction={factor}: give a factor from 0 to {MAX_INTERACTION}")
-    if not 0 <= synthetic.drift <= math.pi / 2:
-        raise UserError(f"data.synthetic.drift={synthetic.drift}: give an angle in radians, from 0 to pi / 2")
+def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None:
+    """Check values of a configuration; None passes.
+
+    Args:
+        prefix: of the keys, e.g. "data.split".
+        ranges: by field: "1 <= x" or "0 <= x < 1".
+
+    Raises:
+        UserError: naming the key, its value and the range.
+    """
+    for name, text in ranges.items():
+        value, match = getattr(config, name), RANGE.fullmatch(text)
+        assert match is not None
+        low, lower, upper, high = match.groups()
+        if value is None or (
+            COMPARISONS[lower](float(low), value) and (high is None or COMPARISONS[upper](value, float(high)))
+        ):
+            continue
+        raise UserError(f"{prefix}.{name}={value}: must be {f'within {text}' if high else f'at least {low}'}")
 
 
-def _at_least(key: str, value: int, limit: int) -> None:
-    if value < limit:
-        raise UserError(f"{key}={value}: must be at least {limit}")
+def refuse_unused_choices(data: DataConfig) -> None:
+    """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
+    usual = DataConfig()
+    for group, source in GROUPS.items():
+        here, there = vars(getattr(data, group)), vars(getattr(usual, group))
+        for key, value in here.items():
+            if data.source is not source and value != there[key]:
+                raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
+    if data.sampling.seed != usual.sampling.seed and not data.sampling.negative_drop_rate:
+        raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
+
+
+def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
+    """Raises UserError for a key of the split that has no effect with its method."""
+    usual = SplitConfig()
+    if split.seed != usual.seed and method not in SEEDED:
+        raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
+    if split.held_out != usual.held_out and method is SplitMethod.last_day:
+        raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")

@@ -12,6 +12,8 @@ from common.errors import UserError
 from common.help import groups_of, keys_of
 from data_prep.config.keys import DataConfig
 
+# The only argument of `python -m data_prep` where its configuration is a pickled PrepConfig on standard input.
+PICKLED = "--pickled"
 CONFIG_DIRECTORY = Path(__file__).parents[1] / "conf"
 
 

@@ -1,13 +1,16 @@
-"""Every knob of `python -m data_prep`: its meaning, its unit, its limits."""
+"""Every key of `python -m data_prep` and its other commands: type, default, meaning and unit.
+
+`--help` and the table in docs/data.md are made from the `Attributes` sections here.
+"""
 
 import os
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from data_prep.config.generator_keys import LocalityConfig, RandomConfig, SyntheticConfig, TraceConfig
 from data_prep.dataset.multi_hot import Distribution, MultiHot
 from data_prep.dataset.options import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
 
@@ -20,8 +23,20 @@ MAX_CHUNK_BYTES = 128 * MEBIBYTE  # Criteo 1TB becomes about 8,000 shards
 CHUNKS_PER_BUDGET = 16
 ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
-MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it have no room
+MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
+
+
+class IdDistribution(Enum):
+    """How often ids occur.
+
+    uniform: evenly; zipf: id k as often as 1 / (k + 1)^exponent; pareto: Pareto-distributed numbers of shape
+    `exponent`, rounded down, modulo the table's rows, as in MLPerf's multi-hot data.
+    """
+
+    uniform = "uniform"
+    zipf = "zipf"
+    pareto = "pareto"
 
 
 @dataclass
@@ -29,9 +44,9 @@ class SplitConfig:
     """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
 
     Attributes:
-        method: see SplitMethod.
-        held_out: share of rows held out by all but `last_day`; a seventh is Criteo Kaggle's last day.
-        seed: of `random` and `scikit_learn`.
+        method: how rows are held out; auto: last_day if there are several raw files, else fraction.
+        held_out: share of the rows that all methods but last_day hold out; a seventh is Criteo Kaggle's last day.
+        seed: of random and scikit_learn.
     """
 
     method: SplitMethod = SplitMethod.auto
@@ -44,9 +59,9 @@ class SamplingConfig:
     """Leaving rows out, of all splits, before anything else is done with them.
 
     Attributes:
-        negative_drop_rate: share of the rows with label 0 to leave out; facebookresearch/dlrm's
-            data-sub-sample-rate, 0.875 in MLPerf v0.7.
-        seed: of the choice.
+        negative_drop_rate: share of the rows with label 0 to leave out; facebookresearch/dlrm's data-sub-sample-rate,
+            0.875 in MLPerf v0.7.
+        seed: of the choice of these rows.
     """
 
     negative_drop_rate: float = 0.0
@@ -55,18 +70,19 @@ class SamplingConfig:
 
 @dataclass
 class RemoteConfig:
-    """Files to fetch from mirrors.
+    """Files to download from mirrors.
 
     Attributes:
-        name: of the file; {day} stands for the number of a day in data.days.
-        days: how many days there are, counted from 0; None: nobody knows.
-        rows: of all of it, to tell the room that it will need; None: told from the files' size.
-        mirrors: where it is, the first that gives it whole; {day} as above.
-        sha256: published sums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
+        name: name of the file; {day} stands for the number of a day in data.days.
+        days: number of days there are, counted from 0; null: unknown.
+        rows: total rows, to estimate disk space; null: estimated from file sizes.
+        mirrors: URLs, tried in turn until one gives the whole file; {day} as in name.
+        sha256: published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
         member: file to take out of it, if it is a tar archive.
-        directory: where the files are kept; None: <data.path>/raw.
-        tries: per mirror. pause: seconds before the second, doubled before each further one. timeout: seconds
-            without a byte.
+        directory: where the files are kept; null: `<data.path>/raw`.
+        tries: tries per mirror.
+        pause: seconds before the second try, doubled before each further one.
+        timeout: seconds without a byte after which a try fails.
     """
 
     name: str = ""
@@ -86,9 +102,9 @@ class MultiHotConfig:
     """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py).
 
     Attributes:
-        sizes: ids per bag of every feature, a list, or mlperf_v2 for its own; None: one id a bag.
-        distribution: of a bag's further ids; None: uniform.
-        seed: of their draws; None: 0, the reference's.
+        sizes: ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag.
+        distribution: distribution of a bag's further ids; null: uniform.
+        seed: of their draws; null: 0, the reference's.
     """
 
     sizes: Any = None
@@ -97,36 +113,111 @@ class MultiHotConfig:
 
 
 @dataclass
+class SyntheticConfig:
+    """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py).
+
+    Attributes:
+        rows: rows over all days.
+        days: files to write, day_0.tsv and so on, with equal shares of the rows.
+        seed: decides every byte: of the columns, the model and the rows.
+        click_rate: expected share of positive labels.
+        max_cardinality: distinct values of the largest categorical column; the others shrink in proportion to the
+            square root of Criteo Kaggle's. 10131227: Kaggle's own.
+        difficulty: divides the effects of the columns on a click's logit; above 1, labels are noisier.
+        interaction: factor of the interactions between columns, of pairs and of threes; 0: there are none.
+        drift: angle in radians, up to pi / 2, by which effects and interactions turn from day to day; those of days d
+            apart correlate by cos(drift * d).
+        direct: write rows straight to shards: the same rows, but no raw files.
+    """
+
+    rows: int = 200_000
+    days: int = 1
+    seed: int = 0
+    click_rate: float = 0.25
+    max_cardinality: int = 50_000
+    difficulty: float = 1.0
+    interaction: float = 1.0
+    drift: float = 0.1
+    direct: bool = False
+
+
+@dataclass
+class RandomConfig:
+    """Rows for pure speed: nothing can be learned from them, as labels are drawn independently of them.
+
+    Attributes:
+        rows: rows of the train split.
+        eval_rows: rows of val and of test each, which are other rows than train's.
+        tables: rows of every feature's table, a list; or mlperf_v2, criteo_kaggle for theirs.
+        max_rows_per_table: larger tables are cut to this; null: they are not.
+        num_dense: number of dense features, uniform between 0 and 1.
+        distribution: distribution of the ids.
+        exponent: of zipf (null: 1.05) or pareto (null: 0.25).
+        bag_sizes: ids per bag, of every feature or a list; or mlperf_v2.
+        bags_vary: a bag has from 1 to bag_sizes ids, each number being as likely.
+        click_rate: share of positive labels.
+        seed: decides every byte.
+    """
+
+    rows: int = 200_000
+    eval_rows: int = 20_000
+    tables: Any = "mlperf_v2"
+    max_rows_per_table: int | None = None
+    num_dense: int = 13
+    distribution: IdDistribution = IdDistribution.uniform
+    exponent: float | None = None
+    bag_sizes: Any = 1
+    bags_vary: bool = False
+    click_rate: float = 0.25
+    seed: int = 0
+
+
+@dataclass
+class TraceConfig:
+    """Rows whose ids have the locality of a trace (see data_prep/traces/histogram.py and docs/synthetic.md).
+
+    Attributes:
+        profile: file that `python -m data_prep.profile` wrote.
+        rows: rows of the train split; null: as many as the profiled trace had.
+        eval_rows: rows of val and of test each, which follow after train's.
+        click_rate: share of positive labels, roughly; they come from a ground-truth model as in data=synthetic.
+        difficulty: as of data.synthetic.
+        seed: decides every byte.
+    """
+
+    profile: str | None = None
+    rows: int | None = None
+    eval_rows: int = 20_000
+    click_rate: float = 0.25
+    difficulty: float = 1.0
+    seed: int = 0
+
+
+@dataclass
 class DataConfig:
     """What to read, how to encode it, where to write it, and what may be used for that.
 
     Attributes:
-        source: where the rows come from (chosen by `data=local`, `data=custom`, `data=criteo_1tb`,
-            `data=criteo_kaggle`, `data=synthetic`, `data=random`, `data=trace`).
-        raw: path, glob, directory of day files, or list of these; plain or .gz; in the order of the days.
+        source: where the rows come from; set by data=NAME.
+        raw: path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days.
         path: directory of the finished dataset.
-        overwrite: replace a dataset at `path` that was made from other rows or with other parameters.
-        encoding: see Encoding.
-        frequency_threshold: vocabulary: values seen fewer times than this in the train split get id 0.
-        max_ind_range: rows per table at most; hash: the modulus; vocabulary: the most frequent
-            max_ind_range - 1 values keep ids. None: no cap.
-        max_categories: amd_blog: columns of more values are dropped; None: 10,000, as the blog.
-        vocabulary_order: vocabulary: see VocabularyOrder; None: by frequency.
-        dense_transform: see DenseTransform; None: what belongs to the encoding.
-        split: see SplitConfig.
-        sampling: see SamplingConfig.
-        multi_hot: see MultiHotConfig.
-        scheduler: address of a Dask scheduler whose workers do the work instead of processes of this machine;
-            they must see the same files. None: this machine.
-        workers: processes; None: one per usable CPU, as far as memory_budget allows.
-        memory_budget: bytes of memory of all processes together, e.g. 2GiB; with a scheduler, of each worker.
-        chunk_bytes: uncompressed bytes of raw rows per work unit, and so per shard, at most a sixteenth of
-            memory_budget; None: that, and at most 128MiB; where rows leave their order a half of that, with
-            multi-valued columns a quarter.
-        schema: YAML file that says how to read a table of the user's own (docs/data.md); None: Criteo's rows.
-        days: numbers of the days to fetch, in this order, of those that there are.
-        remote: see RemoteConfig.
-        synthetic: see SyntheticConfig. random: see RandomConfig. trace: see TraceConfig.
+        overwrite: replace a dataset at data.path that was made from other rows or with other parameters.
+        encoding: how categories become ids.
+        frequency_threshold: values seen fewer times than this in the train split have no id of their own.
+        max_ind_range: maximum rows per table; hash: the modulus; vocabulary: the most frequent max_ind_range - 1
+            values keep ids; null: no limit.
+        max_categories: amd_blog: columns of more values are dropped; null: 10,000, as the blog.
+        vocabulary_order: vocabulary: order of the ids; null: by frequency.
+        dense_transform: how integers become numbers; null: the encoding's own.
+        scheduler: address of a Dask scheduler whose workers do the work, and must see the same files; null: processes
+            of this machine.
+        workers: number of processes; null: one per usable CPU, as far as memory_budget allows.
+        memory_budget: memory of all processes together, at least 512MiB; with a scheduler, of each worker.
+        chunk_bytes: uncompressed bytes of raw rows per chunk, and so per shard, at most a sixteenth of memory_budget;
+            null: that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold
+            any number of values.
+        schema: YAML file that describes your own table; null: Criteo's rows.
+        days: numbers of the days to download, in this order; set by data=criteo_1tb.
     """
 
     source: DataSource = DataSource.local
@@ -159,12 +250,12 @@ class ExchangeConfig:
     """What `python -m data_prep.interchange` is to do.
 
     Attributes:
-        to: directory to export to, or None.
-        source: directory to import from, or None.
+        to: directory to export to.
+        source: directory to import from.
         format: of the other program's files.
-        multi_hot_sizes: ids per bag of every feature; None: MLPerf v2's.
-        distribution: of a bag's further ids; None: uniform.
-        seed: of their draws; None: 0.
+        multi_hot_sizes: ids per bag of every feature that is exported; null: MLPerf v2's.
+        distribution: distribution of a bag's further ids; null: uniform.
+        seed: of their draws; null: 0.
     """
 
     to: str | None = None
@@ -173,6 +264,31 @@ class ExchangeConfig:
     multi_hot_sizes: list[int] | None = None
     distribution: Distribution | None = None
     seed: int | None = None
+
+
+@dataclass
+class LocalityConfig:
+    """What `python -m data_prep.profile`, `.generate` and `.compare` are to do.
+
+    Attributes:
+        trace: a dataset's directory, a profile, or text files, one per table.
+        other: likewise, to be compared with it.
+        split: split of a dataset.
+        profile: file to write (profile), or to generate from (generate).
+        to: directory for generated text traces.
+        accesses: accesses to generate per table; null: as many as the profiled trace had.
+        seed: of what is generated.
+        plot: file for the hit rates of both, an SVG.
+    """
+
+    trace: Any = None
+    other: Any = None
+    split: str = "train"
+    profile: str | None = None
+    to: str | None = None
+    accesses: int | None = None
+    seed: int = 0
+    plot: str | None = None
 
 
 @dataclass
@@ -197,7 +313,7 @@ def parse_size(text: str, key: str) -> int:
 
 
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:
-    """What ids are expanded to, if anything. Raises UserError for values that cannot work."""
+    """The bags that ids are expanded to, if any. Raises UserError for invalid values."""
     return MultiHot.of("data.multi_hot", data.multi_hot.sizes, data.multi_hot.distribution, data.multi_hot.seed)
 
 
@@ -207,7 +323,7 @@ def usable_cpus() -> int:
 
 
 def may_use_processes(data: DataConfig) -> bool:
-    """Whether other processes of this machine may be wanted."""
+    """Whether other processes of this machine may be started."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
     return data.workers != 1 and data.scheduler is None and budget >= MIN_BUDGET_OF_SEVERAL
 
@@ -235,9 +351,9 @@ def dataset_path(data: DataConfig) -> Path:
 
 
 def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = False) -> int:
-    """Uncompressed bytes per work unit; a function of the configuration alone, never of the machine.
+    """Uncompressed bytes per chunk; a function of the configuration alone, never of the machine.
 
-    Units whose rows will leave their order are held in memory whole, so they are smaller; and where columns hold any
+    Chunks whose rows will leave their order are held in memory whole, so they are smaller; and where columns hold any
     number of values, two bytes of text can be a value each.
     """
     if data.chunk_bytes is not None:

@@ -1,16 +1,19 @@
-"""What distinguishes one encoding from another, in one table.
+"""The encodings by name: what distinguishes one from another, in one table; their table sizes.
 
 `hash` and `vocabulary` are this project's own; the others repeat what well-known programs do, so that their
 published results can be repeated on the same numbers.
 """
 
+import sys
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from common.errors import UserError
+from data_prep.config.checks import refuse_unused_split_keys
 from data_prep.config.keys import DataConfig, SplitConfig
-from data_prep.config.unused_keys import refuse_idle_split_keys
 from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
@@ -124,13 +127,19 @@ RULES = {
         split_seed=AMD_BLOG_SEED,
     ),
 }
+REPEATED = {
+    Encoding.torchrec: "TorchRec's",
+    Encoding.torchrec_fixed: "TorchRec's",
+    Encoding.dlrm_kaggle: "facebookresearch/dlrm's",
+    Encoding.amd_blog: "AMD's",
+}
 
 
 def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
     """The rules of an encoding with the user's choices.
 
     Raises:
-        UserError: a choice that the encoding does not leave, or that does not fit the sources.
+        UserError: a choice that the encoding does not allow, or that does not fit the sources.
     """
     rules = RULES[data.encoding]
     rules = replace(
@@ -161,7 +170,7 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
                 raise UserError(f"data.{key}: data.encoding={data.encoding.value} does not leave it open")
         return rules
     method = _resolve_method(data.split.method, num_sources)
-    refuse_idle_split_keys(data.split, method)
+    refuse_unused_split_keys(data.split, method)
     return replace(rules, split=method, held_out=data.split.held_out, split_seed=data.split.seed)
 
 
@@ -171,3 +180,46 @@ def _resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
     if method is SplitMethod.last_day and num_sources < 2:
         raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
     return method
+
+
+def differences(rules: Rules) -> list[str]:
+    """The choices, as key=value, that make rows differ from those of the program that the encoding repeats."""
+    if rules.encoding not in REPEATED:
+        return []
+    usual = RULES[rules.encoding]
+    choices = {
+        "data.dense_transform": (rules.dense.value, usual.dense.value),
+        "data.split.method": (rules.split.value, usual.split.value),
+        "data.max_ind_range": (rules.max_ind_range, usual.max_ind_range),
+        "data.max_categories": (rules.max_categories, usual.max_categories),
+        "data.sampling.negative_drop_rate": (rules.negative_drop_rate, usual.negative_drop_rate),
+    }
+    return [f"{key}={chosen}" for key, (chosen, published) in choices.items() if chosen != published]
+
+
+def report_differences(rules: Rules) -> None:
+    """Print the differences, if any, in one line on stderr."""
+    if found := ", ".join(differences(rules)):
+        message = f"output will differ from {REPEATED[rules.encoding]} because of {found}"
+        print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
+
+
+def largest_id(rules: Rules, num_values: int | None) -> int:
+    """The largest id a feature can have before ids are rounded or wrapped as TorchRec does.
+
+    Args:
+        num_values: of its vocabulary; None without one.
+    """
+    if num_values is None:
+        assert rules.max_ind_range is not None
+        return rules.max_ind_range - 1
+    return max(rules.first_id + num_values - 1, rules.unknown_id)
+
+
+def num_embeddings(rules: Rules, num_values: int | None) -> int:
+    """Rows of a feature's table: one more than the largest id there can be; arguments as of `largest_id`."""
+    largest = largest_id(rules, num_values)
+    if rules.rounds_ids:
+        largest = max(largest, int(np.float32(largest)))
+    rows = largest + 1
+    return min(rows, rules.max_ind_range) if rules.wraps and rules.max_ind_range else rows

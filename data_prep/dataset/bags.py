@@ -1,4 +1,4 @@
-"""Bags of ids, any number of ids in each: part of the on-disk contract beside data_prep/format.py.
+"""Bags of ids, any number of ids in each: part of the on-disk contract beside data_prep/dataset/format.py.
 
 A shard with R multi-hot features and n rows has `values` [L] int32, the ids of the first such feature's bags row by
 row, then those of the next, and `offsets` [R * n + 1] int64: the bag of row r of feature f is
@@ -18,7 +18,7 @@ BAG_KINDS = ("values", "offsets")
 class Bags(NamedTuple):
     """The bags of n rows of one feature: that of row r is values[offsets[r] : offsets[r + 1]].
 
-    offsets [n + 1] int64 need not begin at 0, so that parts are views.
+    offsets [n + 1] int64 need not begin at 0, so that slices are views.
     """
 
     values: NDArray[Any]
@@ -50,9 +50,9 @@ class Bags(NamedTuple):
             ids = np.take(self.ids.reshape(len(lengths), size), rows, axis=0)
             return Bags(ids.reshape(-1), np.arange(len(rows) + 1, dtype=np.int64) * size)
         offsets = offsets_of(lengths[rows])
-        places = np.repeat(self.offsets[:-1][rows] - offsets[:-1], np.diff(offsets))
-        places += np.arange(offsets[-1])
-        return Bags(self.values[places], offsets)
+        indices = np.repeat(self.offsets[:-1][rows] - offsets[:-1], np.diff(offsets))
+        indices += np.arange(offsets[-1])
+        return Bags(self.values[indices], offsets)
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -63,7 +63,7 @@ def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def join(parts: Sequence[Bags]) -> Bags:
-    """The bags of one feature's rows, part after part."""
+    """The bags of one feature's rows, in the order of `parts`."""
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.ids for part in parts])

@@ -67,7 +67,7 @@ def write_shard(
 
 
 def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> ShardArrays:
-    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their sums: `verify_shard`).
+    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their checksums: `verify_shard`).
 
     Raises:
         UserError: a file is missing or is not what the manifest says.
@@ -110,7 +110,7 @@ def _open_array(
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
-    """Compare one shard's files with the manifest's sums.
+    """Compare one shard's files with the manifest's checksums.
 
     Raises:
         UserError: a file is missing or differs; the message names the first one.
@@ -120,7 +120,7 @@ def verify_shard(root: Path, split: str, shard: Shard) -> None:
 
 
 def verify_file(path: Path, expected: FileDigest) -> None:
-    """Compare a dataset's file with the manifest's sum.
+    """Compare a dataset's file with the manifest's checksum.
 
     Raises:
         UserError: it is missing or differs.

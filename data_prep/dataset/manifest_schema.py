@@ -24,67 +24,49 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 FileName = Annotated[str, Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\\\0]+\Z")]
 
 
-class _Entry(Struct, forbid_unknown_fields=True):
+class _Object(Struct, forbid_unknown_fields=True):
     """A JSON object with these keys and no others."""
 
 
-class DigestEntry(_Entry):
-    """Size and checksum of a file."""
-
+class _Digest(_Object):
     bytes: Count
     sha256: Sha256
 
 
-class ShardEntry(_Entry):
-    """A shard's rows and files."""
+class _Source(_Digest):
+    name: str
+    rows: Count
 
+
+class _Vocabulary(_Digest):
+    values: Count
+
+
+class _Shard(_Object):
     name: FileName
     rows: Count
-    files: dict[Literal["labels", "dense", "sparse", "values", "offsets"], DigestEntry]
+    files: dict[Literal["labels", "dense", "sparse", "values", "offsets"], _Digest]
 
 
-class SplitEntry(_Entry):
-    """A split's rows and shards."""
-
+class _Split(_Object):
     rows: Count
     label_rate: Share | None
-    shards: list[ShardEntry]
+    shards: list[_Shard]
 
 
-class SourceEntry(_Entry):
-    """A raw file that was read."""
-
-    name: str
-    bytes: Count
-    sha256: Sha256
-    rows: Count
-
-
-class VocabularyEntry(_Entry):
-    """A feature's vocabulary file."""
-
-    values: Count
-    bytes: Count
-    sha256: Sha256
-
-
-class RangeEntry(_Entry):
-    """Lowest and highest value of every dense column."""
-
+class _Range(_Object):
     low: list[float]
     high: list[float]
 
 
-class MultiHotEntry(_Entry):
-    """`data_prep.dataset.multi_hot.MultiHot`."""
-
+class _MultiHot(_Object):
     sizes: list[TableRows]
     distribution: Distribution
     seed: Count
 
 
-class RawEncoding(_Entry):
-    """Of rows made from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
+class _RawEncoding(_Object):
+    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
 
     name: Encoding
     dense_transform: DenseTransform
@@ -107,13 +89,13 @@ class RawEncoding(_Entry):
     chunk_bytes: Count
     table: Table | None
     raw_schema: Schema
-    dense_range: list[RangeEntry]
-    multi_hot: MultiHotEntry | UnsetType = UNSET
-    vocabulary: dict[Feature, VocabularyEntry] | UnsetType = UNSET
+    dense_range: list[_Range]
+    multi_hot: _MultiHot | UnsetType = UNSET
+    vocabulary: dict[Feature, _Vocabulary] | UnsetType = UNSET
 
 
-class OtherEncoding(_Entry):
-    """Of rows imported or generated."""
+class _OtherEncoding(_Object):
+    """Encoding of rows imported or generated."""
 
     name: str
     raw_schema: dict[str, Any] | UnsetType | None = UNSET
@@ -122,45 +104,42 @@ class OtherEncoding(_Entry):
     trace: dict[str, Any] | UnsetType = UNSET
 
 
-class Extra(Struct):
+class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
     bayes: dict[str, Any] | UnsetType = UNSET
 
 
-class ManifestDocument(_Entry):
-    """A manifest without `format` and `format_version`; `encoding` is RawEncoding or OtherEncoding."""
+class _Document(_Object):
+    """A manifest without `format` and `format_version`; `encoding` is checked as _RawEncoding or _OtherEncoding."""
 
     schema: Schema
     encoding: dict[str, Any]
     num_embeddings: dict[Feature, TableRows]
-    splits: dict[FileName, SplitEntry]
-    sources: list[SourceEntry]
+    splits: dict[FileName, _Split]
+    sources: list[_Source]
     rows: Count
     label_rate: Share
     tool_version: str
-    extra: Extra | UnsetType = UNSET
+    extra: _Extra | UnsetType = UNSET
 
 
 def manifest_fault(document: dict[str, Any]) -> str | None:
     """The first error in a manifest without `format` and `format_version`, naming its key; None if there is none."""
-    encoding = document.get("encoding")
-    kind: type[RawEncoding | OtherEncoding] = OtherEncoding
-    if isinstance(encoding, dict):
-        names = [choice.value for choice in Encoding]
-        kind = RawEncoding if encoding.get("raw_schema") is not None or encoding.get("name") in names else OtherEncoding
     try:
-        checked = _convert(document, ManifestDocument, "")
-        rules = _convert(encoding, kind, "encoding")
+        checked = convert(document, _Document)
+        encoding, names = checked.encoding, [choice.value for choice in Encoding]
+        is_raw = encoding.get("raw_schema") is not None or encoding.get("name") in names
+        rules = convert(encoding, _RawEncoding if is_raw else _OtherEncoding, "encoding")
     except ValueError as error:
         return str(error)
     fault = _contradiction(checked)
-    if fault is None and isinstance(rules, RawEncoding):
+    if fault is None and isinstance(rules, _RawEncoding):
         fault = _encoding_contradiction(rules, checked.schema) or _source_contradiction(checked, rules)
     return fault
 
 
-def _convert(value: Any, kind: Any, prefix: str) -> Any:
+def convert(value: Any, kind: Any, prefix: str = "") -> Any:
     """msgspec.convert with an error that names the whole key, those of mappings too.
 
     Raises:
@@ -171,10 +150,10 @@ def _convert(value: Any, kind: Any, prefix: str) -> Any:
     except msgspec.ValidationError as error:
         names, found = _locate(value, kind, str(error))
         message = str(error).partition(" - at ")[0]
-    if field := re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message):
-        key = ".".join(filter(None, (prefix, *names, field[2]))).replace(".[", "[")
-        raise ValueError(f"key {key!r} " + ("is missing" if field[1] == "missing required" else UNKNOWN))
-    key = ".".join(filter(None, (prefix, *names))).replace(".[", "[")
+    field = re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message)
+    key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
+    if field:
+        raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
     text = json.dumps(found)
     shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
     raise ValueError(f"key {key!r} is {shown}: {message[0].lower()}{message[1:]}")
@@ -204,7 +183,7 @@ def _locate(document: Any, kind: Any, message: str) -> tuple[list[str], Any]:
     return names, value
 
 
-def _contradiction(document: ManifestDocument) -> str | None:
+def _contradiction(document: _Document) -> str | None:
     """Keys that do not agree with each other."""
     schema = document.schema
     if tuple(document.num_embeddings) != schema.sparse:
@@ -229,7 +208,7 @@ def _contradiction(document: ManifestDocument) -> str | None:
     return None
 
 
-def _encoding_contradiction(encoding: RawEncoding, schema: Schema) -> str | None:
+def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | None:
     """Keys of an encoding of raw rows that do not agree with each other or with the schema."""
     raw = encoding.raw_schema
     if encoding.order is None and encoding.max_ind_range is None:
@@ -253,7 +232,7 @@ def _encoding_contradiction(encoding: RawEncoding, schema: Schema) -> str | None
     return _table_contradiction(encoding.table, raw)
 
 
-def _source_contradiction(document: ManifestDocument, encoding: RawEncoding) -> str | None:
+def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | None:
     """Rows that were read and rows that were written, of which negatives may have been dropped."""
     read, written = sum(source.rows for source in document.sources), document.rows
     if read < written or (read > written and not encoding.negative_drop_rate):

@@ -5,7 +5,6 @@ Each id has a fixed bag: itself, then ids drawn once and for all. The draws are 
 turn, so the bags are the same whether rows are expanded while they are read or beforehand on disk.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from common.errors import UserError
@@ -31,7 +31,7 @@ MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PARETO_SHAPE = 0.25
 ID_BYTES = 4
-TOLD_BYTES = 10**9  # some seconds of work
+REPORTED_BYTES = 10**9  # some seconds of work
 BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
 RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
 TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
@@ -60,7 +60,7 @@ class MultiHot:
             sizes: ids per bag of every feature, or the name mlperf_v2.
 
         Raises:
-            UserError: sizes that cannot be, or other choices without sizes.
+            UserError: invalid sizes, or other keys without sizes.
         """
         if sizes is None:
             for name, value in (("distribution", distribution), ("seed", seed)):
@@ -83,7 +83,7 @@ class MultiHot:
             )
 
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
-        """Bytes on disk of the bags of all ids of tables with so many rows each."""
+        """Bytes on disk of the bags of all ids of tables with `num_embeddings` rows."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
 
     @classmethod
@@ -125,11 +125,11 @@ class MultiHotTables:
         Memory does not grow with them. Of several processes one draws while the others wait.
 
         Args:
-            key: what decides where `parent` is, to be named where there is no room.
-            count: called with the bytes drawn, now and then; None: a line on stderr tells of many of them.
+            key: configuration key of `parent`, named in errors.
+            count: called with the bytes drawn since the last call; None: a line on stderr if there are many.
 
         Raises:
-            UserError: not one size per feature, or the directory cannot be written to or has no room.
+            UserError: not one size per feature, or the directory is not writable or its disk too small.
         """
         bags.check(len(num_embeddings))
         record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
@@ -140,20 +140,19 @@ class MultiHotTables:
             None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
             for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True))
         ]
-        if not _are_there(path, content, files):
+        if not _are_complete(path, content, files):
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                with open(directory / LOCK_NAME, "w") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                    if not _are_there(path, content, files):
+                with FileLock(directory / LOCK_NAME):
+                    if not _are_complete(path, content, files):
                         path.unlink(missing_ok=True)
-                        _make_room(directory, bags.table_bytes(num_embeddings), key)
+                        _clear(directory, bags.table_bytes(num_embeddings), key)
                         _draw_tables(directory, num_embeddings, bags, count)
                         write_atomically(path, content)
             except OSError as error:
                 raise UserError(
-                    f"{directory}: the multi-hot tables cannot be kept there ({error.strerror}); "
-                    f"make room, or choose another {key}"
+                    f"{directory}: the multi-hot tables cannot be written there ({error.strerror}); "
+                    f"free some space, or choose another {key}"
                 ) from error
         return cls([None if file is None else np.load(file[0], mmap_mode="r") for file in files])
 
@@ -184,15 +183,15 @@ def table_files(work: Path) -> list[str]:
     return [str(path.relative_to(work)) for path in files]
 
 
-def _are_there(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
-    """Whether there is a record of that content, and every table's file with its bytes."""
+def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
+    """Whether the record has this content and every table's file has its size."""
     if not record.is_file() or record.read_bytes() != content:
         return False
     return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
 
 
-def _make_room(directory: Path, needed: int, key: str) -> None:
-    """Remove what a killed process left, as nobody reads tables without a record; is there room for new ones?"""
+def _clear(directory: Path, needed: int, key: str) -> None:
+    """Remove the leftovers of a killed process (tables without a record) and check the disk space for new ones."""
     for left in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
         left.unlink()
     free = shutil.disk_usage(directory).free
@@ -208,7 +207,7 @@ def _draw_tables(
 ) -> None:
     """Draw the bags of all ids, table after table, block after block."""
     needed = bags.table_bytes(num_embeddings)
-    if count is None and needed > TOLD_BYTES:
+    if count is None and needed > REPORTED_BYTES:
         print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
     sums = {}
     rng = np.random.RandomState(bags.seed)  # the reference's generator

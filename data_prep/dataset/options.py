@@ -1,4 +1,4 @@
-"""What there is to choose from: the named options of the configuration."""
+"""Enumerations used by the configuration and the manifest."""
 
 from enum import Enum
 from typing import Any
@@ -10,7 +10,7 @@ class DataSource(Enum):
     """Where raw rows come from.
 
     local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
-    random: ids that say nothing, for speed; trace: ids with the locality of a trace.
+    random: random ids, for speed alone; trace: ids with the locality of a trace.
     """
 
     local = "local"
@@ -24,9 +24,9 @@ class DataSource(Enum):
 class Encoding(Enum):
     """How a categorical value becomes an id.
 
-    vocabulary: ids from 1 by falling count over the train split, 0 for what is rare or was never seen there.
+    vocabulary: ids from 1 by falling count over the train split, 0 for values that are rare or absent there.
     hash: value modulo max_ind_range; one pass, no memory, collisions.
-    torchrec: byte for byte what TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle write: the MLPerf
+    torchrec: byte for byte the output of TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle: the MLPerf
         dataset, with its defects (ids of the train split rounded to float32, integers that overflow).
     torchrec_fixed: the same without the defects.
     dlrm_kaggle: the arrays of facebookresearch/dlrm for Criteo Kaggle.
@@ -43,14 +43,14 @@ class Encoding(Enum):
 
 
 class DenseTransform(Enum):
-    """What becomes of an integer x, a missing one being 0; float32 but for the last.
+    """How an integer x is transformed, a missing one being 0; to float32 but for the last.
 
     log1p: log(1 + max(x, 0)), rounded once.
     log_float32: the same in single precision, as facebookresearch/dlrm computes it.
     torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
     minmax: (x - low) / (high - low), over all rows of the column.
     raw: x; beyond 2^24 float32 rounds.
-    integers: x as int32, exact: what `bin` is exported from; Criteo's rows only.
+    integers: x as int32, exact: needed to export `bin`; Criteo's rows only.
     """
 
     log1p = "log1p"
@@ -62,7 +62,7 @@ class DenseTransform(Enum):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of what the transform makes."""
+        """Dtype of the transformed integers."""
         return np.dtype(np.int32 if self is DenseTransform.integers else np.float32)
 
 

@@ -38,8 +38,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         label: name of its column, or its position from 0 where there is no header; dense, sparse: likewise.
         rule: the condition that makes a label 1, e.g. ">= 4"; None: it is 0 or 1 already.
         names: of all columns in file order; without a header column_0 and so on, as many as are needed.
-        separators: of each sparse column whose fields hold any number of values, what stands between them; "" where
-            the file itself has lists.
+        separators: of each sparse column whose fields hold any number of values, their separator; "" where the file
+            itself has lists.
         is_parquet: whether the files are Parquet, not text.
     """
 

@@ -20,8 +20,7 @@ from data_prep.encoding.dense import DenseRange, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.fields import parse_fields, text_separators
-from data_prep.parsing.table_csv import parse_table
+from data_prep.parsing.table_csv import parse_fields, parse_table, text_separators
 
 
 class EncodedBlock(NamedTuple):
@@ -121,7 +120,7 @@ class Encoder:
         return text_separators(self._table)
 
     def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
-        """Parse unlabelled rows given as columns of text; see `data_prep.parsing.fields.parse_fields`."""
+        """Parse unlabelled rows given as columns of text; see `data_prep.parsing.table_csv.parse_fields`."""
         return parse_fields(columns, self.schema, self._table, name, first_row)
 
     def unknown(self, block: Block) -> NDArray[np.bool_]:

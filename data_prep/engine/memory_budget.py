@@ -7,8 +7,7 @@ import numpy as np
 
 from common.sizes import in_words
 from data_prep.config.keys import DataConfig, parse_size, usable_cpus
-from data_prep.config.presets import Rules
-from data_prep.config.table_sizes import num_embeddings
+from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.encoding.lookup import LookupTable

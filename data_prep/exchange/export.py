@@ -15,9 +15,11 @@ from data_prep.config.keys import ExchangeConfig
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, Shard, ShardArrays, open_shard
 from data_prep.dataset.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, MultiHotTables
-from data_prep.dataset.options import Encoding
+from data_prep.dataset.options import DenseTransform, Encoding
+from data_prep.dataset.schema import CRITEO
 from data_prep.exchange.npz import MultiHotWriter
 from data_prep.io.arrays import ArrayWriter, take_mapped
+from data_prep.io.atomic import temporary_path
 from data_prep.io.disk_space import Need, require_room
 from data_prep.stages.scatter import FIELD_BYTES
 
@@ -27,7 +29,7 @@ HELD_OUT = ("val", "test")
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows start..stop of a shard."""
 
     split: str
@@ -43,11 +45,11 @@ class Piece:
         return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows], bags)
 
 
-def split_pieces(manifest: Manifest, split: str) -> Iterator[Piece]:
-    """The rows of a split, in pieces of at most BLOCK_ROWS."""
+def split_ranges(manifest: Manifest, split: str) -> Iterator[RowRange]:
+    """The rows of a split, in ranges of at most BLOCK_ROWS."""
     for shard in manifest.splits[split].shards:
         for start in range(0, shard.rows, BLOCK_ROWS):
-            yield Piece(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
+            yield RowRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
 
 
 def day_rows(manifest: Manifest) -> list[int]:
@@ -58,22 +60,22 @@ def day_rows(manifest: Manifest) -> list[int]:
     return [*(sources if sources and sum(sources) == train else [train]), held_out]
 
 
-def day_pieces(manifest: Manifest) -> list[list[Piece]]:
-    """The pieces of every day in order, the last day being val and test."""
+def day_ranges(manifest: Manifest) -> list[list[RowRange]]:
+    """The ranges of every day in order, the last day being val and test."""
     rows = day_rows(manifest)
-    days: list[list[Piece]] = [[] for _ in rows]
+    days: list[list[RowRange]] = [[] for _ in rows]
     day, left = 0, rows[0]
-    for piece in split_pieces(manifest, "train"):
-        start = piece.start
-        while start < piece.stop:
+    for rows_here in split_ranges(manifest, "train"):
+        start = rows_here.start
+        while start < rows_here.stop:
             while not left:
                 day += 1
                 left = rows[day]
-            end = min(start + left, piece.stop)
-            days[day].append(Piece(piece.split, piece.shard, start, end))
+            end = min(start + left, rows_here.stop)
+            days[day].append(RowRange(rows_here.split, rows_here.shard, start, end))
             left -= end - start
             start = end
-    days[-1] += [piece for split in HELD_OUT for piece in split_pieces(manifest, split)]
+    days[-1] += [rows_here for split in HELD_OUT for rows_here in split_ranges(manifest, split)]
     return days
 
 
@@ -85,28 +87,28 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
     """
     if "sparse" in kinds:
         refuse_bags(root, manifest)
-        require_export_room(manifest, target, len(manifest.schema["sparse"]))
+        require_disk_space(manifest, target, len(manifest.schema["sparse"]))
     _refuse_other_days(target, len(day_rows(manifest)))
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
-    days = day_pieces(manifest)
+    days = day_ranges(manifest)
     files = []
-    for day, pieces in enumerate(days):
+    for day, ranges in enumerate(days):
         for kind in kinds:
             # TorchRec copies its last day as it is before the shuffle
             wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
             width = 1 if kind == "labels" else len(manifest.schema[kind])
-            rows = sum(piece.stop - piece.start for piece in pieces)
+            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
             writer = ArrayWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
-            for piece in pieces:
-                writer.append(getattr(piece.open(root, manifest), kind))
+            for rows_here in ranges:
+                writer.append(getattr(rows_here.open(root, manifest), kind))
             writer.close()
             files.append(writer.path)
     return files
 
 
 def _refuse_other_days(target: Path, days: int) -> None:
-    """Raises UserError where files of further days lie, which would be taken for this dataset's."""
+    """Raises UserError where files of further days lie, as they would be read as this dataset's."""
     for path in sorted(target.glob("day_*")):
         match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse|sparse_multi_hot)\.np[yz]", path.name)
         if match and int(match[1]) >= days:
@@ -116,7 +118,7 @@ def _refuse_other_days(target: Path, days: int) -> None:
 def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
     """Write MLPerf v2's day_N_sparse_multi_hot.npz, and dense and labels.
 
-    Bags are the dataset's own, where it has some, else made of its ids as `exchange` says.
+    Bags are the dataset's own, where it has some, else made of its ids by the keys of `exchange`.
 
     Raises:
         UserError: bags of one feature that differ in size, which these files cannot hold.
@@ -125,7 +127,7 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
         bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
         assert bags is not None
         bags.check(len(manifest.num_embeddings))
-        require_export_room(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
+        require_disk_space(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
         with tempfile.TemporaryDirectory(dir=target) as scratch:
             tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags, "exchange.to")
             return _export_bags(root, manifest, target, tables)
@@ -134,12 +136,12 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
             raise UserError(f"exchange.{key}: has no effect, as {root} has multi-hot columns of its own; leave it out")
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     values = sum(shard.files["values"].bytes for shard in shards)
-    require_export_room(manifest, target, len(manifest.schema["sparse"]) - len(manifest.ragged), values)
+    require_disk_space(manifest, target, len(manifest.schema["sparse"]) - len(manifest.ragged), values)
     return _export_bags(root, manifest, target, None)
 
 
-def require_export_room(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
-    """Raises UserError where there is no room for files with so many ids a row and so many bytes of others."""
+def require_disk_space(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
+    """Raises UserError where the disk is too small for files with `ids` ids a row and `others` further bytes."""
     needed = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + others
     require_room([Need(target, needed, "for the files")])
 
@@ -147,15 +149,15 @@ def require_export_room(manifest: Manifest, target: Path, ids: int, others: int 
 def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotTables | None) -> list[Path]:
     files = export_npy(root, manifest, target, kinds=("labels", "dense"))
     single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
-    for day, pieces in enumerate(day_pieces(manifest)):
-        rows = sum(piece.stop - piece.start for piece in pieces)
+    for day, ranges in enumerate(day_ranges(manifest)):
+        rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
         with MultiHotWriter(target / f"day_{day}_sparse_multi_hot.npz") as writer:
             for feature, name in enumerate(manifest.schema["sparse"]):
                 if name in manifest.ragged:
-                    writer.append(rows, *_own_bags(root, manifest, pieces, name))
+                    writer.append(rows, *_own_bags(root, manifest, ranges, name))
                 else:
                     table = None if tables is None else tables.tables[feature]
-                    blocks = _single_ids(root, manifest, pieces, single.index(name))
+                    blocks = _single_ids(root, manifest, ranges, single.index(name))
                     if table is None:
                         writer.append(rows, 1, blocks)
                     else:
@@ -172,26 +174,26 @@ def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> 
             yield take_mapped(table, ids[start : start + step, 0])
 
 
-def _single_ids(root: Path, manifest: Manifest, pieces: list[Piece], column: int) -> Iterator[NDArray[np.int32]]:
+def _single_ids(root: Path, manifest: Manifest, ranges: list[RowRange], column: int) -> Iterator[NDArray[np.int32]]:
     """The ids of a feature with one each, [rows, 1] in blocks."""
-    for piece in pieces:
-        yield np.array(piece.open(root, manifest).sparse[:, column : column + 1])
+    for rows_here in ranges:
+        yield np.array(rows_here.open(root, manifest).sparse[:, column : column + 1])
 
 
 def _own_bags(
-    root: Path, manifest: Manifest, pieces: list[Piece], name: str
+    root: Path, manifest: Manifest, ranges: list[RowRange], name: str
 ) -> tuple[int, Iterator[NDArray[np.int32]]]:
     """The size of a feature's bags and the bags, [rows, size] in blocks."""
-    place = manifest.ragged.index(name)
+    index = manifest.ragged.index(name)
 
-    def bags_of(piece: Piece) -> Bags:
-        return piece.open(root, manifest).bags[place]
+    def bags_of(rows_here: RowRange) -> Bags:
+        return rows_here.open(root, manifest).bags[index]
 
-    size = int(bags_of(pieces[0]).lengths[0]) if pieces else 1
+    size = int(bags_of(ranges[0]).lengths[0]) if ranges else 1
 
     def blocks() -> Iterator[NDArray[np.int32]]:
-        for piece in pieces:
-            bags = bags_of(piece)
+        for rows_here in ranges:
+            bags = bags_of(rows_here)
             if (bags.lengths != size).any():
                 raise UserError(
                     f"{root}: column {name} has bags of different sizes, such as {size} and "
@@ -209,3 +211,54 @@ def refuse_bags(root: Path, manifest: Manifest) -> None:
             f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold; "
             "use exchange.format=multi_hot"
         )
+
+
+EXACT_FLOAT32 = 2**24
+
+
+def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
+    """Write terabyte_processed_{train,val,test}.bin.
+
+    Raises:
+        UserError: the dataset does not hold the integers as they were, or not exactly, or it holds bags.
+    """
+    refuse_bags(root, manifest)
+    columns = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
+    if columns != (len(CRITEO.dense), len(CRITEO.sparse)):
+        raise UserError(
+            f"{root}: has {columns[0]} dense and {columns[1]} sparse columns, but a record of .bin files is of "
+            f"Criteo's {len(CRITEO.dense)} and {len(CRITEO.sparse)}; use exchange.format=npy"
+        )
+    transform = manifest.encoding.get("dense_transform")
+    if transform not in (DenseTransform.raw.value, DenseTransform.integers.value):
+        raise UserError(
+            f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
+            "are; preprocess, or import, with data.dense_transform=integers"
+        )
+    require_disk_space(manifest, target, len(manifest.schema["sparse"]))
+    files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
+    for split, path in zip(manifest.splits, files, strict=True):
+        temporary = temporary_path(path)
+        try:
+            _write_records(root, manifest, split, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return files
+
+
+def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
+    with open(path, "wb") as file:
+        for rows_here in split_ranges(manifest, split):
+            arrays = rows_here.open(root, manifest)
+            dense = arrays.dense
+            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= EXACT_FLOAT32:  # as 2^24 + 1 has become
+                raise UserError(
+                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
+                    "with data.dense_transform=integers to export it as bin"
+                )
+            whole = dense.astype(np.int32)
+            if (whole != dense).any():
+                raise UserError(f"{root}: split {split} has a number with a fraction, which .bin files cannot hold")
+            record = np.concatenate((arrays.labels, whole, arrays.sparse), axis=1)
+            file.write(record.astype(np.int32).data)

@@ -1,8 +1,9 @@
-"""Files of other programs as our shards."""
+"""Files of other programs as our shards, checked on the way."""
 
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,74 @@ from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
 from data_prep.engine.workspace import claimed, publish, refuse_foreign_files
-from data_prep.exchange.foreign_rows import FLOAT32, INTEGERS, Origin, check_rows, open_rows
 from data_prep.exchange.npz import MultiHotReader
+from data_prep.io.arrays import open_array
 from data_prep.sources.discover import natural_key
+
+MAX_ID = np.iinfo(np.int32).max
+INTEGERS, FLOAT32 = "integers", "float32"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where rows come from: the files of their labels, dense values and ids, and how many rows come before them."""
+
+    labels: Path
+    dense: Path
+    sparse: Path
+    first_row: int
+
+
+def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None = None) -> NDArray[Any]:
+    """Memory-map a .npy file [rows, width] of INTEGERS (of any size) or FLOAT32.
+
+    Args:
+        like: another file of the same day, and its rows.
+
+    Raises:
+        UserError: it is not readable, or something else.
+    """
+    try:
+        array = open_array(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
+    if array.ndim != 2 or array.shape[1] != width:
+        raise UserError(f"{path}: an array {array.shape}, not (rows, {width}); get it again")
+    if array.dtype != np.float32 if kind == FLOAT32 else array.dtype.kind not in "iu":
+        raise UserError(f"{path}: {array.dtype}, not {kind}; convert it, or get it again")
+    if like is not None and len(array) != like[1]:
+        raise UserError(f"{path}: {len(array)} rows, but {like[0].name} has {like[1]}; get them again")
+    return array
+
+
+def check_rows(labels: NDArray[Any], dense: NDArray[np.float32], ids: Sequence[NDArray[Any]], origin: Origin) -> None:
+    """Refuse what no shard may hold.
+
+    Args:
+        labels, dense: [rows, 1] and [rows, N]; ids: of every feature, [rows, size].
+
+    Raises:
+        UserError: naming the first bad value's file, row (from 1) and column.
+    """
+    first = origin.first_row
+    _refuse(origin.labels, first, [CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1")
+    _refuse(origin.dense, first, CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number")
+    for name, column in zip(CRITEO.sparse, ids, strict=True):
+        if column.min() < 0 or column.max() > MAX_ID:
+            bad, names = (column < 0) | (column > MAX_ID), [name] * column.shape[1]
+            _refuse(origin.sparse, first, names, column, bad, "an id is negative or beyond int32")
+
+
+def _refuse(
+    path: Path, first: int, names: Sequence[str], values: NDArray[Any], bad: NDArray[np.bool_], why: str
+) -> None:
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        value = values[row, column]
+        raise UserError(
+            f"{path}: row {first + row + 1}, column {names[column]}: {value}: {why}; correct the file, or get it again"
+        )
+
 
 SHARD_ROWS = 1 << 18
 SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
@@ -38,10 +104,10 @@ RECORD_COLUMNS = 40
 
 
 class _Builder:
-    """Collects shards and what the manifest says of them; they are moved to their places when all are there."""
+    """Writes shards, collects their manifest, and publishes both when all are written."""
 
     def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """`work`: the directory that `existing.claimed` gives; `transform`: of integers, if known.
+        """`work`: the directory that `workspace.claimed` gives; `transform`: of integers, if known.
 
         Raises:
             UserError: something else lies at `root`.
@@ -61,7 +127,7 @@ class _Builder:
     def add(
         self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: Origin
     ) -> None:
-        """Write one shard, after checking what a reader relies on.
+        """Write one shard, after checking it.
 
         Args:
             ids: of every feature, [rows, size]; bags of the sizes above 1.
@@ -89,7 +155,7 @@ class _Builder:
         self._sources.append((path.name, digest_file(path), rows))
 
     def finish(self) -> Manifest:
-        """Move the shards to their places and write the manifest."""
+        """Publish the shards and the manifest."""
         if not any(shard.rows for _, shard, _ in self._shards):
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
         num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
@@ -111,7 +177,7 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
         is_multi_hot: ids are in day_N_sparse_multi_hot.npz, as MLPerf v2 has them.
 
     Raises:
-        UserError: no such files, or not what they should be, or another job writes to `root`.
+        UserError: files missing or invalid, or another job writes to `root`.
     """
     labels = sorted(source.glob("day_*_labels.npy"), key=natural_key)
     if not labels:
@@ -171,7 +237,7 @@ def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
-    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (log1p unless told otherwise).
+    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (None: by log1p).
 
     Raises:
         UserError: no such files, not whole records, or a transform that needs all rows first.

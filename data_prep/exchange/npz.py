@@ -25,7 +25,7 @@ class MultiHotReader:
     """
 
     def __init__(self, path: Path, num_features: int) -> None:
-        """Raises UserError if the archive is not readable, or not what it should be."""
+        """Raises UserError if the archive is not readable or has other arrays."""
         self._path = path
         try:
             self._archive = zipfile.ZipFile(path)
@@ -87,7 +87,7 @@ class MultiHotWriter:
         header = io.BytesIO()
         description = {"descr": "<i4", "fortran_order": False, "shape": (rows, size)}
         np.lib.format.write_array_header_1_0(header, description)
-        # force_zip64 as np.savez does: the reference's reader looks for the array behind such a header
+        # force_zip64 as np.savez does: the reference's reader looks for the array after such a header
         with self._archive.open(f"{self._feature}.npy", "w", force_zip64=True) as member:
             member.write(header.getvalue())
             for block in blocks:

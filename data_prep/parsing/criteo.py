@@ -1,8 +1,7 @@
-r"""Bytes of a Criteo TSV to typed columns: the hot path.
+r"""Bytes of a Criteo TSV to typed columns: the hot path; and the reason where a row is refused.
 
-A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \n or \r\n. Rows are parsed in
-batches, and one by one where a batch has something unusual in it, up to the first row that is none;
-`diagnose_row` says why.
+Rows are parsed in batches, and one by one where a batch has something unusual in it, up to the first invalid row;
+`diagnose_row` gives the reason.
 """
 
 from typing import NamedTuple
@@ -14,11 +13,9 @@ from common.errors import UserError
 from common.jit import jit
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import CRITEO, Schema
-from data_prep.parsing.criteo_batch import AT_ONCE, BATCH_BYTES, batch_room, parse_batch
-from data_prep.parsing.criteo_row import NEWLINE, parse_rows
-from data_prep.parsing.diagnose import diagnose_row
+from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
 
-PADDING = AT_ONCE  # readable bytes behind the last row
+PADDING = SCAN_BYTES  # readable bytes after the last row
 MISSING_INTEGER = np.int32(-(2**31))
 MISSING_CATEGORY = np.uint32(0)
 
@@ -39,34 +36,34 @@ class Block(NamedTuple):
 
 @jit
 def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
-    """Parse the whole lines in buffer[start:end], which ends with a newline and has PADDING bytes behind.
+    """Parse the whole lines in buffer[start:end], which ends with a newline and is followed by PADDING bytes.
 
     Args:
-        buffer: uint8; start, end: positions of the first row and behind the last.
+        buffer: uint8; start, end: positions of the first row and after the last.
         labelled: whether a row begins with the label (else labels become 0).
         missing: int32 written for an empty integer.
-        labels, dense, sparse: outputs as in `Block`, with room for all rows.
+        labels, dense, sparse: outputs as in `Block`, of at least that many rows.
 
     Returns:
         (rows parsed, position of the first row not parsed): that position is `end` if all went well.
     """
-    room = batch_room()
+    buffers = batch_buffers()
     position = start
     row = 0
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
-        rows, behind = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, room)
+        rows, after = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, buffers)
         if rows == 0:
-            rows, behind = parse_rows(buffer, position, batch_end, end, labelled, missing, row, labels, dense, sparse)
+            rows, after = parse_rows(buffer, position, batch_end, end, labelled, missing, row, labels, dense, sparse)
         if rows == 0:
             break
         row += rows
-        position = behind
+        position = after
     return row, position
 
 
 def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
-    """A block with room for `rows` rows, not initialised."""
+    """A block of `rows` rows, not initialised."""
     return Block(
         labels=np.empty(rows, np.int32),
         dense=np.empty((rows, len(schema.dense)), np.int32),
@@ -75,7 +72,7 @@ def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
 
 
 def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> int:
-    """The most rows that `num_bytes` can hold: all fields empty but the label."""
+    """The maximum number of rows in `num_bytes`: all fields empty but the label."""
     shortest = len(schema.columns) + 1 if labelled else len(schema.columns) - 1
     return num_bytes // shortest + 1
 
@@ -115,3 +112,75 @@ def parse_bytes(
         is_last = position + len(line) + 1 >= end
         raise UserError(diagnose_row(line, name, first_row + rows, schema, labelled, is_last))
     return Block(block.labels[:rows], block.dense[:rows], block.sparse[:rows])
+
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+MAX_CATEGORY_DIGITS = 8
+SHOWN_BYTES = 40
+
+
+def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: bool, is_last: bool) -> str:
+    """One line for the user: file, row, column, what was found, what to do.
+
+    Args:
+        line: the row's bytes without its newline.
+        row: its number in the file, from 1.
+        is_last: whether it is the file's last row, which may have been cut off.
+    """
+    where = f"{name}: row {row}"
+    columns = schema.columns if labelled else schema.columns[1:]
+    if line.endswith(b"\r"):
+        line = line[:-1]
+    if not line:
+        return f"{where}: empty line; remove it"
+    fields = line.split(b"\t")
+    if len(fields) != len(columns) and not _is_text(line):
+        return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
+    if len(fields) == 1 and line.count(b",") > 1:
+        return f"{where}: separated by commas, not tabs; for a table of your own, use data=custom with data.schema"
+    if len(fields) != len(columns):
+        column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
+        if len(fields) < len(columns) and is_last:
+            remedy = f"the file is cut off before column {column}: get the whole file, or remove this row"
+        elif len(fields) < len(columns):
+            remedy = f"column {column} is missing: correct or remove this row"
+        else:
+            remedy = f"something follows column {column}: correct or remove this row"
+        return f"{where}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
+    for field, column in zip(fields, columns, strict=True):
+        fault = _fault(field, column, schema)
+        if fault:
+            return f"{where}, column {column}: {_shown(field)} {fault}; correct or remove this row"
+    return f"{where}: not readable as a row; correct or remove this row"
+
+
+def _is_text(line: bytes) -> bool:
+    """Whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
+    try:
+        return not any(character < " " and character not in "\t\r\n" for character in line.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _fault(field: bytes, column: str, schema: Schema) -> str | None:
+    """What is wrong with one field, or None."""
+    if column == schema.label:
+        return None if field in (b"0", b"1") else "is not a label (0 or 1)"
+    if not field:
+        return None
+    if column in schema.dense:
+        digits = field[1:] if field.startswith(b"-") else field
+        if not (digits.isdigit() and digits.isascii()):
+            return "is not an integer"
+        in_range = INT32_MIN <= int(field) <= INT32_MAX
+        return None if in_range else f"does not fit 32 bits ({INT32_MIN} to {INT32_MAX})"
+    if any(byte not in b"0123456789abcdefABCDEF" for byte in field):
+        return "is not a hexadecimal category"
+    if len(field) > MAX_CATEGORY_DIGITS:
+        return f"is longer than {MAX_CATEGORY_DIGITS} hexadecimal digits"
+    return None
+
+
+def _shown(field: bytes) -> str:
+    text = field[:SHOWN_BYTES].decode("ascii", "backslashreplace")
+    return ascii(text) + ("…" if len(field) > SHOWN_BYTES else "")

@@ -1,17 +1,20 @@
-"""Lines of a user's own text table to labels, numbers and categories."""
+"""A user's own table in text: its lines, or columns of text, to labels, numbers and categories."""
 
 import csv
+import io
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.criteo import Block
+from data_prep.parsing.criteo import Block, parse_bytes
 
 csv.field_size_limit(BLOCK_BYTES)  # of a line, too
 LIST_SEPARATOR = "|"  # in text, of what a Parquet table has as lists
@@ -79,11 +82,11 @@ def _split(line: str, table: Table, name: str, row: int) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=table.delimiter), [])
     except csv.Error as error:
-        raise UserError(f"{name}: row {row}: {error}; mend or remove the row") from error
+        raise UserError(f"{name}: row {row}: {error}; correct or remove this row") from error
 
 
 def _numbers(values: tuple[str, ...], where: tuple[str, int], column: str, empty: str | None) -> NDArray[np.float64]:
-    """Finite numbers; what an empty field stands for, or None if it may not be empty."""
+    """Finite numbers; `empty` replaces empty fields; None: they are errors."""
     filled = [value or empty or "empty" for value in values]
     try:
         numbers = np.array(filled, np.float64)
@@ -114,3 +117,37 @@ def _labels(numbers: NDArray[np.float64], table: Table, where: tuple[str, int]) 
             "correct the row, or give a rule in the schema"
         )
     return labels
+
+
+def text_separators(table: Table | None) -> dict[str, str]:
+    """Separator between the values of each multi-valued column, in text."""
+    return {} if table is None else {name: text or LIST_SEPARATOR for name, text in table.separators}
+
+
+def parse_fields(
+    columns: Mapping[str, Sequence[str]], schema: Schema, table: Table | None, name: str, first_row: int
+) -> Block:
+    """Parse unlabelled rows given by column.
+
+    Args:
+        columns: the text of every dense and sparse column of `schema`, one string a row; all of one length.
+        table: of a user's own; None: Criteo's rows.
+        name: what to call the rows in an error; first_row: the number of the first.
+
+    Raises:
+        UserError: a field that does not fit (row, column, remedy).
+    """
+    names = (*schema.dense, *schema.sparse)
+    forbidden = "\r\n" if table is not None else "\t\r\n"
+    for column in names:
+        for row, text in enumerate(columns[column], start=first_row):
+            if any(character in text for character in forbidden):
+                raise UserError(f"{name}: row {row}, column {column}: a tab or a line break in it; remove it")
+    rows = zip(*(columns[column] for column in names), strict=True)
+    if table is None:
+        text = "".join("\t".join(fields) + "\n" for fields in rows)
+        return parse_bytes(text.encode(), name, schema, labelled=False, first_row=first_row, missing=np.int32(0))
+    lines = io.StringIO()
+    csv.writer(lines, delimiter=table.delimiter, lineterminator="\n").writerows(rows)
+    table = replace(table, header=True, names=names)
+    return parse_table(lines.getvalue().encode(), table, name, first_row, labelled=False)

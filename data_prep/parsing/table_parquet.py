@@ -1,7 +1,7 @@
-"""A user's own table in Parquet: its columns, its work units, and its rows block by block.
+"""A user's own table in Parquet: its columns, its chunks, and its rows block by block.
 
-A work unit is some row groups, or a part of one where a group is larger than a unit may be; which, depends on the
-file and `chunk_bytes` alone. Values are read column by column, each distinct text being hashed once per block.
+A chunk is some row groups, or a part of one where a group is larger than a chunk may be; which, depends on the file
+and `chunk_bytes` alone. Values are read column by column, each distinct text being hashed once per block.
 """
 
 import zlib
@@ -15,20 +15,101 @@ from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.table_spec import Table
 from data_prep.parsing.criteo import Block
-from data_prep.parsing.parquet_chunks import RowRange, batch_rows, open_parquet
 from data_prep.sources.discover import Source
+
+BLOCK_ROWS = 1 << 16
+BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
+BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
+FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
+VALUE_TEXT_BYTES = (
+    2  # of a value in a field of many, as text: data_prep/config/keys.py's chunk for such columns counts so
+)
+MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
+
+
+class RowRange(NamedTuple):
+    """Rows first..first + rows of the row groups groups[0]..groups[1] taken together.
+
+    `row` is the number of the first of these groups' rows in the file, from 0.
+    """
+
+    groups: tuple[int, int]
+    first: int
+    rows: int
+    row: int
+
+
+def plan_chunks(source: Source, table: Table, chunk_bytes: int) -> list[RowRange]:
+    """The file's chunks, in the order of its rows; `chunk_bytes` is the maximum size of one, uncompressed.
+
+    In the file and, as rows may take hardly any space there, in memory, where each counts as MIN_ROW_BYTES at least.
+    """
+    row_bytes = max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse))
+    metadata = open_parquet(source).metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows = [group.num_rows for group in groups]
+    sizes = [
+        max(group.total_byte_size, row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, table))
+        for group in groups
+    ]
+    chunks: list[RowRange] = []
+    begin = group = 0
+    while group < len(sizes):
+        stop, size = group + 1, sizes[group]
+        while stop < len(sizes) and size + sizes[stop] <= chunk_bytes:
+            size += sizes[stop]
+            stop += 1
+        total = sum(rows[group:stop])
+        step = max(1, -(-total // max(1, -(-size // chunk_bytes))))
+        chunks += [RowRange((group, stop), first, min(step, total - first), begin) for first in range(0, total, step)]
+        begin += total
+        group = stop
+    return chunks
+
+
+def _list_values(group: Any, table: Table) -> int:
+    """How many values the fields of a row group's multi-valued columns hold, where they are lists."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(
+        column.num_values for column in columns if column.path_in_schema.partition(".")[0] in table.schema.ragged
+    )
+
+
+def batch_rows(metadata: Any, table: Table, groups: tuple[int, int]) -> int:
+    """Rows read at once, of which pyarrow holds about BATCH_BYTES."""
+    chosen = [metadata.row_group(i) for i in range(*groups)]
+    rows = max(1, sum(group.num_rows for group in chosen))
+    values = sum(_list_values(group, table) for group in chosen)
+    row_bytes = FIELD_BYTES * len(table.schema.columns) + LIST_VALUE_BYTES * values / rows
+    return max(1, min(BLOCK_ROWS, int(BATCH_BYTES / row_bytes)))
+
+
+def open_parquet(source: Source, num_columns: int = 1) -> Any:
+    """The file, with a buffer for each of so many columns. Raises UserError if it is not readable."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(f"{source.path}: Parquet needs pyarrow; install it, or convert the file to CSV") from error
+    buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
+    try:
+        return pq.ParquetFile(source.path, buffer_size=buffer, pre_buffer=False)
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{source.path}: not readable as Parquet ({reason}); get it again") from error
+
 
 MAGIC = b"PAR1"
 
 
 def is_parquet(source: Source) -> bool:
-    """Whether a file is Parquet, told by its first bytes."""
+    """Whether a file is Parquet, by its first bytes."""
     with open(source.path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def column_kinds(source: Source) -> dict[str, str]:
-    """What each column holds: text, integer, number, list (of text or integers), or the name of another type.
+    """The kind of each column: text, integer, number, list (of text or integers), or the name of another type.
 
     Raises:
         UserError: not readable as Parquet.
@@ -42,31 +123,31 @@ def num_rows(source: Source) -> int:
     return int(open_parquet(source).metadata.num_rows)
 
 
-def read_unit(source: Source, table: Table, unit: RowRange) -> Iterator[Block]:
-    """The rows of a unit, block by block, as `data_prep.parsing.table_csv.parse_table` gives them.
+def read_chunk(source: Source, table: Table, chunk: RowRange) -> Iterator[Block]:
+    """The rows of a chunk, block by block, as `data_prep.parsing.table_csv.parse_table` gives them.
 
     Raises:
         UserError: a value that does not fit (file, row group, row, column, remedy), or a damaged file.
     """
     file = open_parquet(source, len(table.schema.columns))
-    place = 0
+    position = 0
     batches = file.iter_batches(
-        batch_rows(file.metadata, table, unit.groups),
-        row_groups=range(*unit.groups),
+        batch_rows(file.metadata, table, chunk.groups),
+        row_groups=range(*chunk.groups),
         columns=list(table.schema.columns),
         use_threads=False,
     )
     try:
         for batch in batches:
-            start, stop = max(unit.first - place, 0), min(unit.first + unit.rows - place, batch.num_rows)
+            start, stop = max(chunk.first - position, 0), min(chunk.first + chunk.rows - position, batch.num_rows)
             if start < stop:
-                where = _Where(source.path, file.metadata, unit.row + place + start)
+                where = _Where(source.path, file.metadata, chunk.row + position + start)
                 yield _block(batch.slice(start, stop - start), table, where)
-            place += batch.num_rows
-            if place >= unit.first + unit.rows:
+            position += batch.num_rows
+            if position >= chunk.first + chunk.rows:
                 return
     except OSError as error:
-        raise UserError(f"{source.path}: row groups {unit.groups[0]} to {unit.groups[1] - 1}: damaged "
+        raise UserError(f"{source.path}: row groups {chunk.groups[0]} to {chunk.groups[1] - 1}: damaged "
                         f"({' '.join(str(error).split())}); get it again") from error  # fmt: skip
 
 
@@ -107,7 +188,7 @@ def _block(batch: Any, table: Table, where: _Where) -> Block:
 
 
 def _numbers(array: Any, where: _Where, column: str, empty: float | None) -> NDArray[np.float64]:
-    """Finite numbers; what a null stands for, or None if there may be none."""
+    """Finite numbers; `empty` replaces nulls; None: nulls are errors."""
     import pyarrow as pa
 
     nulls = array.is_null().to_numpy(zero_copy_only=False)
@@ -132,8 +213,8 @@ def _as_integers(array: Any, where: _Where, column: str) -> Any:
     values = array.to_numpy(zero_copy_only=False)
     good = array.is_null().to_numpy(zero_copy_only=False) | (np.abs(values) < 2**53) & (values == np.rint(values))
     if not good.all():
-        place = int(good.argmin())
-        raise where.error(place, column, f"{values[place]} is not a category: text or an integer")
+        index = int(good.argmin())
+        raise where.error(index, column, f"{values[index]} is not a category: text or an integer")
     return pc.cast(array, pa.int64(), safe=False)
 
 

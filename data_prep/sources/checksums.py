@@ -1,17 +1,16 @@
-"""Sums of raw files: published ones, and those noted when a file was first read whole.
+"""Checksums of raw files: published ones, and those recorded when a file was first read whole.
 
 sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}.
 """
 
-import fcntl
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from common.errors import UserError
 from data_prep.io.atomic import FileDigest, write_atomically
@@ -24,7 +23,7 @@ PUBLISHED = "data.remote.sha256"
 
 @dataclass(frozen=True)
 class KnownSum:
-    """The SHA-256 that a file must have, who told it, and its size, where that is known too."""
+    """The SHA-256 that a file must have, the key or file that gives it, and the file's size, where known."""
 
     sha256: str
     told_by: str
@@ -32,10 +31,10 @@ class KnownSum:
 
 
 def published_sums(given: Any) -> dict[str, str]:
-    """Sums by name of file, given as a mapping, or in a file of lines as sha256sum writes them.
+    """Checksums by file name, given as a mapping, or in a file of lines as sha256sum writes them.
 
     Raises:
-        UserError: they are neither, or no SHA-256.
+        UserError: neither of these, or not a SHA-256.
     """
     if isinstance(given, str):
         try:
@@ -52,7 +51,7 @@ def published_sums(given: Any) -> dict[str, str]:
 
 
 def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
-    """What a file in `directory` must be: as published (see `published_sums`), else as noted."""
+    """Checksum of a file in `directory`: as published (see `published_sums`), else as recorded; None if neither."""
     sums = published_sums(published)
     if name in sums:
         return KnownSum(sums[name], PUBLISHED)
@@ -61,13 +60,13 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
 
 
 def refuse_other(path: Path, known: KnownSum | None, found: FileDigest) -> None:
-    """Raises UserError for a file that is not what is known of it."""
+    """Raises UserError for a file of another checksum."""
     if known is not None and found.sha256 != known.sha256:
         raise UserError(f"{path}: sha256 {found.sha256} where {known.told_by} has {known.sha256}; {_remedy(known)}")
 
 
 def refuse_other_size(path: Path, known: KnownSum | None) -> None:
-    """As `refuse_other`, of a file that lies there and has not been read yet."""
+    """Raises UserError for a file of another size, before it is read."""
     if known is not None and known.bytes is not None and path.stat().st_size != known.bytes:
         size = f"{path.stat().st_size:,} bytes where {known.told_by} has {known.bytes:,}"
         raise UserError(f"{path}: {size}; {_remedy(known)}")
@@ -78,10 +77,10 @@ def _remedy(known: KnownSum) -> str:
 
 
 def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
-    """Note the sums of files that have been read whole; what is known of them already has been compared."""
+    """Record the checksums of files that have been read whole and compared with the known ones."""
     if not found:
         return
-    with _locked_sums(directory):
+    with FileLock(directory / SUMS_NAME):
         noted = _noted(directory)
         if noted != (merged := {**noted, **found}):
             entries = {name: asdict(digest) for name, digest in merged.items()}
@@ -98,16 +97,4 @@ def _noted(directory: Path) -> dict[str, FileDigest]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: not as it was written ({error}); mend or delete it") from error
-
-
-@contextmanager
-def _locked_sums(directory: Path) -> Iterator[None]:
-    """Keep other jobs from noting sums; they wait a moment."""
-    path = directory / SUMS_NAME
-    while True:
-        with open(path, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.exists() and os.fstat(lock.fileno()).st_ino == path.stat().st_ino:  # else it has been replaced
-                yield
-                return
+        raise UserError(f"{path}: not as it was written ({error}); correct or delete it") from error

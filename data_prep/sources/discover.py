@@ -1,22 +1,18 @@
-"""Raw files: from `data.raw` to an ordered list, and opened for reading whatever their compression."""
+"""Raw files: from `data.raw` to an ordered list."""
 
 import contextlib
 import glob
 import gzip
-import mmap
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.io.atomic import FileDigest, SummedFile
-from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
 
 try:
     from isal import igzip as gzip_module
@@ -30,8 +26,6 @@ DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 GLOB_CHARACTERS = frozenset("*?[")
-ROOM_BEFORE = BLOCK_BYTES  # of a block: for what the one before has of a line that goes on in it
-ROOM_BEHIND = 128  # for a newline, and what a kernel may read too far
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 TEXT_ROW_BYTES = 244  # of a row of Criteo's days, and of a generated one
 GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
@@ -111,7 +105,7 @@ def _expand(entry: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
         files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if file.suffix != ".part"]  # still being fetched
+        files = [file for file in files if file.suffix != ".part"]  # still being downloaded
         days = [file for file in files if file.name.startswith("day_")] or files
         if not days:
             raise UserError(f"{path}: no files in this directory; point data.raw at the raw day files")
@@ -126,7 +120,7 @@ def _expand(entry: str) -> list[Path]:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file is compressed by gzip, told by its first bytes."""
+    """Whether a file is compressed by gzip, by its first bytes."""
     with open(path, "rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
@@ -137,7 +131,7 @@ def open_gzip(file: Any) -> Any:
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, told by its first header."""
+    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
     with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
         return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
     return False
@@ -161,95 +155,3 @@ def _inspect(path: Path) -> Source:
             f"choose data=criteo_kaggle data.raw={path}"
         )
     return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed)
-
-
-class PlainReader:
-    """Bytes of a plain file from an offset, block by block."""
-
-    def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
-        self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
-        self._file.seek(offset)
-        self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
-        self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
-
-    def next_block(self) -> tuple[mmap.mmap, int]:
-        """Memory that holds so many bytes behind ROOM_BEFORE, 0 at the end; valid until the next is asked for."""
-        return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
-
-    def at_end(self) -> bool:
-        """Whether the next block will be the empty one; the last one handed out stays valid."""
-        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class SourceStream:
-    """All bytes of a file, front to back, inflated if need be; the file is read once and summed on the way.
-
-    One thread reads and sums, another inflates, ahead of who needs the bytes.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._file = SummedFile(Path(source.path))
-        self._inflated: Any = None
-        if source.compressed:
-            self._raw = ReadAhead(self._file.readinto)
-            self._inflated = open_gzip(self._raw)
-        fill = self._inflate if source.compressed else self._file.readinto
-        self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
-
-    def _inflate(self, block: memoryview) -> int:
-        try:
-            return int(self._inflated.readinto(block))
-        except EOFError as error:
-            raise UserError(
-                f"{self._source.path}: truncated gzip file, or bytes behind its end; get it again"
-            ) from error
-        except DAMAGE as error:
-            raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
-
-    def next_block(self) -> tuple[mmap.mmap, int]:
-        """As that of PlainReader, but nothing is to be asked for after the end.
-
-        Raises:
-            UserError: a compressed file is truncated or damaged.
-        """
-        return self._content.next_block()
-
-    def at_end(self) -> bool:
-        """As that of PlainReader."""
-        return self._content.at_end()
-
-    def consumed(self) -> int:
-        """Position in the file, somewhat ahead of the bytes handed out."""
-        return self._file.position
-
-    def digest(self) -> FileDigest:
-        """Size and sum of the file, once all has been read."""
-        return self._file.digest()
-
-    def close(self) -> None:
-        """Stop reading ahead and close the file."""
-        self._content.close()
-        if self._inflated is not None:
-            self._inflated.close()
-            self._raw.close()
-        self._file.close()
-
-
-Reader = PlainReader | SourceStream
-
-
-def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
-    """A reader of the uncompressed bytes, in blocks of at most that many where the file is plain.
-
-    A compressed source can only be read from the start.
-    """
-    if source.compressed:
-        if offset:
-            raise ValueError("a compressed source has no random access")
-        return SourceStream(source)
-    return PlainReader(source, offset, block_bytes)

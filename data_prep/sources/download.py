@@ -1,40 +1,57 @@
 """Files from the first mirror that gives them whole: several at a time, resumed, retried, checked.
 
-A file being fetched is a `Part`; it gets its name when its size and, where one is known, its sum are right.
+While NAME is fetched, NAME.part holds its bytes, locked by the process that fetches, and .NAME.origin.json says where
+they are from. The file gets its name when its size and, where one is known, its checksum are right.
 """
 
 import http.client
+import io
+import json
+import os
 import queue
+import re
 import threading
 import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
 
 from common.errors import UserError
 from common.sizes import in_words
-from data_prep.io.atomic import digest_file
+from data_prep.io.atomic import digest_file, sync, write_atomically
 from data_prep.io.disk_space import Need, require_room
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import PUBLISHED
-from data_prep.sources.discover import DAMAGE, open_gzip
-from data_prep.sources.partial_file import Part, origin_of, part_path
-from data_prep.sources.transfer import BLOCK_BYTES, Transfer, WrongFile, tell_size
+from data_prep.sources.discover import DAMAGE, GZIP_MAGIC, open_gzip
 
 PARALLEL_FILES = 4
-SIZE_TIMEOUT = 10.0  # seconds: it is asked once, and only to tell beforehand
+SIZE_TIMEOUT = 10.0  # seconds: sizes are asked for once, and only for the disk and the progress
+BLOCK_BYTES = 1 << 20
+HEADERS = {"User-Agent": "clickwork"}  # some hosts turn urllib's own away
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 
+class WrongFile(Exception):
+    """A mirror gave something else than the file; asking it again would not help."""
+
+
+class Stopped(Exception):
+    """Another file failed, or the job was interrupted."""
+
+
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file by its name and where it may be had.
+    """A file by its name and its mirrors.
 
     Attributes:
-        sha256: the sum it must have, if it is known; told_by: whom it is known from.
+        sha256: the checksum it must have, if one is known; told_by: the key or file that gives it.
         otherwise: what a user can do where no mirror gives it.
     """
 
@@ -57,19 +74,139 @@ class Patience:
     timeout: float = 60.0
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The file that a partial download belongs to: its URL, and how the server tells its versions apart.
+
+    Attributes:
+        url: None where bytes were joined that only a checksum of the whole file can vouch for.
+        total: bytes of the whole file; None where the server does not say.
+    """
+
+    url: str | None
+    etag: str | None = None
+    last_modified: str | None = None
+    total: int | None = None
+
+    @property
+    def validator(self) -> str | None:
+        """The If-Range value for these very bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
+        return self.etag if self._has_strong_etag else self.last_modified
+
+    @property
+    def _has_strong_etag(self) -> bool:
+        return self.etag is not None and not self.etag.startswith("W/")
+
+    def vouches(self, url: str) -> bool:
+        """Whether the server at `url` can say which bytes belong to these."""
+        return self.url == url and self.validator is not None
+
+    def differs(self, other: "Origin") -> bool:
+        """Whether another reply is about another file; between mirrors only the size tells.
+
+        A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), the time it need not.
+        """
+        if self.url == other.url and self._has_strong_etag and other.etag is None:
+            return True
+        pairs: list[tuple[Any, Any]] = [(self.total, other.total)]
+        if self.url == other.url:
+            pairs += [(self.etag, other.etag), (self.last_modified, other.last_modified)]
+        return any(a != b for a, b in pairs if a is not None and b is not None)
+
+
+def find_origin(path: Path) -> Origin | None:
+    """Origin of the file `path` or of its partial download, as noted beside it; None if none was noted."""
+    try:
+        return Origin(**json.loads(_note_path(path).read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _note_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.origin.json")
+
+
+class PartialFile:
+    """The incomplete file `path`, locked for the length of a `with` body.
+
+    Raises:
+        UserError: another process fetches the file, or the disk does not take it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(f"{path.name}.part")
+        self._note = _note_path(path)
+        self._lock = FileLock(self.partial, blocking=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise UserError(
+                f"{path}: another job is downloading it; wait for it, or choose another data.remote.directory"
+            ) from error
+        self._file = io.FileIO(self.partial, "ab")
+
+    def __enter__(self) -> "PartialFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.partial.exists() and not self.size:
+            self.partial.unlink()
+            self._note.unlink(missing_ok=True)
+        self._file.close()
+        self._lock.release()
+
+    @property
+    def size(self) -> int:
+        """Bytes downloaded so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def origin(self) -> Origin | None:
+        """Origin of the bytes; None if there are none, or they are of unknown origin."""
+        return find_origin(self.path) if self.size else None
+
+    def note(self, origin: Origin) -> None:
+        """Record the origin of the bytes."""
+        write_atomically(self._note, json.dumps(asdict(origin)).encode())
+
+    def append(self, block: bytes) -> None:
+        """Add bytes at the end."""
+        rest = memoryview(block)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise UserError(f"{self.partial}: {error.strerror}; the same command resumes from there") from error
+
+    def clear(self) -> None:
+        """Discard all bytes."""
+        self._file.truncate(0)
+
+    def finish(self, origin: Origin | None = None) -> None:
+        """Give the file its name, on the disk; `origin` is kept beside it."""
+        os.fsync(self._file.fileno())
+        if origin is not None:  # first, so that no kill leaves a file of unknown origin
+            self.note(origin)
+        self.partial.replace(self.path)
+        if origin is None:
+            self._note.unlink(missing_ok=True)
+        sync(self.path.parent)
+
+
 def download_all(
     files: Sequence[RemoteFile],
     directory: Path,
     patience: Patience | None = None,
     needs: Callable[[int], list[Need]] = lambda size: [],
 ) -> list[Path]:
-    """Have all files in `directory`; one that is there already is taken as it is.
+    """Download the files that are missing in `directory`; one that is there is taken as it is.
 
     Args:
-        needs: the room wanted besides, by the size of all files together.
+        needs: further disk space needed, by the size of all files together.
 
     Raises:
-        UserError: no mirror gives a file whole, the disk has no room, or another job fetches the same.
+        UserError: no mirror gives a file whole, the disk has too little space, or another job downloads the same.
     """
     directory.mkdir(parents=True, exist_ok=True)
     patience = patience or Patience()
@@ -78,25 +215,30 @@ def download_all(
     if not missing:
         return paths
     stop = threading.Event()
-    sizes = _in_parallel(lambda file: _tell_size(file, directory, patience), missing, stop)
+    sizes = _in_parallel(lambda file: _ask_size(file, directory, patience), missing, stop)
     known = [size for size in sizes if size is not None]
-    parts = [_size(part_path(directory / file.name)) for file in missing]
-    to_fetch = sum(size - part for size, part in zip(sizes, parts, strict=True) if size is not None and size > part)
+    partial = [_size(directory / f"{file.name}.part") for file in missing]
+    to_fetch = sum(size - have for size, have in zip(sizes, partial, strict=True) if size is not None and size > have)
     all_bytes = sum(known) + sum(_size(path) for path in paths)
     remedy = "free some, or choose another data.path or data.remote.directory"
     require_room([Need(directory, to_fetch, "to fetch"), *needs(all_bytes)], remedy)
     total = sum(known) if len(known) == len(missing) else None
-    with Progress("download", total, Tally(sum(parts))) as progress:
-        said = in_words(to_fetch) if total is not None else "of a size that no mirror tells beforehand"
-        progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {said}")
-        _in_parallel(lambda file: _download(file, directory, patience, progress, stop), missing, stop)
+    with Progress("download", total, Tally(sum(partial))) as progress:
+        amount = in_words(to_fetch) if total is not None else "of a size that no mirror reports"
+        progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {amount}")
+
+        def download(file: RemoteFile) -> None:
+            with PartialFile(directory / file.name) as part:
+                _Download(file, part, patience, progress, stop).run()
+
+        _in_parallel(download, missing, stop)
     return paths
 
 
 def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], stop: threading.Event) -> list[ResultT]:
     """function(task) of all tasks, a few at a time; the first failure, or an interrupt, ends the waiting for all.
 
-    The threads are daemons: one that waits for a mirror's next byte keeps nobody from ending.
+    The threads are daemons: one that waits for a mirror's next byte does not keep the process from ending.
     """
     results: dict[int, ResultT] = {}
     waiting = queue.SimpleQueue[tuple[int, TaskT]]()
@@ -133,95 +275,224 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _tell_size(file: RemoteFile, directory: Path, patience: Patience) -> int | None:
-    """Bytes of a file that is to be fetched."""
-    origin = origin_of(directory / file.name)
-    return (
-        origin.total
-        if origin is not None and origin.total
-        else tell_size(file.urls, min(patience.timeout, SIZE_TIMEOUT))
-    )
+def _ask_size(file: RemoteFile, directory: Path, patience: Patience) -> int | None:
+    """Bytes of a file, by its partial download or the first mirror that says; None if none does."""
+    origin = find_origin(directory / file.name)
+    if origin is not None and origin.total and _size(directory / f"{file.name}.part"):
+        return origin.total
+    for url in file.urls:
+        try:
+            request = urllib.request.Request(url, headers=HEADERS, method="HEAD")
+            with open_url(request, min(patience.timeout, SIZE_TIMEOUT)) as response:
+                length = response.headers.get("Content-Length", "")
+                if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
+                    return int(length)
+        except (OSError, HTTPException, ValueError):  # reported when the file itself is asked for
+            continue
+    return None
 
 
-def _download(file: RemoteFile, directory: Path, patience: Patience, progress: Progress, stop: threading.Event) -> None:
-    """Have one file in `directory`."""
-    path = directory / file.name
-    with Part(path) as part:
-        if path.exists():
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects with the same method; urllib makes a GET of a HEAD."""
+
+    def redirect_request(self, req: urllib.request.Request, *reply: Any) -> urllib.request.Request | None:
+        moved = super().redirect_request(req, *reply)
+        if moved is not None:
+            moved.method = req.get_method()
+        return moved
+
+
+def open_url(request: urllib.request.Request, timeout: float) -> Any:
+    """The reply to a request, redirects followed."""
+    return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
+
+
+class _Download:
+    """Downloads one file from its mirrors (RFC 9110: Range, If-Range, Content-Range)."""
+
+    def __init__(
+        self, file: RemoteFile, part: PartialFile, patience: Patience, progress: Progress, stop: threading.Event
+    ) -> None:
+        self._file = file
+        self._part = part
+        self._patience = patience
+        self._progress = progress
+        self._stop = stop
+        self._is_one_reply = False  # whether all bytes came in the last reply
+
+    def run(self) -> None:
+        """Download the file.
+
+        Raises:
+            UserError: every mirror failed.
+        """
+        if self._part.path.exists():
             return  # another job was faster
-        transfer = Transfer(
-            part, file.sha256 is not None, patience.timeout, stop,
-            lambda count: progress.counters.add(count, 0), lambda said: progress.say(f"{file.name}: {said}"),
-        )  # fmt: skip
         faults = []
-        for url in file.urls:
-            fault = _try_mirror(url, file, part, transfer, patience, stop)
+        for url in self._file.urls:
+            fault = self._try_mirror(url)
             if fault is None:
                 return
             faults.append(f"{url}: {fault}")
-    found = "; ".join(faults) or "no mirror is configured in data.remote.mirrors"
-    raise UserError(f"{file.name}: cannot be had ({found}); try again later, or {file.otherwise}")
+        found = "; ".join(faults) or "none is configured in data.remote.mirrors"
+        remedy = f"try again later, or {self._file.otherwise}"
+        raise UserError(f"{self._file.name}: download failed from every mirror ({found}); {remedy}")
 
+    def _say(self, text: str) -> None:
+        self._progress.say(f"{self._file.name}: {text}")
 
-def _try_mirror(
-    url: str, file: RemoteFile, part: Part, transfer: Transfer, patience: Patience, stop: threading.Event
-) -> str | None:
-    """Have the file from a mirror, in several tries; what is wrong, None if nothing is."""
-    tries, most = 0, part.size
-    while True:
-        try:
-            _accept(file, part, transfer, transfer.fetch(url))
-            return None
-        except (WrongFile, ValueError) as error:  # not the file, not a URL
-            return str(error)
-        except urllib.error.HTTPError as error:
-            fault = str(error)
-            if error.code < 500 and error.code != 429:  # it is not there, or not for us
+    def _append(self, block: bytes) -> None:
+        self._part.append(block)
+        self._progress.counters.add(len(block), 0)
+
+    def _discard(self) -> None:
+        self._progress.counters.add(-self._part.size, 0)
+        self._part.clear()
+
+    def _try_mirror(self, url: str) -> str | None:
+        """Download from one mirror, in several tries; what failed, None if nothing did."""
+        tries, furthest = 0, self._part.size
+        while True:
+            try:
+                self._accept(self._fetch(url))
+                return None
+            except (WrongFile, ValueError) as error:  # not the file, not a URL
+                return str(error)
+            except urllib.error.HTTPError as error:
+                fault = str(error)
+                if error.code < 500 and error.code != 429:  # it is not there, or not for us
+                    return fault
+            except (OSError, http.client.HTTPException, EOFError) as error:
+                reason = error.reason if isinstance(error, urllib.error.URLError) else error
+                fault = str(reason) or type(reason).__name__
+            tries = 1 if self._part.size > furthest else tries + 1
+            furthest = max(furthest, self._part.size)
+            if tries >= self._patience.tries:
                 return fault
-        except (OSError, http.client.HTTPException, EOFError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            fault = str(reason) or type(reason).__name__
-        tries = 1 if part.size > most else tries + 1
-        most = max(most, part.size)
-        if tries >= patience.tries:
-            return fault
-        pause = patience.pause * 2 ** (tries - 1)
-        transfer.say(f"{fault}; trying again in {pause:g} s")
-        stop.wait(pause)
+            pause = self._patience.pause * 2 ** (tries - 1)
+            self._say(f"{fault}; trying again in {pause:g} s")
+            self._stop.wait(pause)
+
+    def _fetch(self, url: str) -> bool:
+        """Download the missing bytes (everything, if the partial file cannot be resumed).
+
+        Returns:
+            whether the server confirmed that these are all bytes.
+
+        Raises:
+            EOFError: it broke off, or the bytes so far had to be discarded: worth another try.
+            WrongFile, UserError, Stopped, OSError, http.client.HTTPException
+        """
+        if self._stop.is_set():
+            raise Stopped
+        part, self._is_one_reply = self._part, False
+        origin, has_sum = part.origin, self._file.sha256 is not None
+        if origin is not None and origin.total == part.size and (origin.url is not None or has_sum):
+            return True  # a job was killed when all had come
+        vouched = origin is not None and origin.vouches(url)
+        have = part.size if has_sum or vouched else 0
+        headers = dict(HEADERS)
+        if have:
+            headers["Range"] = f"bytes={have}-"
+            if origin is not None and origin.validator is not None and vouched:
+                headers["If-Range"] = origin.validator
+        self._say(f"fetching {url}" + (f" from byte {have:,}" if have else ""))
+        try:
+            response = open_url(urllib.request.Request(url, headers=headers), self._patience.timeout)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or not have:
+                raise
+            error.close()
+            _, size = _content_range(error.headers)
+            if size != part.size:
+                self._discard()
+                raise EOFError("the partial download does not belong to this file; starting anew") from error
+            return origin is not None and origin.total in (None, size)
+        with response:
+            return self._receive(url, response, have)
+
+    def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
+        """Take in a reply."""
+        part, origin = self._part, self._part.origin
+        length = response.headers.get("Content-Length", "")
+        total = int(length) if length.isdigit() else None
+        if response.status == 206:
+            start, total = _content_range(response.headers)
+            if start != have:
+                raise EOFError("the mirror resumed at another byte than asked")
+        found = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
+        if response.status != 206 or not have:
+            self._begin(found, response)
+        elif origin is not None and origin.differs(found):
+            self._discard()
+            raise EOFError("the file is not the one that the partial download belongs to; starting anew")
+        else:
+            total = origin.total if total is None and origin is not None else total
+            if origin is None or not origin.vouches(url):
+                part.note(Origin(None, total=total))
+        if total is not None:
+            require_room([Need(part.partial, total - part.size, "to fetch")])
+        while block := response.read1(BLOCK_BYTES):  # whatever has arrived, so that a stall loses nothing
+            self._append(block)
+            if self._stop.is_set():
+                raise Stopped
+        if total is None:
+            return getattr(response, "chunked", False)  # http.client has seen the last chunk
+        if part.size != total:
+            raise EOFError(f"broke off at byte {part.size:,} of {total:,}")
+        return True
+
+    def _begin(self, found: Origin, response: HTTPResponse) -> None:
+        """Start anew, unless the first bytes are of another kind: a login page must not cost the bytes so far."""
+        head = response.read(len(GZIP_MAGIC))
+        if found.total == 0:
+            raise WrongFile("an empty file")
+        if head and self._file.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
+            raise WrongFile("not gzip, though its name says so")
+        self._discard()
+        self._part.note(found)
+        self._is_one_reply = True
+        self._append(head)
+
+    def _accept(self, is_confirmed: bool) -> None:
+        """Check the downloaded bytes and give the file its name.
+
+        Raises:
+            EOFError: it is not the file, but another try may give it.
+            WrongFile: it is not, and another try would not.
+        """
+        file = self._file
+        if file.sha256 is not None:
+            self._say("comparing its checksum")
+            found = digest_file(self._part.partial).sha256
+            if found != file.sha256:
+                self._discard()
+                fault = f"sha256 {found} where {file.told_by} has {file.sha256}"
+                if not self._is_one_reply:  # bytes from before may be to blame
+                    raise EOFError(fault)
+                raise WrongFile(fault)
+        elif not is_confirmed:
+            if not file.name.endswith(".gz"):
+                raise WrongFile("it reports no length, so it may be incomplete; give data.remote.sha256")
+            self._inflate()
+        self._part.finish()
+
+    def _inflate(self) -> None:
+        """Check by the checksum at the end of a gzip file, the only one there is."""
+        block = bytearray(BLOCK_BYTES)
+        try:
+            with open_gzip(self._part.partial) as content:
+                while content.readinto(block):
+                    pass
+        except EOFError as error:
+            raise EOFError(f"it reports no length, and ends early at byte {self._part.size:,}") from error
+        except DAMAGE as error:
+            self._discard()
+            raise EOFError(f"it reports no length, and is damaged ({error})") from error
 
 
-def _accept(file: RemoteFile, part: Part, transfer: Transfer, told_whole: bool) -> None:
-    """Check the fetched part and give it its name.
-
-    Raises:
-        EOFError: it is not the file, but another try may give it.
-        WrongFile: it is not, and another try would not.
-    """
-    if file.sha256 is not None:
-        transfer.say("comparing its sum")
-        found = digest_file(part.place).sha256
-        if found != file.sha256:
-            transfer.give_up()
-            fault = f"sha256 {found} where {file.told_by} has {file.sha256}"
-            if not transfer.in_one_go:  # what was at hand may be to blame
-                raise EOFError(fault)
-            raise WrongFile(fault)
-    elif not told_whole:
-        if not file.name.endswith(".gz"):
-            raise WrongFile("it tells no length, so nobody knows whether it is whole; give data.remote.sha256")
-        _inflate(part, transfer)
-    part.finish()
-
-
-def _inflate(part: Part, transfer: Transfer) -> None:
-    """A gzip file ends with a sum of its content, which is the one thing left to go by."""
-    block = bytearray(BLOCK_BYTES)
-    try:
-        with open_gzip(part.place) as content:
-            while content.readinto(block):
-                pass
-    except EOFError as error:
-        raise EOFError(f"it tells no length, and ends early at byte {part.size:,}") from error
-    except DAMAGE as error:
-        transfer.give_up()
-        raise EOFError(f"it tells no length, and is damaged ({error})") from error
+def _content_range(headers: Any) -> tuple[int | None, int | None]:
+    """First byte and size of the whole by a Content-Range, as far as it gives them."""
+    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
+    first, size = match.groups() if match else (None, None)
+    return None if first is None else int(first), None if size is None else int(size)

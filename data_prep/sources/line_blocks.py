@@ -1,22 +1,119 @@
-"""A stream of bytes cut into blocks of whole lines, at offsets that do not depend on who reads them."""
+"""A raw file's bytes, inflated if need be, in blocks of whole lines at offsets that do not depend on who reads them."""
 
 import mmap
+import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.sources.discover import ROOM_BEFORE, Reader, Source, SourceStream, open_source
+from data_prep.io.atomic import FileDigest, SummedFile
+from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
+from data_prep.sources.discover import DAMAGE, Source, open_gzip
+
+ROOM_BEFORE = BLOCK_BYTES  # before a block: for the start of a line that ends in it
+ROOM_BEHIND = 128  # for a newline, and for what a kernel may read too far
+
+
+class PlainReader:
+    """Bytes of a plain file from an offset, block by block."""
+
+    def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
+        self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
+        self._file.seek(offset)
+        self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
+        self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
+
+    def next_block(self) -> tuple[mmap.mmap, int]:
+        """Memory that holds that number of bytes after ROOM_BEFORE, 0 at the end; valid until the next call."""
+        return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
+
+    def at_end(self) -> bool:
+        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class SourceStream:
+    """All bytes of a file, front to back, inflated if need be; the file is read once, its checksum computed on the way.
+
+    One thread reads and computes the checksum, another inflates, ahead of the consumer.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._file = SummedFile(Path(source.path))
+        self._inflated: Any = None
+        if source.compressed:
+            self._raw = ReadAhead(self._file.readinto)
+            self._inflated = open_gzip(self._raw)
+        fill = self._inflate if source.compressed else self._file.readinto
+        self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
+
+    def _inflate(self, block: memoryview) -> int:
+        try:
+            return int(self._inflated.readinto(block))
+        except EOFError as error:
+            raise UserError(
+                f"{self._source.path}: truncated gzip file, or bytes after its end; get it again"
+            ) from error
+        except DAMAGE as error:
+            raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
+
+    def next_block(self) -> tuple[mmap.mmap, int]:
+        """As that of PlainReader, but nothing is to be asked for after the end.
+
+        Raises:
+            UserError: a compressed file is truncated or damaged.
+        """
+        return self._content.next_block()
+
+    def at_end(self) -> bool:
+        """As that of PlainReader."""
+        return self._content.at_end()
+
+    def consumed(self) -> int:
+        """Position in the file, somewhat ahead of the bytes handed out."""
+        return self._file.position
+
+    def digest(self) -> FileDigest:
+        """Size and checksum of the file, once all has been read."""
+        return self._file.digest()
+
+    def close(self) -> None:
+        """Stop reading ahead and close the file."""
+        self._content.close()
+        if self._inflated is not None:
+            self._inflated.close()
+            self._raw.close()
+        self._file.close()
+
+
+Reader = PlainReader | SourceStream
+
+
+def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
+    """A reader of the uncompressed bytes, in blocks of at most that many where the file is plain.
+
+    A compressed source can only be read from the start.
+    """
+    if source.compressed:
+        if offset:
+            raise ValueError("a compressed source has no random access")
+        return SourceStream(source)
+    return PlainReader(source, offset, block_bytes)
 
 
 class LineBlock(NamedTuple):
-    """Whole lines: buffer[start:end] ends with a newline and has PADDING bytes behind.
+    """Whole lines: buffer[start:end] ends with a newline and is followed by PADDING bytes.
 
-    `offset` is the place of its first byte in the uncompressed source; `is_last` says whether the source ends
-    with it.
+    `offset` is that of its first byte in the uncompressed source; `is_last` says whether the source ends with it.
     """
 
     buffer: NDArray[np.uint8]
@@ -47,7 +144,7 @@ class LineBlocks:
         self._longest = block_bytes
         self._start = self._end = 0
         self._at_end = False
-        # the byte before `offset` tells whether a line starts there
+        # the byte before `offset` shows whether a line starts there
         self._offset = max(offset - 1, 0)
         self._reader = reader or open_source(source, self._offset, block_bytes)
         self._reported = offset

@@ -1,19 +1,38 @@
-"""Published datasets by their configuration: which files, from where, unpacked how; those that are there already."""
+"""Published datasets: which files the configuration names, downloaded and unpacked unless they are there already."""
 
 import re
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest
-from data_prep.io.atomic import FileDigest
-from data_prep.io.disk_space import Need
-from data_prep.sources.archive import archive_origin, unpack_member
-from data_prep.sources.checksums import PUBLISHED, KnownSum, known_sum, note_sums, published_sums, refuse_other_size
-from data_prep.sources.discover import GZIP_RATIO, TEXT_ROW_BYTES, Source, is_tar, own_path, resolve_sources
-from data_prep.sources.download import Patience, RemoteFile, download_all
-from data_prep.sources.partial_file import noted_origin
+from data_prep.io.atomic import FileDigest, SummedFile
+from data_prep.io.disk_space import Need, require_room
+from data_prep.io.progress import Progress, Tally
+from data_prep.sources.checksums import (
+    PUBLISHED,
+    KnownSum,
+    known_sum,
+    note_sums,
+    published_sums,
+    refuse_other,
+    refuse_other_size,
+)
+from data_prep.sources.discover import (
+    DAMAGE,
+    GZIP_RATIO,
+    TEXT_ROW_BYTES,
+    Source,
+    is_gzip,
+    is_tar,
+    open_gzip,
+    own_path,
+    resolve_sources,
+)
+from data_prep.sources.download import BLOCK_BYTES, Origin, PartialFile, Patience, RemoteFile, download_all, find_origin
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
@@ -30,7 +49,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
         raise UserError(f"data.days={data.days}: {'name the days to fetch' if has_days else 'there are no days here'}")
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
-    _refuse_idle_sums(remote)
+    _refuse_unused_sums(remote)
     files = []
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
@@ -45,8 +64,8 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     return files
 
 
-def _refuse_idle_sums(remote: RemoteConfig) -> None:
-    """Raises UserError for a sum of no file that there is."""
+def _refuse_unused_sums(remote: RemoteConfig) -> None:
+    """Raises UserError for the checksum of a file that is not fetched."""
     pattern = re.escape(remote.name).replace(re.escape("{day}"), r"\d+")
     for name in published_sums(remote.sha256):
         if not re.fullmatch(pattern, name) and name != remote.member:
@@ -54,16 +73,16 @@ def _refuse_idle_sums(remote: RemoteConfig) -> None:
 
 
 def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], int]) -> list[Source]:
-    """Have the raw files on disk: as the user put them there, or fetched.
+    """Find the raw files where the user put them, or download them.
 
-    Where there is a finished dataset at `root`, files that are gone are described as it tells of them, for nothing
-    need be done with them.
+    Where there is a finished dataset at `root`, files that are gone are described as its manifest has them, since they
+    are not needed any more.
 
     Args:
-        dataset_bytes: room on the disk that so many rows take until the dataset is made.
+        dataset_bytes: disk space that a number of rows takes until the dataset is made.
 
     Raises:
-        UserError: a file cannot be had, or is not what is known of it.
+        UserError: a download failed, or a file has another checksum or size than the known one.
     """
     remote = data.remote
     directory = raw_directory(data, root)
@@ -73,7 +92,7 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
     names = [file.name for file in files] if remote.member is None else [remote.member]
     paths = [directory / name for name in names]
     if _is_finished(data, root):
-        return _as_finished(root, paths)
+        return _sources_of_finished(root, paths)
     if remote.member is None or not paths[0].exists():
         for file in files:
             if (directory / file.name).exists():
@@ -94,7 +113,7 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
 
 
 def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
-    """Files that the user has somewhere: an archive, or what is in it."""
+    """The user's own files: an archive, or the file that it holds."""
     member = data.remote.member
     if member is None:
         raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or choose data=local")
@@ -102,20 +121,18 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
     path = directory / member
-    if noted_origin(path) == archive_origin(raw):
+    if find_origin(path) == archive_origin(raw):
         if _is_finished(data, root):
-            return _as_finished(root, [path])
+            return _sources_of_finished(root, [path])
     elif path.exists():
-        raise UserError(
-            f"{path}: is there already, and not out of {raw} as it is now; delete it, or leave out data.raw"
-        )
+        raise UserError(f"{path}: is there already, and not from {raw} as it is now; delete it, or leave out data.raw")
     if not path.exists():
         _unpack(data, raw, directory)
     return resolve_sources(str(path))
 
 
 def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
-    """Have the member of an archive in `directory`; the archive's sum is noted where it is one of those there."""
+    """Unpack the archive's member to `directory`; record the checksum of an archive that lies there itself."""
     assert data.remote.member is not None
     digest = unpack_member(archive, data.remote.member, directory, _known(data, directory, archive))
     if archive.parent == directory:
@@ -123,21 +140,21 @@ def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
 
 
 def _is_finished(data: DataConfig, root: Path) -> bool:
-    """Whether there is a dataset that is not to be replaced."""
+    """Whether there is a finished dataset that is not to be replaced."""
     return not data.overwrite and (root / MANIFEST_NAME).exists()
 
 
-def _as_finished(root: Path, paths: Sequence[Path]) -> list[Source]:
-    """The files that are there, and those that are gone as a finished dataset tells of them."""
+def _sources_of_finished(root: Path, paths: Sequence[Path]) -> list[Source]:
+    """The files that are there, and those that are gone as the finished dataset's manifest has them."""
     manifest = load_manifest(root)
     times = manifest.extra.get("source_mtime_ns") or [0] * len(manifest.sources)
-    told = {entry["name"]: (entry["bytes"], time) for entry, time in zip(manifest.sources, times, strict=False)}
+    known = {entry["name"]: (entry["bytes"], time) for entry, time in zip(manifest.sources, times, strict=False)}
     sources = []
     for path in paths:
         if path.exists():
             sources += resolve_sources(str(path))
         else:
-            size, time = told.get(path.name, (0, 0))
+            size, time = known.get(path.name, (0, 0))
             sources.append(Source(str(path), path.name, size, time, compressed=path.suffix == ".gz"))
     return sources
 
@@ -145,7 +162,7 @@ def _as_finished(root: Path, paths: Sequence[Path]) -> list[Source]:
 def _later_needs(
     data: DataConfig, root: Path, directory: Path, dataset_bytes: Callable[[float], int]
 ) -> Callable[[int], list[Need]]:
-    """The room that files will take once they are fetched, by their size: unpacked, and made a dataset."""
+    """The disk space needed once files of a given size are fetched: unpacked, and as a dataset."""
 
     def needs(size: int) -> list[Need]:
         rows = data.remote.rows or size * GZIP_RATIO / TEXT_ROW_BYTES
@@ -156,19 +173,86 @@ def _later_needs(
 
 
 def known_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
-    """What the files must be, as far as anything is published or noted of them."""
+    """The known checksums of the files; None where none is published or recorded."""
     return tuple(_known(data, raw_directory(data, root), Path(source.path)) for source in sources)
 
 
 def _known(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
-    """What is published of a file of that name, or noted of it, if it lies where fetched files are kept."""
+    """The checksum published of a file of that name, or recorded of it, if it lies where fetched files are kept."""
     known = known_sum(directory, path.name, data.remote.sha256)
     is_kept = path.absolute().parent == directory.absolute()
     return known if is_kept or (known is not None and known.told_by == PUBLISHED) else None
 
 
 def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
-    """Note the sums of files that have been read whole and found good, where fetched files are kept."""
+    """Record the checksums of files read whole without fault that lie where fetched files are kept."""
     directory = raw_directory(data, root).absolute()
     pairs = zip(sources, digests, strict=True)
     note_sums(directory, {each.name: found for each, found in pairs if Path(each.path).absolute().parent == directory})
+
+
+def archive_origin(archive: Path) -> Origin:
+    """Origin of a file unpacked from an archive."""
+    status = archive.stat()
+    return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
+
+
+def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | None = None) -> FileDigest:
+    """Take one plain file out of a tar archive, wherever in it it lies, to directory/name; nothing else is written.
+
+    The archive is read to its end, so that gzip's own checksum of its content is compared.
+
+    Args:
+        known: the checksum that the archive must have.
+
+    Returns:
+        size and checksum of the archive.
+
+    Raises:
+        UserError: the archive is damaged, has another checksum or no such file, or the disk has too little space.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with PartialFile(directory / name) as part:
+        part.clear()
+        origin = archive_origin(archive)
+        try:
+            is_there, digest = _copy_member(archive, name, part)
+            refuse_other(archive, known, digest)
+        except (tarfile.TarError, EOFError, *DAMAGE) as error:
+            part.clear()
+            remedy = "delete it and get it again"
+            raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
+        except BaseException:
+            part.clear()
+            raise
+        if not is_there:
+            part.clear()
+            raise UserError(
+                f"{archive}: has no file {name}; get it again, or name your own in data.raw with data=local"
+            )
+        part.finish(origin)
+    return digest
+
+
+def _copy_member(archive: Path, name: str, part: PartialFile) -> tuple[bool, FileDigest]:
+    """Copy the first plain file of that name; whether there was one, and the archive's digest."""
+    is_there = False
+    tally = Tally(0)
+    progress = Progress("unpack", archive.stat().st_size, tally)
+    with SummedFile(archive) as summed, progress:
+        content: Any = open_gzip(summed) if is_gzip(archive) else summed
+        with tarfile.open(fileobj=content, mode="r|") as members:
+            for member in members:
+                # the member's own path is never used, so it cannot lead out of the directory
+                if is_there or not member.isfile() or Path(member.name).name != name:
+                    continue
+                source = members.extractfile(member)
+                assert source is not None
+                require_room([Need(part.partial, member.size, f"to unpack {archive.name}")])
+                while block := source.read(BLOCK_BYTES):
+                    part.append(block)
+                    tally.bytes = summed.position
+                is_there = True
+        while content.read(BLOCK_BYTES):
+            tally.bytes = summed.position
+        return is_there, summed.digest()

@@ -19,15 +19,12 @@ from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter, write_array
 from data_prep.io.atomic import temporary_path
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.criteo import Block, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.diagnose import diagnose_row
-from data_prep.parsing.parquet_chunks import plan_units
+from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.table_csv import parse_table
-from data_prep.parsing.table_parquet import num_rows, read_unit
+from data_prep.parsing.table_parquet import num_rows, plan_chunks, read_chunk
 from data_prep.sources.checksums import refuse_other
-from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, SourceStream
-from data_prep.sources.line_blocks import LineBlock, LineBlocks, count_lines_before
-from data_prep.stages.bayes_scores import TRUTH_SUFFIX
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
+from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import ValueBuffer, write_columns
 from data_prep.stages.encode import encode_block
 from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
@@ -35,6 +32,7 @@ from data_prep.vocabulary.count import Coding
 
 PARSED = "parsed"
 MISSING_AS_ZERO = np.int32(0)
+TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
 COPY_VALUES = 1 << 20
 
 
@@ -97,7 +95,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
             chunks = -(-source.generator.rows // rows)
         elif job.table is not None and job.table.is_parquet:
-            chunks = len(plan_units(source, job.table, job.chunk_bytes))
+            chunks = len(plan_chunks(source, job.table, job.chunk_bytes))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
         tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
@@ -226,7 +224,7 @@ def _parse_parquet(job: Job, table: Table, source: int, chunk: int, worker: Work
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
     with ChunkWriter(job, source, chunk) as files:
-        for block in read_unit(file, table, plan_units(file, table, job.chunk_bytes)[chunk]):
+        for block in read_chunk(file, table, plan_chunks(file, table, job.chunk_bytes)[chunk]):
             files.append(block)
             worker.count(int(len(block.labels) * bytes_per_row), len(block.labels))
         return files.finish()

@@ -1,1 +1,1 @@
-"""Rows made here: days with a known ground-truth model, and random ids."""
+"""Rows made from a formula: days with a known ground-truth model, and random ids; `traces` imitates given accesses."""

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import compile_notice
-from data_prep.config.generator_keys import SyntheticConfig
-from data_prep.config.keys import DataConfig, usable_cpus
+from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
 from data_prep.dataset.format import write_atomically
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import Source, resolve_sources
-from data_prep.stages.bayes_scores import truth_path
+from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
     BLOCK_ROWS,
     GENERATOR_VERSION,
@@ -48,7 +47,7 @@ def synthetic_sources(data: DataConfig, root: Path) -> list[Source]:
 
 
 def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
-    """A small file per day that says all that decides its rows, standing for the raw file."""
+    """A small file per day that determines its rows, in place of the raw file."""
     sources = []
     for day in range(config.days):
         path = directory / f"day_{day}.json"
@@ -62,7 +61,7 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
 
 @lru_cache(maxsize=1)
 def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
-    """A day by its description: the last one used is kept, as a process works through a day's units in turn."""
+    """A day by its description: the last one used is kept, as a process works through a day's chunks in turn."""
     document = json.loads(content)
     document.pop("version")
     day = document.pop("day")

@@ -1,4 +1,4 @@
-"""`data=random`: ids that say nothing, in tables and bags of any size, for measuring speed alone."""
+"""`data=random`: random ids, in tables and bags of any size, for measuring speed alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.generator_keys import IdDistribution, RandomConfig
-from data_prep.config.keys import MAX_TABLE_ROWS
+from data_prep.config.checks import check_ranges
+from data_prep.config.keys import MAX_TABLE_ROWS, IdDistribution, RandomConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.schema import Schema
-from data_prep.synthetic.columns import KAGGLE_CARDINALITIES
+from data_prep.synthetic.teacher import KAGGLE_CARDINALITIES
 
 MLPERF_V2_TABLES = (
     40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
@@ -26,7 +26,7 @@ DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
 
 
 class RandomRows:
-    """See data_prep.synthetic.write.Generator; a shard depends on the configuration and its place alone."""
+    """See data_prep.stages.write_generated.Generator; a shard follows from the keys, its split and its first row."""
 
     def __init__(self, config: RandomConfig, threads: int) -> None:
         """Raises UserError for values that cannot work."""
@@ -50,19 +50,19 @@ class RandomRows:
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """Rows of a split."""
-        place = [self._config.seed, SPLITS.index(split), start]
-        rng = _generator([*place, 0])
+        key = [self._config.seed, SPLITS.index(split), start]
+        rng = _generator([*key, 0])
         labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
         dense = rng.random((rows, self._config.num_dense), np.float32)
         with ThreadPoolExecutor(self._threads) as executor:
-            columns = list(executor.map(lambda i: self._column(i, [*place, 1 + i], rows), range(len(self._tables))))
+            columns = list(executor.map(lambda i: self._column(i, [*key, 1 + i], rows), range(len(self._tables))))
         one_hot = [c.values for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
         bags = tuple(c for c, ragged in zip(columns, self._is_ragged, strict=True) if ragged)
         sparse = np.stack(one_hot, axis=1) if one_hot else np.empty((rows, 0), np.int32)
         return ShardArrays(labels, dense, sparse, bags)
 
-    def _column(self, feature: int, place: list[int], rows: int) -> Bags:
-        rng = _generator(place)
+    def _column(self, feature: int, key: list[int], rows: int) -> Bags:
+        rng = _generator(key)
         lengths = np.full(rows, self._sizes[feature], np.int64)
         if self._config.bags_vary:
             lengths = rng.integers(1, self._sizes[feature] + 1, rows)
@@ -70,12 +70,12 @@ class RandomRows:
         return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
 
     def extra(self) -> dict[str, Any]:
-        """Nothing more to tell."""
+        """No further figures."""
         return {}
 
 
-def _generator(place: list[int]) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(place)))
+def _generator(key: list[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:
@@ -87,12 +87,12 @@ def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, co
         return (np.minimum(rng.pareto(exponent, count), 2.0**62).astype(np.int64) % table_rows).astype(np.int32)
     power = 1.0 - exponent  # the inverse of the distribution of a continuous bounded power law
     span = (table_rows + 1.0) ** power - 1.0
-    places = (span * rng.random(count) + 1.0) ** (1.0 / power)
-    return np.minimum(places.astype(np.int64) - 1, table_rows - 1).astype(np.int32)
+    numbers = (span * rng.random(count) + 1.0) ** (1.0 / power)
+    return np.minimum(numbers.astype(np.int64) - 1, table_rows - 1).astype(np.int32)
 
 
 def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
-    """Ids per bag, the most where bags vary, of every feature.
+    """Ids per bag, the maximum where bags vary, of every feature.
 
     Raises:
         UserError: not a size per feature.
@@ -113,13 +113,8 @@ def validate_random(config: RandomConfig) -> None:
     tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
     if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
         raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")
-    for key, limit in (("rows", 1), ("eval_rows", 0), ("num_dense", 0), ("seed", 0)):
-        if getattr(config, key) < limit:
-            raise UserError(f"data.random.{key}={getattr(config, key)}: must be at least {limit}")
-    if config.max_rows_per_table is not None and config.max_rows_per_table < 1:
-        raise UserError(f"data.random.max_rows_per_table={config.max_rows_per_table}: must be at least 1")
-    if not 0 <= config.click_rate <= 1:
-        raise UserError(f"data.random.click_rate={config.click_rate}: give a share, 0 <= share <= 1")
+    ranges = {"rows": "1 <= x", "eval_rows": "0 <= x", "num_dense": "0 <= x", "seed": "0 <= x"}
+    check_ranges("data.random", config, ranges | {"max_rows_per_table": "1 <= x", "click_rate": "0 <= x <= 1"})
     if config.exponent is not None:
         if config.distribution is IdDistribution.uniform:
             raise UserError("data.random.exponent: has no effect with data.random.distribution=uniform; leave it out")

@@ -7,17 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.schema import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from data_prep.parsing.criteo import Block
-from data_prep.stages.bayes_scores import PROBABILITY_BITS, PROBABILITY_STEPS
-from data_prep.synthetic.columns import criteo_columns
+from data_prep.synthetic.bayes_scores import PROBABILITY_BITS, PROBABILITY_STEPS
 from data_prep.synthetic.teacher import (
     PAIR_DEVIATION,
     SINGLE_DEVIATION,
     TRIPLE_DEVIATION,
     Teacher,
     category_ranks,
+    criteo_columns,
     integers_from_normal,
     make_teacher,
     teacher_logits,
@@ -59,7 +59,7 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
 
 
 def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
-    """Scale a teacher as drawn by what it gives for a sample of rows."""
+    """Scale a teacher as drawn by its logits on a sample of rows."""
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
@@ -121,17 +121,17 @@ def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tupl
     return integers, rng.random(integers.shape, np.float32) >= teacher.integer_missing
 
 
-def label_steps(logits: NDArray[np.float64], place: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them by the numbers of `place`."""
+def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
     steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
-    drawn = seeded([*place, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
+    drawn = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
     return steps, (drawn < steps).astype(np.int32)
 
 
-def seeded(place: list[int]) -> np.random.Generator:
-    """Random numbers that depend on `place` alone."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(place)))
+def seeded(key: list[int]) -> np.random.Generator:
+    """Random numbers that depend on `key` alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
@@ -159,7 +159,7 @@ def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
 
 
 def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
-    """The rows as parsing their text would give them: what is missing is 0."""
+    """The rows as parsing their text would give them: missing fields are 0."""
     drawn = rows.drawn
     dense = np.where(drawn.integer_present, drawn.integers, np.int32(0))
     sparse = np.empty(drawn.ranks.shape, np.uint32)
@@ -187,7 +187,7 @@ def category_values(ranks, present, salt, values):  # type: ignore[no-untyped-de
 
 @jit
 def _write_integer(value, text, position):  # type: ignore[no-untyped-def]
-    """Write a decimal integer; the position behind it."""
+    """Write a decimal integer; the position after it."""
     number = np.int64(value)
     if number < 0:
         text[position] = 45  # minus
@@ -198,8 +198,8 @@ def _write_integer(value, text, position):  # type: ignore[no-untyped-def]
     while rest > 0:
         length += 1
         rest //= 10
-    for place in range(position + length - 1, position - 1, -1):
-        text[place] = 48 + number % 10
+    for digit in range(position + length - 1, position - 1, -1):
+        text[digit] = 48 + number % 10
         number //= 10
     return position + length
 

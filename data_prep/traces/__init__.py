@@ -1,1 +1,1 @@
-"""Locality of accesses: stack distances of a trace, and accesses generated with the same locality."""
+"""Locality of given accesses: profiles of stack distances, and rows with the same; `synthetic` needs no example."""

@@ -1,4 +1,4 @@
-"""`data=trace`: rows whose ids have the locality of a profiled trace, with labels of a planted model."""
+"""`data=trace`: rows whose ids have the locality of a profiled trace, with labels of a ground-truth model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig, TraceConfig
+from data_prep.config.checks import check_ranges
+from data_prep.config.keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.encoding.dense import encode_dense
-from data_prep.stages.bayes_scores import PROBABILITY_STEPS, bayes_scores
-from data_prep.synthetic.columns import Columns
+from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.rows import (
     CALIBRATION_BLOCK,
     CALIBRATION_ROWS,
@@ -27,16 +27,15 @@ from data_prep.synthetic.rows import (
     logits_of,
     seeded,
 )
-from data_prep.synthetic.teacher import Teacher, make_teacher
+from data_prep.synthetic.teacher import Columns, Teacher, make_teacher
 from data_prep.traces.histogram import TableProfile, load_profiles
-from data_prep.traces.length import warn_of_length
-from data_prep.traces.sampler import AccessGenerator
+from data_prep.traces.sampler import AccessGenerator, warn_of_length
 
 LENGTHS_SEED = 0xBA6
 
 
 class TraceRows:
-    """See data_prep.synthetic.write.Generator. A table's accesses run on from train through val to test."""
+    """See data_prep.stages.write_generated.Generator. A table's accesses run on from train through val to test."""
 
     def __init__(self, config: TraceConfig, threads: int) -> None:
         """Raises UserError for values that cannot work, or a file that is no profile."""
@@ -63,7 +62,7 @@ class TraceRows:
         self._counts = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS}
 
     def _make_teacher(self) -> Teacher:
-        """A planted model without interactions, scaled on rows whose ids are all as likely, as in the long run."""
+        """A ground-truth model without interactions, scaled on rows whose ids are all as likely, as in the long run."""
         config = self._config
         synthetic = SyntheticConfig(seed=config.seed, click_rate=config.click_rate, difficulty=config.difficulty)
         sizes = np.array(list(self.num_embeddings.values()), np.int64)
@@ -73,13 +72,13 @@ class TraceRows:
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """The next rows of a split."""
-        place = [self._config.seed, 1 + SPLITS.index(split), start]
+        key = [self._config.seed, 1 + SPLITS.index(split), start]
         with ThreadPoolExecutor(self._threads) as executor:
-            columns = list(executor.map(lambda i: self._column(i, place, rows), range(len(self._profiles))))
-        integers, present = draw_integers(self._teacher, seeded(place), rows)
+            columns = list(executor.map(lambda i: self._column(i, key, rows), range(len(self._profiles))))
+        integers, present = draw_integers(self._teacher, seeded(key), rows)
         first, filled = (np.stack(arrays, axis=1) for arrays in zip(*map(first_ids, columns), strict=True))
         logits = logits_of(self._teacher, Rows(integers, present, first, filled, np.zeros(0)))
-        steps, labels = label_steps(logits, place)
+        steps, labels = label_steps(logits, key)
         for label in (0, 1):
             self._counts[split][label] += np.bincount(steps[labels == label], minlength=PROBABILITY_STEPS)
         one_hot = [c.ids for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
@@ -88,17 +87,17 @@ class TraceRows:
         dense = encode_dense(np.where(present, integers, np.int32(0)))
         return ShardArrays(labels[:, None], dense, sparse, bags)
 
-    def _column(self, feature: int, place: list[int], rows: int) -> Bags:
+    def _column(self, feature: int, key: list[int], rows: int) -> Bags:
         lengths = np.ones(rows, np.int64)
         if self._is_ragged[feature]:
-            rng = seeded([*place, feature, LENGTHS_SEED])
+            rng = seeded([*key, feature, LENGTHS_SEED])
             counts = self._profiles[feature].bag_lengths
             lengths = rng.choice(len(counts), rows, p=counts / counts.sum())
         offsets = offsets_of(lengths)
         return Bags(self._accesses[feature].draw(int(offsets[-1])), offsets)
 
     def extra(self) -> dict[str, Any]:
-        """The planted truth's scores, as data=synthetic's."""
+        """The best possible scores, as of data=synthetic."""
         total = np.sum(list(self._counts.values()), axis=0)
         splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}
         return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}
@@ -112,8 +111,8 @@ def mean_bag(profile: TableProfile) -> float:
 def first_ids(bags: Bags) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The first id of every bag [rows], and whether it has any."""
     filled = bags.lengths > 0
-    places = np.minimum(bags.offsets[:-1], max(0, len(bags.values) - 1))
-    first = bags.values[places] if len(bags.values) else np.zeros(len(filled), np.int32)
+    indices = np.minimum(bags.offsets[:-1], max(0, len(bags.values) - 1))
+    first = bags.values[indices] if len(bags.values) else np.zeros(len(filled), np.int32)
     return np.where(filled, first, np.int32(0)), filled
 
 
@@ -121,10 +120,5 @@ def validate_trace(config: TraceConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.profile:
         raise UserError("data.trace.profile: not given; make one with python -m data_prep.profile")
-    for key, value, limit in (("rows", config.rows, 1), ("eval_rows", config.eval_rows, 0), ("seed", config.seed, 0)):
-        if value is not None and value < limit:
-            raise UserError(f"data.trace.{key}={value}: must be at least {limit}")
-    if not 0 < config.click_rate < 1:
-        raise UserError(f"data.trace.click_rate={config.click_rate}: give a share, 0 < share < 1")
-    if not config.difficulty >= 0.1:
-        raise UserError(f"data.trace.difficulty={config.difficulty}: must be at least 0.1")
+    ranges = {"rows": "1 <= x", "eval_rows": "0 <= x", "seed": "0 <= x", "click_rate": "0 < x < 1"}
+    check_ranges("data.trace", config, ranges | {"difficulty": "0.1 <= x < inf"})

@@ -1,4 +1,6 @@
-"""Accesses with the locality of a profile: ids chosen by their depth in an LRU stack."""
+"""Accesses with the locality of a profile: ids chosen by their depth in an LRU stack; warnings about their number."""
+
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from data_prep.traces.stack_distance import LruStack, move_to_top, push, slot_at
 
 PIECE = 1 << 16
 ACCESS_SEED = 0x7ACE
-# places in `state`: accesses so far, ids used so far, bins that are wholly or partly in reach, draws left within them,
+# indices in `state`: accesses so far, ids used so far, bins that are wholly or partly in reach, draws left within them,
 # first uses still to come in the present bin of time, that bin
 DONE, USED, IN_REACH, LEFT, NEW_LEFT, TIME_BIN = range(6)
 
@@ -69,25 +71,25 @@ def fill_tree(urn, tree):  # type: ignore[no-untyped-def]
 @jit
 def _take(tree, urn, draw):  # type: ignore[no-untyped-def]
     """Take the draw-th distance from the urn: its bin."""
-    place, step = 0, 1
+    index, step = 0, 1
     while step * 2 < len(tree):
         step *= 2
     while step > 0:
-        if place + step < len(tree) and tree[place + step] <= draw:
-            place += step
-            draw -= tree[place]
+        if index + step < len(tree) and tree[index + step] <= draw:
+            index += step
+            draw -= tree[index]
         step >>= 1
-    urn[place] -= 1
-    position = place + 1
+    urn[index] -= 1
+    position = index + 1
     while position < len(tree):
         tree[position] -= 1
         position += position & -position
-    return place
+    return index
 
 
 @jit
 def _is_first_use(uniform, length, first_uses, starts, state):  # type: ignore[no-untyped-def]
-    """Whether the next access is of a new id: as many in each bin of time as in the profile, at random places."""
+    """Whether the next access is of a new id: as many in each bin of time as in the profile, at random positions."""
     done = state[DONE]
     if done >= length:
         return False
@@ -116,12 +118,12 @@ def _draw_depth(uniform, distances, nearest, farthest, urn, tree, state):  # typ
             state[LEFT] += urn[i]
         if state[LEFT] == 0:  # the profile has no distance that could be: any id will do
             return min(np.int64(uniform * deep), deep - 1)
-    place = uniform * state[LEFT]
-    draw = min(np.int64(place), state[LEFT] - 1)
+    target = uniform * state[LEFT]
+    draw = min(np.int64(target), state[LEFT] - 1)
     state[LEFT] -= 1
     chosen = _take(tree, urn, draw)
     low, high = nearest[chosen], min(farthest[chosen] + 1, deep)
-    return low + min(np.int64((place - draw) * (high - low)), high - low - 1)
+    return low + min(np.int64((target - draw) * (high - low)), high - low - 1)
 
 
 @jit
@@ -143,3 +145,37 @@ def draw_accesses(ids, uniform, profile, urn, counts, own, stack):  # type: igno
                 move_to_top(slot, words, tree, id_at, slot_of, state)
         ids[i] = identity
         own[DONE] += 1
+
+
+TOLERANCE = 0.01  # difference in hit rate without a warning
+
+
+def share_used_before(profile: TableProfile, accesses: int) -> float:
+    """Share of the first `accesses` that are to ids used before: the maximum hit rate of any cache.
+
+    First uses come as they came in the profiled trace, and none come after its end (AccessGenerator).
+    """
+    first_uses = np.concatenate(([0], np.cumsum(profile.first_uses)))
+    return 1 - float(np.interp(accesses, np.minimum(BIN_STARTS, profile.accesses), first_uses)) / max(1, accesses)
+
+
+def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], asked: str, profiled: str) -> None:
+    """Warn on stderr if the generated accesses cannot have the profile's hit rates.
+
+    Args:
+        accesses: to be generated, per table.
+        asked, profiled: the two numbers, as the warning names them.
+    """
+    shares = {name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in
+              profiles.items()}  # fmt: skip
+    name = max(shares, key=lambda table: abs(shares[table][0] - shares[table][1]))
+    here, there = shares[name]
+    if abs(here - there) <= TOLERANCE:
+        return
+    why = "its end adds no new ids" if accesses[name] > profiles[name].accesses else "it is like the trace's beginning"
+    print(
+        f"warning: {asked}, but the profile is of {profiled}: {why}. At some size a cache's hit rate is at least "
+        f"{abs(here - there):.3f} off: accesses to ids used before are {100 * here:.1f} % in {name}, in the profile "
+        f"{100 * there:.1f} %. Generate as many as were profiled, or profile a trace of the length you want",
+        file=sys.stderr,
+    )

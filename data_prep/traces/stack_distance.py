@@ -14,7 +14,7 @@ WORD_BITS = 64
 MIN_WORDS = 64
 NEAR_WORDS = 4  # so close to the top of the stack counting the bits is faster than asking the tree
 NEVER = -1
-NEXT, LIVE = 0, 1  # places in `state`: the next free slot, the number of ids in the stack
+NEXT, LIVE = 0, 1  # indices in `state`: the next free slot, the number of ids in the stack
 
 
 class LruStack:
@@ -86,7 +86,7 @@ def _count_up_to(words, tree, slot):  # type: ignore[no-untyped-def]
 
 @jit
 def _count_after(words, tree, slot, state):  # type: ignore[no-untyped-def]
-    """Set bits behind `slot`."""
+    """Set bits after `slot`."""
     word, last = slot >> 6, (state[NEXT] - 1) >> 6
     if last - word > NEAR_WORDS:
         return state[LIVE] - _count_up_to(words, tree, slot)
@@ -98,17 +98,17 @@ def _count_after(words, tree, slot, state):  # type: ignore[no-untyped-def]
 
 @jit
 def _select_in_word(word, rank):  # type: ignore[no-untyped-def]
-    """Place of the set bit that has `rank` others below it."""
-    place = np.uint64(0)
+    """Index of the set bit that has `rank` others below it."""
+    index = np.uint64(0)
     width = np.uint64(32)
     while width > np.uint64(0):
         below = np.int64(count_ones(word & ((np.uint64(1) << width) - np.uint64(1))))
         if rank >= below:
             rank -= below
             word >>= width
-            place += width
+            index += width
         width >>= np.uint64(1)
-    return np.int64(place)
+    return np.int64(index)
 
 
 @jit

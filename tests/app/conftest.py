@@ -14,10 +14,7 @@ import pytest
 import torch
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
-from app.config.bench import BenchConfig
-from app.config.doctor import DoctorConfig
-from app.config.export import ExportConfig
-from app.config.recommend import RecommendConfig
+from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
 from app.runtime import platform
 from common.cli import run_command
 from tests.app import inject

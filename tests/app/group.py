@@ -12,14 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import optimizer, sharding, train
-from app.config import CONFIG_DIR, AppConfig
-from app.config.validation import validate
-from app.record import Record, read_summary
+from app import train
+from app.config import CONFIG_DIR, AppConfig, validate
+from app.optimizer.build import set_learning_rate
+from app.record.directory import RunDirectory
+from app.record.reading import read_summary
 from app.runtime import platform
 from app.runtime.signals import StopRequest
+from app.sharding import execute
 from app.training import session
-from app.training.run import Run
+from app.training.run import TrainingRun
 from common.cli import compose_config, run_command
 from data_prep.dataset.format import load_manifest
 
@@ -103,12 +105,12 @@ def _runs(cases: list[list[str]], out: str) -> None:
     here = platform.start(configs[0].runtime, seed=0, deterministic=True)
     summaries = []
     for config in configs:
-        root, record = Path(config.data.path or ""), Record(Path(config.run.dir), here.rank)
+        root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), here.rank)
         validate(config)
         here.on_rank_0(record.open)
-        Run(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
-        summaries.append(read_summary(record.directory) if here.rank == 0 else None)
-        record.give_up()
+        TrainingRun(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
+        summaries.append(read_summary(record.path) if here.rank == 0 else None)
+        record.release()
     if here.rank == 0:
         Path(out).write_text(json.dumps(summaries))
     dist.barrier()
@@ -120,13 +122,13 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
     validate(config)
     root = Path(config.data.path or "")
     this = session.build(config, here, root, load_manifest(root))
-    sharding.tables.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
+    execute.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
     initial_digest = this.parameters_digest()
     losses: list[float] = []
     epoch = 0
     while len(losses) < (config.train.max_steps or 0):
         for batch in this.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
-            optimizer.set_learning_rate(this.optimizer, config.optimizer.lr)
+            set_learning_rate(this.optimizer, config.optimizer.lr)
             this.optimizer.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
             loss.backward()
@@ -135,7 +137,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
             if len(losses) == config.train.max_steps:
                 break
         epoch += 1
-    means = session.mean_over_ranks(here, torch.tensor(losses).numpy())
+    means = here.mean(torch.tensor(losses).numpy())
     sums: Counter[str] = Counter()
     for name, values in this.parameters():
         sums[name] += float(values.astype("float64").sum())

@@ -17,7 +17,7 @@ import torch
 
 from app.checkpoint import files, saver
 from app.data import shards
-from app.training import run, session
+from app.training import loop, run, session, stop
 
 
 def at_call(
@@ -58,7 +58,7 @@ def terminate_twice(*_: Any, **__: Any) -> None:
 
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
-    run.Run._interrupted = lambda self, now: now == step  # type: ignore[method-assign]
+    stop.StopCheck.requested = lambda self, now: now == step  # type: ignore[method-assign]
 
 
 def limit_file_size(size: int) -> None:
@@ -68,11 +68,11 @@ def limit_file_size(size: int) -> None:
 
 def fill_disk(number: int) -> None:
     """The `number`-th checkpoint fills its disk, and training meets that before the checkpoint's own thread does."""
-    train, training_failed = run.loop.train, threading.Event()
+    train, training_failed = loop.TrainingLoop.run, threading.Event()
 
-    def noticed(*arguments: Any) -> str:
+    def noticed(self: loop.TrainingLoop) -> str:
         try:
-            return train(*arguments)
+            return train(self)
         except Exception:
             training_failed.set()
             raise
@@ -83,7 +83,7 @@ def fill_disk(number: int) -> None:
                 file.write(bytes(4096))
         assert training_failed.wait(100)
 
-    run.loop.train = noticed
+    loop.TrainingLoop.run = noticed  # type: ignore[method-assign]
     at_call(saver.dcp, "save", number, fill)
 
 
@@ -95,12 +95,12 @@ def limit_memory(step: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
         torch.empty(1 << 34)
 
-    at_call(run.optimizer, "set_learning_rate", step, act)
+    at_call(session.Session, "set_learning_rate", step, act)
 
 
 def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The `number`-th step's loss is what `spoil` makes of it."""
-    make, count = run.losses.make_loss, [0]
+    make, count = session.make_loss, [0]
 
     def spoiled(*arguments: Any) -> Any:
         loss = make(*arguments)
@@ -111,7 +111,7 @@ def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> No
 
         return replacement
 
-    run.losses.make_loss = spoiled
+    session.make_loss = spoiled
 
 
 def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def spoil_table(step: int) -> None:
     saved: list[session.Session] = []
     build = session.build
     session.build = lambda *arguments: saved.append(build(*arguments)) or saved[0]  # type: ignore[func-returns-value]
-    at_call(run.optimizer, "set_learning_rate", step, act)
+    at_call(session.Session, "set_learning_rate", step, act)
 
 
 def in_evaluation(*_: Any) -> bool:
@@ -143,24 +143,24 @@ def in_process_1(*_: Any) -> bool:
 
 
 FAULTS: dict[str, Callable[[int], None]] = {
-    "in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, kill_job),
+    "in the step": lambda n: at_call(session.Session, "set_learning_rate", n, kill_job),
     "before the save": lambda n: at_call(saver.dcp, "save", n, kill_job),
-    "in the save": lambda n: at_call(files, "complete", n, kill_job),
+    "in the save": lambda n: at_call(files, "publish", n, kill_job),
     "before the rename": lambda n: at_call(os, "rename", n, kill_job, lambda a, b: str(a).endswith(files.PART)),
     "after the rename": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.LATEST),
     "before the best": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.BEST),
     "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill_job, lambda p, **_: str(p).endswith(files.OLD)),
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
-    "signal in the step": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate),
-    "two signals": lambda n: at_call(run.optimizer, "set_learning_rate", n, terminate_twice),
+    "signal in the step": lambda n: at_call(session.Session, "set_learning_rate", n, terminate),
+    "two signals": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
     "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "disk filled": fill_disk,
     "no memory": limit_memory,
-    "another user": lambda uid: at_call(run.Record, "open", 1, lambda *_: os.seteuid(uid)),
+    "another user": lambda uid: at_call(run.RunDirectory, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: [spoil_loss(k, lambda loss: loss * float("inf")) for k in range(n, n + 20)] and None,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.bench import FAMILIES
+from app.config.commands import FAMILIES
 from tests.app.conftest import Command
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",

@@ -11,7 +11,7 @@ from app.launch import first_failure
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.test_train import losses, summary
+from tests.app.run_files import losses, summary
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -81,7 +81,7 @@ def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path
     assert status == 128 + signal.SIGKILL, err
     first, second = err.split("resume: from runs/x/checkpoints/step_00000025")
     for part in (first, second):
-        lines = [line for line in part.splitlines() if line.startswith("error: process 0: another process is gone")]
+        lines = [line for line in part.splitlines() if line.startswith("error: process 0: another process is lost")]
         assert len(lines) == 1, err
     assert "so checkpoint.resume is auto now, not never" in first
     assert "error: process 1 was ended by SIGKILL" not in first

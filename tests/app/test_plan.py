@@ -10,7 +10,7 @@ import pytest
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
-from tests.told import error_line
+from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
 ROWS = [40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4,
@@ -132,7 +132,7 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
     sizes = json.dumps(list(NUM_EMBEDDINGS.values()))
     planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=2")
     for overrides, plan, said in (
-        ([], ["topology.devices_per_node=2"], "made for 2 processes, here are 1"),
+        ([], ["topology.devices_per_node=2"], "made for 2 processes, but there are 1"),
         ([], ["plan.num_embeddings=[50,7,300]"], "made for other tables: the model has t_cat_3"),
         ([], ["plan.num_embeddings=[50,7,300,5]"], "t_cat_3: made for another table, of 5 rows; here it has 4 rows"),
         (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),

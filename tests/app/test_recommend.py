@@ -17,7 +17,7 @@ from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
-from tests.told import error_line
+from tests.error_lines import error_line
 
 ROWS, HELD_OUT = 700, 100
 NAMES = [*CRITEO.dense, *CRITEO.sparse]

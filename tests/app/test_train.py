@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import OptimizerName
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
-from tests.told import error_line
+from tests.app.run_files import events, losses, summary, wait_for
+from tests.error_lines import error_line
 
 SUMMARY_KEYS = {"status", "steps", "samples", "world_size", "parameters", "train", "eval", "throughput", "memory",
                 "power", "seconds", "digest", "best", "utilisation", "phase_seconds"}  # fmt: skip
-
-
-def summary(run: Path) -> dict[str, Any]:
-    return json.loads((run / "summary.json").read_bytes())
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [event for event in events if event["event"] == kind]
-
-
-def losses(run: Path) -> list[float]:
-    return [event["loss"] for event in events(run, "train")]
 
 
 def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
@@ -281,16 +268,3 @@ def test_a_global_batch_that_does_not_divide(run_app: Command, dataset: Path) ->
     done = run_app("train", *SMALL, f"data.path={dataset}", "train.global_batch_size=63", processes=2)
     assert done.returncode != 0
     assert done.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1
-
-
-def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert all(fork.exitcode is None for fork in forks), "ended before it was stopped"
-        try:
-            if os.path.exists(path) and condition():
-                return
-        except ValueError:  # a line half-written
-            pass
-        time.sleep(0.005)
-    raise AssertionError(f"nothing to wait for in {path}")

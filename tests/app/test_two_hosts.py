@@ -15,7 +15,7 @@ import pytest
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.test_train import events, losses, summary
+from tests.app.run_files import events, losses, summary
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
 CLONE_NEWNET = 0x40000000  # <sched.h>
@@ -89,7 +89,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         ended = [launcher.end() for launcher in launchers]
         said = [err for _, err in ended]
         told = [
-            re.findall(r"error: process (\d): another process is gone or out of reach \(([^;]+);", err) for err in said
+            re.findall(r"error: process (\d): another process is lost or unreachable \(([^;]+);", err) for err in said
         ]
         (process, reason), (other, its_reason) = (one for (one,) in told)  # each end says one thing
         assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.app.conftest import REPOSITORY, SMALL, Command
 from tests.app.datasets import write_dataset
-from tests.told import error_line
+from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.config.generator_keys import SyntheticConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.engine.executor import Counters
 from data_prep.sources.discover import resolve_sources
 from data_prep.synthetic.days import generate_days
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
-from tests.told import error_line
+from tests.error_lines import error_line
 
 
 def test_raw_rows_inside_the_dataset_are_not_removed(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.dataset.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.workspace import locked
-from data_prep.exchange.export import export_multi_hot, export_npy
-from data_prep.exchange.export_bin import export_bin
+from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
 from data_prep.exchange.importer import import_bin, import_npy
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset

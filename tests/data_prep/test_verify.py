@@ -11,8 +11,8 @@ from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
+from tests.error_lines import error_line
 from tests.forks import run_module
-from tests.told import error_line
 
 
 @pytest.fixture

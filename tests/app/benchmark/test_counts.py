@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.benchmark import ceilings, dense, inference, tables
-from app.benchmark.case import Case, result
-from app.benchmark.describe import table
+from app.benchmark import operators, steps
+from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
-from app.benchmark.timing import Timing, measure
 from app.config import ModelConfig, TablePrecision
+from app.metrics import ceilings
+from app.metrics.ceilings import WorkTiming, time_work
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
@@ -26,13 +26,13 @@ def by_name(cases: Iterator[Case]) -> dict[str, Case]:
 
 def test_bytes_of_lookups_and_updates() -> None:
     ids, rows, pooled = 8 * 6, 8 * 6 * 4, 8 * 3 * 4
-    assert tables.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
+    assert operators.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
     for optimizer, state in (("sgd", 0), ("adagrad", rows), ("rowwise_adagrad", ids), ("adam", 2 * rows)):
-        assert tables.update_bytes(SHAPE, optimizer) == 4 * (ids + pooled + 2 * (rows + state)), optimizer
+        assert operators.update_bytes(SHAPE, optimizer) == 4 * (ids + pooled + 2 * (rows + state)), optimizer
 
 
 def test_flops_are_those_of_the_formulas() -> None:
-    found = by_name(dense.cases(SHAPE, MODEL, CPU, torch.float32))
+    found = by_name(operators.dense_cases(SHAPE, MODEL, CPU, torch.float32))
     vectors, dim, batch = 4, 4, 8
     pairs = vectors * vectors  # as executed: the whole symmetric product
     assert found["interaction/dot_forward"].flops == batch * pairs * 2 * dim
@@ -46,11 +46,11 @@ def test_flops_are_those_of_the_formulas() -> None:
     assert found["mlp/over_arch_forward"].flops == batch * 2 * (over * 16 + 16)
     weights = 5 * 16 + 16 + 16 * 4 + 4
     assert found["mlp/dense_arch_forward"].bytes == 4 * (weights + batch * (5 + 16 + 4))
-    assert dense.count(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
+    assert operators.dense_parameters(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
 
 
 def test_all_lookups_run_and_tell_their_samples() -> None:
-    found = by_name(tables.cases(SHAPE, CPU))
+    found = by_name(operators.lookup_cases(SHAPE, CPU))
     assert {"embedding_bag/torch_sgd_sum_train", "embedding_bag/tbe_sgd_mean_forward",
             "embedding_bag/tbe_rowwise_adagrad_sum_train"} <= set(found)  # fmt: skip
     for case in found.values():
@@ -70,14 +70,14 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
 
 
 def test_timing_of_a_known_wait() -> None:
-    timing = measure(lambda: time.sleep(0.01), CPU, seconds=0.1)
+    timing = time_work(lambda: time.sleep(0.01), CPU, seconds=0.1)
     assert 0.01 <= timing.p10 <= timing.median <= timing.p90
     assert timing.runs_per_sample == 1
     assert timing.samples >= 5
-    short = measure(lambda: None, CPU, seconds=0.01)
+    short = time_work(lambda: None, CPU, seconds=0.01)
     assert short.runs_per_sample > 100
     assert short.p99 is None
-    one = measure(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
+    one = time_work(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
     assert (one.runs_per_sample, one.samples) == (1, 30)
     assert one.p95 is not None
     assert one.p99 is not None
@@ -89,7 +89,7 @@ def test_bytes_of_scoring() -> None:
     for precision, bytes_a_row in row.items():
         samples, pooled = 8 * (5 + 1), 8 * 3 * 4
         wanted = ids * (4 + bytes_a_row) + 4 * (samples + pooled + 100)
-        assert inference.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
+        assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
 
 
 def test_ceilings_and_shares() -> None:
@@ -99,11 +99,11 @@ def test_ceilings_and_shares() -> None:
     better = ceilings.higher(found, found._replace(bytes_per_second=1e15))
     assert better == (1e15, found.flops_per_second, "float32")
     limits = ceilings.Ceilings(1e9, 2e9, "float32")
-    figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), Timing(1e-6, 1e-6, 2e-6, 5, 1), limits)
+    figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)
     assert figures["samples_per_second"] == pytest.approx(1e7)
     assert figures["share_of_bandwidth"] == pytest.approx(0.5)
     assert figures["share_of_matrix_rate"] == pytest.approx(2.0)
-    lines = table([figures], limits).splitlines()
+    lines = results_table([figures], limits).splitlines()
     assert len({len(line) for line in lines[2:]}) == 1
     assert "200%" in lines[-1]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
-from tests.app.test_train import losses, summary
+from tests.app.run_files import losses, summary
 from tests.once import made_once
 
 COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
 from data_prep.dataset.format import digest_file
 from tests.app.conftest import SMALL, Command
@@ -67,9 +67,9 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_hide_a_command, "it asks for posix.system"),
-        (_be_a_command, "it asks for posix.system"),
-        (_reach_for_a_method, "it asks for __init__ of"),
+        (_hide_a_command, "it contains posix.system"),
+        (_be_a_command, "it contains posix.system"),
+        (_reach_for_a_method, "it contains __init__ of"),
         (_call_a_tensor_bytes, "is not a tensor"),
         (lambda metadata, command: {}, "not a checkpoint's metadata"),
     ],

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from app import checkpoint
-from app.checkpoint import resume, staging
+from app.checkpoint import model_state
+from app.checkpoint.files import BEST, pointed_to, verify, whole_checkpoints
+from app.checkpoint.model_state import local_tensors, stage, tensors_of
+from app.checkpoint.saver import Saver
 from app.config import CONFIG_DIR, AppConfig
 from app.runtime import rng
 from app.runtime.platform import Runtime
-from app.training import session
-from app.training.state import State
+from app.training import resume, session
+from app.training.state import RunState
 from common.cli import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -27,63 +29,63 @@ def this(here: Runtime, dataset: Path) -> session.Session:
     return session.build(config, here, dataset, load_manifest(dataset))
 
 
-def save(saver: checkpoint.Saver, this: session.Session, step: int, best: bool = False) -> None:
-    saver.save(step, this.model, this.optimizer, resume.saved(this, State(step=step), {}), best)
+def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
+    saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best)
 
 
 def tensors(this: session.Session) -> dict[str, Any]:
-    return checkpoint.tensors_of(this.model, this.optimizer)
+    return tensors_of(this.model, this.optimizer)
 
 
 def values(nest: Any) -> list[np.ndarray]:
-    return [local.values.numpy().copy() for local in checkpoint.local_tensors(nest)]
+    return [local.values.numpy().copy() for local in local_tensors(nest)]
 
 
 def add_one(this: session.Session) -> None:
     with torch.no_grad():
-        for local in checkpoint.local_tensors(tensors(this)):
+        for local in local_tensors(tensors(this)):
             local.values.add_(1)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: session.Session, tmp_path: Path) -> None:
-    saver = checkpoint.Saver(tmp_path, keep=2, asynchronous=asynchronous, local_world_size=1)
+    saver = Saver(tmp_path, keep=2, asynchronous=asynchronous, local_world_size=1)
     before = values(tensors(this))
     save(saver, this, 3)
     add_one(this)  # training goes on
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
-    checkpoint.verify(tmp_path / "step_00000003")
-    read = checkpoint.stage(tensors(this))
-    resume.read_tensors(tmp_path / "step_00000003", read)
+    verify(tmp_path / "step_00000003")
+    read = stage(tensors(this))
+    model_state.read_tensors(tmp_path / "step_00000003", read)
     assert all(np.array_equal(a, b) for a, b in zip(before, values(read), strict=True))
     assert not any(np.array_equal(a, b) for a, b in zip(values(read), values(tensors(this)), strict=True))
     saver.close()
 
 
 def test_saves_come_one_after_the_other_and_the_best_stays(this: session.Session, tmp_path: Path) -> None:
-    saver = checkpoint.Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
+    saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     for step in range(1, 6):
         save(saver, this, step, best=step == 2)
     saver.wait()
     assert [one.step for one in saver.finished()] == [1, 2, 3, 4, 5]
-    assert [path.name[-1] for path in checkpoint.whole_checkpoints(tmp_path)] == ["2", "4", "5"]
-    assert checkpoint.pointed_to(tmp_path, checkpoint.BEST) == tmp_path / "step_00000002"
+    assert [path.name[-1] for path in whole_checkpoints(tmp_path)] == ["2", "4", "5"]
+    assert pointed_to(tmp_path, BEST) == tmp_path / "step_00000002"
     saver.mark_best(5)
     save(saver, this, 6)
     saver.wait()
-    assert [path.name[-1] for path in checkpoint.whole_checkpoints(tmp_path)] == ["5", "6"]
+    assert [path.name[-1] for path in whole_checkpoints(tmp_path)] == ["5", "6"]
     saver.close()
 
 
 def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
-    saver = checkpoint.Saver(tmp_path / "file", keep=2, asynchronous=True, local_world_size=1)
+    saver = Saver(tmp_path / "file", keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     while not saver.failed():
         pass
     assert saver.finished() == []
-    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint cannot be written: .*Not a directory"):
+    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint was not written: .*Not a directory"):
         save(saver, this, 2)
     saver.wait()  # the error was told, once
     saver.close()
@@ -92,15 +94,15 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
 def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path: Path) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
     this = session.build(config, here, dataset, load_manifest(dataset))
-    saver = checkpoint.Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
+    saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
-    for local in checkpoint.local_tensors(tensors(this)):
+    for local in local_tensors(tensors(this)):
         if "t_cat_2.weight" in local.path:
             local.values[17, 3] = float("nan")
     save(saver, this, 2)
     with pytest.raises(UserError, match=r"step 2: model\..*t_cat_2.weight is not finite; not saved"):
         saver.wait()
-    assert [path.name for path in checkpoint.whole_checkpoints(tmp_path)] == ["step_00000001"]
+    assert [path.name for path in whole_checkpoints(tmp_path)] == ["step_00000001"]
     assert not list(tmp_path.glob("*.part"))
     saver.close()
 
@@ -108,28 +110,28 @@ def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path:
 def test_without_room_for_a_copy_training_waits(
     this: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(staging, "host_bytes_available", lambda: 1)
-    saver = checkpoint.Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
+    monkeypatch.setattr(model_state, "host_bytes_available", lambda: 1)
+    saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     assert [one.step for one in saver.finished()] == [1]  # without waiting
     save(saver, this, 2)
-    assert caplog.text.count("no host memory for a copy") == 1
+    assert caplog.text.count("not enough host memory for a copy") == 1
     saver.close()
 
 
 def test_finite_values_whose_sum_is_not_are_finite() -> None:
     large = torch.full((4,), 3e38)
-    assert staging.first_not_finite({"a": {"b": large}, "c": [torch.arange(3)]}) is None
-    assert staging.first_not_finite({"a": {"b": large}, "c": [torch.tensor([1.0, float("-inf")])]}) == "c[0]"
+    assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.arange(3)]}) is None
+    assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.tensor([1.0, float("-inf")])]}) == "c[0]"
 
 
 def test_host_memory_is_what_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CGROUP", tmp_path)
-    unlimited = staging.host_bytes_available()
+    monkeypatch.setattr(model_state, "CGROUP", tmp_path)
+    unlimited = model_state.host_bytes_available()
     assert unlimited > 1 << 20
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert staging.host_bytes_available() == 600_000
+    assert model_state.host_bytes_available() == 600_000
 
 
 def test_generators_go_on_where_they_were() -> None:

@@ -39,7 +39,7 @@ def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
         assert files.check_run(run).verdict is verdict, status
     (run / "summary.json").unlink()
     check = files.check_run(run)
-    assert (check.verdict, check.remedy) == (Verdict.warn, "the same command goes on")
+    assert (check.verdict, check.remedy) == (Verdict.warn, "the same command resumes it")
     (run / "checkpoints" / "step_00000003" / "state.json").unlink()
     assert files.check_run(run).verdict is Verdict.fail
     (run / "manifest.json").unlink()

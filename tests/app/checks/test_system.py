@@ -16,10 +16,10 @@ from app.checks.check import Verdict
 
 
 def test_memory_and_shared_memory() -> None:
-    assert system.check_memory(least=1).verdict is Verdict.ok
-    assert system.check_memory(least=1 << 60).verdict is Verdict.warn
-    assert system.check_shared_memory(Path("/dev/shm"), least=1).verdict is Verdict.ok
-    assert "--shm-size" in (system.check_shared_memory(Path("/dev/shm"), least=1 << 60).remedy or "")
+    assert system.check_memory(minimum=1).verdict is Verdict.ok
+    assert system.check_memory(minimum=1 << 60).verdict is Verdict.warn
+    assert system.check_shared_memory(Path("/dev/shm"), minimum=1).verdict is Verdict.ok
+    assert "--shm-size" in (system.check_shared_memory(Path("/dev/shm"), minimum=1 << 60).remedy or "")
     assert system.check_shared_memory(Path("/absent")).verdict is Verdict.warn
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain, validate
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
@@ -108,7 +107,7 @@ def test_run_dir_follows_its_name() -> None:
 
 
 def test_what_must_be_given_is_named() -> None:
-    with pytest.raises(UserError, match="run is not given; add run="):
+    with pytest.raises(UserError, match="run has no value; add run="):
         compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig
-from app.config.published_tables import PUBLISHED_TABLES
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, validate
+from app.config.published import PUBLISHED_TABLES
 from app.training import meta_build
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
-from tests.told import error_line
+from tests.error_lines import error_line
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 PUBLISHED = [name for name in RECIPES if name != "quickstart"]
@@ -105,7 +104,7 @@ def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
 
 
 def test_a_recipe_without_tiny_values_refuses_the_scale() -> None:
-    with pytest.raises(UserError, match="does not say what it would be"):
+    with pytest.raises(UserError, match="has no tiny form"):
         compose_config(AppConfig, CONFIG_DIR, ["data.scale=tiny", "~recipe", "run.name=x"])
 
 

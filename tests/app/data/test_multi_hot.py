@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.config import DataConfig, MultiHotConfig
-from app.data import Split
 from app.data.batch import Batch
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, pack, unpack
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
@@ -50,7 +50,7 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
     arguments: dict[str, Any] = {"global_batch_size": 24, "seed": 5, "epoch": 1, "first": 0}
     seen: list[int] = []
     for rank in range(world_size):
-        split = Split(ragged, manifest, "train", CONFIG, rank, world_size)
+        split = SplitReader(ragged, manifest, "train", CONFIG, rank, world_size)
         for batch in split.train_batches(**arguments):
             rows = numbers(batch, ROWS["train"])
             assert samples(batch) == [truth[row] for row in rows]
@@ -64,7 +64,7 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 7, 16])
 def test_going_on_in_mid_epoch_gives_the_rest(ragged: Path, first: int) -> None:
-    split = Split(ragged, load_manifest(ragged), "train", CONFIG, 0, 1)
+    split = SplitReader(ragged, load_manifest(ragged), "train", CONFIG, 0, 1)
     whole = [samples(batch) for batch in split.train_batches(24, 5, 0, 0)]
     assert [samples(batch) for batch in split.train_batches(24, 5, 0, first)] == whole[first:]
 
@@ -74,7 +74,7 @@ def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
     manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
     seen: list[int] = []
     for rank in range(world_size):
-        for batch in Split(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
+        for batch in SplitReader(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
             bags = samples(batch)
             assert len(bags) == 48 // world_size
             assert bags[: batch.num_valid] == [truth[row] for row in numbers(batch, ROWS["val"])]
@@ -102,7 +102,7 @@ def test_what_data_prep_would_not_write_is_named(
     array[place] = value
     array.flush()
     with pytest.raises(UserError, match=message):
-        list(Split(tmp_path, manifest, "train", CONFIG, 0, 1).train_batches(10, 0, 0, 0))
+        list(SplitReader(tmp_path, manifest, "train", CONFIG, 0, 1).train_batches(10, 0, 0, 0))
 
 
 def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_ids_are_expanded_while_they_are_read(
     manifest = load_manifest(dataset)
     tables = multi_hot_tables(list(NUM_EMBEDDINGS.values()), sizes, distribution, seed or 0)
     config = DataConfig(shuffle_block_rows=97, multi_hot=chosen)
-    one_hot, multi_hot = (Split(dataset, manifest, "val", c, 0, 1) for c in (CONFIG, config))
+    one_hot, multi_hot = (SplitReader(dataset, manifest, "val", c, 0, 1) for c in (CONFIG, config))
     for one, many in zip(one_hot.eval_batches(200), multi_hot.eval_batches(200), strict=True):
         assert one.num_valid == many.num_valid
         expected = [
@@ -139,7 +139,7 @@ def test_ids_are_expanded_while_they_are_read(
 
 def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path: Path) -> None:
     def split(root: Path, *choices: Any) -> None:
-        Split(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
+        SplitReader(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
 
     with pytest.raises(UserError, match=r"2 given for 4 features"):
         split(dataset, [1, 2])

@@ -4,9 +4,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+from app.config.validation import validate
 
 from app.config import CONFIG_DIR, AppConfig
-from app.config.validation import validate
 from app.data import prepare
 from common.cli import compose_config
 from common.errors import UserError
@@ -73,3 +73,7 @@ def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, e
     with pytest.raises(UserError, match=error) as caught:
         validate(compose_config(AppConfig, CONFIG_DIR, [override]))
     assert "\n" not in str(caught.value)
+
+
+def test_an_encoding_that_data_prep_does_not_make_is_compared_with_the_dataset() -> None:
+    validate(compose_config(AppConfig, CONFIG_DIR, ["data.path=imported", "data.encoding=imported_npy"]))

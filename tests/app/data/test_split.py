@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import DataConfig, VerifyData
-from app.data import Split, verify_splits
+from app.data.shards import verify_splits
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset
@@ -23,7 +24,7 @@ def _rows(
 ) -> list[list[int]]:
     """The numbers of the rows in each batch, told from dense feature 0; padding left out."""
     manifest = load_manifest(dataset)
-    split = Split(dataset, manifest, name, CONFIG, rank, world_size)
+    split = SplitReader(dataset, manifest, name, CONFIG, rank, world_size)
     return [
         np.rint(batch.dense_features[: batch.num_valid, 0].numpy() * split.rows).astype(int).tolist()
         for batch in getattr(split, batches)(**arguments)
@@ -78,7 +79,7 @@ def test_evaluation_sees_every_row_once(dataset: Path, world_size: int) -> None:
 
 def test_batches_hold_what_the_shards_hold(dataset: Path) -> None:
     manifest = load_manifest(dataset)
-    split = Split(dataset, manifest, "val", CONFIG, rank=0, world_size=1)
+    split = SplitReader(dataset, manifest, "val", CONFIG, rank=0, world_size=1)
     (batch,) = split.eval_batches(501)
     shards = manifest.splits["val"].shards
     on_disk = {

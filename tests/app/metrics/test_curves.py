@@ -77,6 +77,6 @@ def test_one_label_alone_has_no_thresholds(labels: list[int]) -> None:
 
 
 def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MOST_SAMPLES", 1000)
+    monkeypatch.setattr(curves, "MAX_SAMPLES", 1000)
     ours = click_curves(*scores(2500))
     assert (ours["samples"], ours["of"]) == (834, 2500)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from app.config import Interaction, ModelConfig
-from app.metrics.phases import PHASES
-from app.metrics.timing import Meter
+from app.metrics.timing import PHASES, StepTimer
 from app.model.flops import training_flops
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS
@@ -18,7 +17,7 @@ from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS
 def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    meter = Meter(torch.device("cpu"))
+    meter = StepTimer(torch.device("cpu"))
     meter.start()
     for _ in range(3):
         now[0] += 0.02  # waiting for input is none of them

@@ -11,15 +11,15 @@ from torchrec.models import dlrm
 
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
 from app.config.model import DenseInit
-from app.model import (
-    DLRM,
+from app.model.dlrm import DLRM
+from app.model.embeddings import make_sparse_arch
+from app.model.interaction import (
     CatInteraction,
     DCNInteraction,
     DotInteraction,
     ProjectionInteraction,
     ScalarPairsInteraction,
 )
-from app.model.embeddings import make_sparse_arch
 from common.cli import compose_config
 from tests import reference
 

@@ -1,6 +1,5 @@
 """Schedules against golden numbers; that the learning rate reaches tables and dense parameters alike."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app import checkpoint, optimizer, sharding
-from app.checkpoint import resume
+from app.checkpoint.saver import Saver
 from app.config import (
     AppConfig,
     ModelConfig,
@@ -23,19 +21,21 @@ from app.config import (
     TrainConfig,
 )
 from app.config.optimizer import ADAMS
-from app.data import Split
+from app.data.split import SplitReader
+from app.optimizer.build import set_learning_rate, set_step
+from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.training import session
-from app.training.state import State
+from app.sharding.execute import plan_summary, table_blocks, table_weights
+from app.training import resume, session
+from app.training.state import RunState
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
 
-GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden/lr_policy.npz"
+GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 def test_schedule_equals_facebookresearch() -> None:
     golden = np.load(GOLDEN)
     assert len(golden) == 3
@@ -44,12 +44,12 @@ def test_schedule_equals_facebookresearch() -> None:
         assert match
         warmup, start, steps = map(int, match.groups())
         config = ScheduleConfig(ScheduleName.warmup_poly, warmup, start, steps)
-        ours = [optimizer.learning_rate(1.0, config, step) for step in range(len(golden[key]))]
+        ours = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
         np.testing.assert_array_equal(ours, golden[key], err_msg=key)
 
 
 def test_constant_schedule_is_the_base_rate() -> None:
-    assert optimizer.learning_rate(0.3, ScheduleConfig(ScheduleName.constant), 1_000) == 0.3
+    assert learning_rate(0.3, ScheduleConfig(ScheduleName.constant), 1_000) == 0.3
 
 
 def test_cosine_equals_torch() -> None:
@@ -62,7 +62,7 @@ def test_cosine_equals_torch() -> None:
         half_cosine.optimizer.step()
         half_cosine.step()
     expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
-    ours = [optimizer.learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
+    ours = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
 
 
@@ -87,16 +87,16 @@ def test_steps_at_changing_rates_equal_the_oracle(
     )
     manifest = load_manifest(dataset)
     this = session.build(config, here, dataset, manifest)
-    split = Split(dataset, manifest, "train", config.data, rank=0, world_size=1)
-    names = [name for name, _ in sharding.table_weights(this.model)]
+    split = SplitReader(dataset, manifest, "train", config.data, rank=0, world_size=1)
+    names = [name for name, _ in table_weights(this.model)]
     tables = [w.clone().double().requires_grad_() for w in _tables(this)]
     dense = [p.detach().clone().double().requires_grad_() for p in _dense(this)]
     layers = list(zip(dense[::2], dense[1::2], strict=True))
     oracle = reference.Optimizer(algorithm.value, tables, dense, eps=1e-8)
     features = [name.removeprefix("t_") for name in names]
     for step, batch in enumerate(split.train_batches(128, seed=5, epoch=0, first=0)):
-        lr = optimizer.learning_rate(config.optimizer.lr, config.schedule, step)
-        optimizer.set_learning_rate(this.optimizer, lr, 0.6 * lr)
+        lr = learning_rate(config.optimizer.lr, config.schedule, step)
+        set_learning_rate(this.optimizer, lr, 0.6 * lr)
         this.optimizer.zero_grad()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
         loss.backward()
@@ -127,13 +127,13 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
     config = replace(ANY, optimizer=optimizer_config(OptimizerName(algorithm), lr=0.01))
     whole, resumed = (session.build(config, here, dataset, load_manifest(dataset)) for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
-    assert {entry["type"] for entry in sharding.plan_summary(whole.model).values()} == {expected}
+    assert {entry["type"] for entry in plan_summary(whole.model).values()} == {expected}
     _train(whole, 0, 4)
-    saver = checkpoint.Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
-    saver.save(4, whole.model, whole.optimizer, resume.saved(whole, State(step=4), {}), best=False)
+    saver = Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
+    saver.save(4, whole.model, whole.optimizer, resume.checkpoint_state(whole, RunState(step=4), {}), best=False)
     saver.wait()
     resume.restore(tmp_path / "step_00000004", resumed)
-    optimizer.set_step(resumed.optimizer, 4)
+    set_step(resumed.optimizer, 4)
     for this in (whole, resumed):
         _train(this, 4, 9)
     assert whole.parameters_digest() == resumed.parameters_digest()
@@ -143,7 +143,7 @@ def test_fused_optimizers_are_told_the_step(here: Runtime, dataset: Path) -> Non
     """FBGEMM's own count, which Adam and LAMB use, starts anew in each process and goes on in evaluations."""
     this = session.build(replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), here, dataset,
                          load_manifest(dataset))  # fmt: skip
-    optimizer.set_step(this.optimizer, 3)
+    set_step(this.optimizer, 3)
     fused = [keyed._emb_module for _, keyed in this.model.fused_optimizer.optimizers[0][1].optimizers]
     assert [(module.iter_cpu.item(), module.iter.item()) for module in fused] == [(3, 3)]
 
@@ -156,7 +156,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
     with caplog.at_level("INFO", "clickwork"):
         session.build(config, here, dataset, load_manifest(dataset))
     assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
-    monkeypatch.setattr(from_config, "MOST_REPLICATED", 361 * 8 - 1)
+    monkeypatch.setattr(from_config, "MAX_REPLICATED", 361 * 8 - 1)
     with pytest.raises(
         UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
     ):
@@ -198,7 +198,7 @@ def _train(this: session.Session, first: int, last: int, rates: tuple[float, flo
         rates = (0.1, 0.1)
     batches = this.split("train").train_batches(128, seed=5, epoch=0, first=first)
     for _, batch in zip(range(first, last), batches, strict=False):
-        optimizer.set_learning_rate(this.optimizer, *rates)
+        set_learning_rate(this.optimizer, *rates)
         this.optimizer.zero_grad()
         torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
@@ -212,7 +212,7 @@ def optimizer_config(algorithm: OptimizerName, lr: float, sparse_lr: float | Non
 
 
 def _tables(this: session.Session) -> list[torch.Tensor]:
-    return [torch.cat([*sharding.table_blocks(weight)]) for _, weight in sharding.table_weights(this.model)]
+    return [torch.cat([*table_blocks(weight)]) for _, weight in table_weights(this.model)]
 
 
 def _dense(this: session.Session) -> list[torch.nn.Parameter]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from app.report import write_report
+from app.report.page import write_report
 from tests.app.report.runs import write_run
 from tests.once import made_once
 

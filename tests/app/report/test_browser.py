@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from app.report import write_report
+from app.report.page import write_report
 from app.report.read import read_run
 from app.report.side_by_side import Comparison
 from tests.app.report.conftest import LongReport

@@ -8,8 +8,7 @@ from scipy import stats
 
 from app.config import CONFIG_DIR, ReportConfig
 from app.report.__main__ import main
-from app.report.compare import compare_auc, compare_platforms, compare_sizes, compare_speed
-from app.report.groups import differences, group
+from app.report.compare import compare_auc, compare_platforms, compare_sizes, compare_speed, differences, group
 from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison
 from common.cli import compose_config

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.report import write_report
-from app.report.thin import MOST_POINTS
+from app.report.charts import MAX_POINTS
+from app.report.page import write_report
 from tests.app.conftest import SMALL, Command
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
@@ -77,7 +77,7 @@ def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, da
     assert burst.returncode == 2, burst.stderr
     page = (tmp_path / "runs/burst/report.html").read_text()
     assert "Failed after" in page
-    assert "not finite" in page
+    assert "first non-finite value" in page
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_200_000_steps_stay_small_and_keep_their_peak(long_report: LongReport) -
     assert long_report.page.stat().st_size < MOST_BYTES
     page = Page(long_report.page.read_text())
     (train,) = [series for series in page.charts["logloss"]["series"] if series["name"] == "train"]
-    assert len(train["x"]) <= MOST_POINTS
+    assert len(train["x"]) <= MAX_POINTS
     assert train["y"][train["x"].index(long_report.step)] == long_report.peak
-    assert "drawn as the least and the greatest" in page.text
+    assert "drawn as the minimum and maximum" in page.text
 
 
 def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
@@ -104,4 +104,4 @@ def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None
     assert len(page.ids) == len(set(page.ids))
     told = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
     assert len(told) == len(CHARTS) - 1  # power was not measured
-    assert all("least" in words for words in told)
+    assert all("minimum" in words for words in told)

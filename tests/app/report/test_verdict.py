@@ -63,18 +63,20 @@ def test_against_published_figures(
     assert "A table" in published.remark
 
 
-def test_the_gap_to_the_planted_truth_is_on_the_labels_of_the_split(tmp_path: Path) -> None:
+def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_path: Path) -> None:
     val = {"auc": 0.9, "logloss": 0.4, "ne": 0.7, "rows": 4000, "sampled_auc": 0.8, "sampled_logloss": 0.41}
     bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000, "splits": {"val": val}}
     run = read_run(write_run(tmp_path / "run", bayes=bayes))
     auc = run.evaluation["auc"]
-    assert said(run, "planted truth")[1].startswith(f"Gap to the planted truth: AUC {0.8 - auc:.4f} below its 0.8000")
-    (row,) = [row for row in comparisons(run) if row.name == "Planted truth"]
+    assert said(run, "ground-truth model")[1].startswith(
+        f"Gap to the ground-truth model: AUC {0.8 - auc:.4f} below its 0.8000"
+    )
+    (row,) = [row for row in comparisons(run) if row.name == "Ground-truth model"]
     assert row.figures["logloss"] == 0.41
     assert row.figures["ne"] == pytest.approx(0.41 / baseline(run.evaluation["base_rate"])["logloss"])
     del bayes["splits"]
     run = read_run(write_run(tmp_path / "older", bayes=bayes))
-    assert "below its 0.8500" in said(run, "planted truth")[1]
+    assert "below its 0.8500" in said(run, "ground-truth model")[1]
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
-from app.config.validation import validate
+from app.config import CONFIG_DIR, AppConfig, validate
 from app.runtime import environment
 from common.cli import compose_config
 from common.errors import UserError

@@ -24,7 +24,7 @@ RAW = ["label", "age", "city"]
         ("a.json", '{"age": 1}', "give a list of objects"),
         ("a.json", "[", "not JSON"),
         ("a.parquet", "PAR", "not readable as Parquet"),
-        ("a.png", "", "of no known kind"),
+        ("a.png", "", "unknown kind of file"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
-from app.checkpoint import choice
+from app.checkpoint import files
 from app.config import AppConfig, ModelConfig, RuntimeConfig
-from app.config.serving import TablePrecision, row_bytes
+from app.config.commands import TablePrecision, row_bytes
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
-from app.data import Split
-from app.model import DLRM
+from app.data.split import SplitReader
+from app.model.dlrm import DLRM
 from app.scoring import export_program, served_model
 from app.scoring.export_program import Program
-from app.scoring.packed_tables import packed_rows
+from app.scoring.served_model import packed_rows
+from app.training import resume
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import SMALL, Command
@@ -135,15 +136,15 @@ def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: 
 
 def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits and labels of the run's test split by torch's own lookup in tables that the oracle rounded."""
-    trained = choice.trained_config(run, RuntimeConfig(), None)
+    trained = resume.trained_config(run, RuntimeConfig(), None)
     root = Path(trained.data.path or "")
     manifest = load_manifest(root)
-    checkpoint = Path(choice.newest_of(run, None))
+    checkpoint = Path(files.find_checkpoint(run, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, CPU)
     for name, parameter in model.named_parameters():
         if ".bags." in name:
             parameter.data = torch.from_numpy(rounded(parameter.data.numpy(), precision))
-    split = Split(root, manifest, "test", trained.data, 0, 1)
+    split = SplitReader(root, manifest, "test", trained.data, 0, 1)
     (batch,) = split.eval_batches(split.rows)
     return model(batch.dense_features, batch.sparse_features).numpy(), batch.labels.numpy()
 
@@ -162,9 +163,9 @@ def test_the_file_scores_without_our_code(
         done_in_vain = run_app("export", f"run={uninterrupted}", "out=file/m.pt2", "runtime.platform=cpu")
         assert done_in_vain.returncode == 2
         assert "file/m.pt2: cannot be written" in done_in_vain.stderr
-    trained = choice.trained_config(uninterrupted, RuntimeConfig(), None)
+    trained = resume.trained_config(uninterrupted, RuntimeConfig(), None)
     manifest = load_manifest(Path(trained.data.path or ""))
-    checkpoint = Path(choice.newest_of(uninterrupted, None))
+    checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
     compare(export_program.program_of(model, list(manifest.num_embeddings), []), manifest, tmp_path,
             done.stdout)  # fmt: skip
@@ -177,8 +178,8 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
                    "model.tables.min_rows=5").returncode == 0  # fmt: skip
     done = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
     assert done.returncode == 0, done.stderr
-    trained = choice.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
-    checkpoint = Path(choice.newest_of(tmp_path / "runs/bags", None))
+    trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
+    checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
     compare(export_program.program_of(model, list(manifest.num_embeddings), RAGGED), manifest, tmp_path,
             done.stdout)  # fmt: skip

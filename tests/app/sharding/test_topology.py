@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.config import TopologyConfig
-from app.config.topology import HARDWARE
+from app.config.sharding import HARDWARE
 from app.sharding import topology
 from app.sharding.topology import Device
 from common.errors import UserError

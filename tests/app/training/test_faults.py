@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import DataConfig
-from app.data import Split
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
-from tests.app.test_train import events, losses, summary, wait_for
-from tests.told import error_line
+from tests.app.run_files import events, losses, summary, wait_for
+from tests.error_lines import error_line
 
 
 def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(
     assert run_app("train", *overrides, "run.name=full", "train.max_steps=12").returncode == 0
     full = _injected("disk full", 20_000, *overrides, "run.name=full", cwd=tmp_path)
     assert full.returncode == 2, full.stderr
-    assert "the checkpoint cannot be written" in full.stderr
+    assert "the checkpoint was not written" in full.stderr
     assert "Traceback" not in full.stderr
     run = tmp_path / "runs/full"
     assert summary(run)["status"] == "failed"
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, data
     assert newest.name in error_line(asked.stderr)
     resumed = run_app("train", *overrides, "train.max_steps=25")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"passed over {newest.relative_to(tmp_path)}" in resumed.stderr
+    assert f"skipped {newest.relative_to(tmp_path)}" in resumed.stderr
     assert "step_00000010, step 10" in resumed.stderr
     assert len(losses(tmp_path / "runs/damaged")) == 25
 
@@ -168,7 +168,7 @@ def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Pa
     for extra in ([], ["checkpoint.resume=never"]):
         done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
         assert done.returncode == 2, done.stderr
-        assert "run.dir=data: holds" in done.stderr
+        assert "run.dir=data: contains" in done.stderr
     after = {
         path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.name != ".lock" and path.is_file()
     }
@@ -195,7 +195,7 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
         forks[0].kill()
         forks[0].join()
     assert second.returncode == 2
-    assert "another process trains there" in second.stderr
+    assert "another process is training there" in second.stderr
 
 
 def test_two_processes_stop_together_and_go_on_to_the_same_bits(
@@ -254,7 +254,7 @@ def test_values_that_data_prep_does_not_write_are_named(
     array = np.load(path)
     array[41, column] = value
     np.save(path, array)
-    split = Split(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
+    split = SplitReader(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
     with pytest.raises(UserError, match=f"shard 00001, {said}"):
         list(split.train_batches(50, seed=0, epoch=0, first=0))
     assert len(split.dense_names) == NUM_DENSE

@@ -1,6 +1,5 @@
 """Our training path against numbers from facebookresearch/dlrm's dlrm_s_pytorch.py."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
-from app import data, optimizer, sharding
 from app.config import (
     AppConfig,
     DataConfig,
@@ -25,16 +23,17 @@ from app.config import (
     ScheduleName,
     TrainConfig,
 )
+from app.data import split
 from app.data.batch import Batch
-from app.metrics.timing import Meter
 from app.runtime.platform import Runtime
-from app.training import loop, session
-from app.training.state import Parts, State
+from app.sharding.execute import fill_tables, table_blocks, table_weights
+from app.training import session
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 from tests import reference
+from tests.app import loops
 
-GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden/reference"
 FEATURES = [f"cat_{i}" for i in range(26)]
 STEPS, BATCH = 20, 16
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-6, 1e-5  # relative; absolute
@@ -52,7 +51,6 @@ CASES = {
 }
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
@@ -68,8 +66,7 @@ def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
     order = _our_columns(27, itself) if interaction is Interaction.dot else np.arange(108)
     _set_initial(this, golden, order)
 
-    state = State()
-    assert loop.train(_parts(this, golden, lr), config.train, state) == "completed"
+    state, _ = loops.train(this, _batches(golden), STEPS, config.train)
 
     np.testing.assert_allclose(np.concatenate(state.losses), golden["losses"], rtol=LOSS_TOLERANCE)
     exact = _exact_parameters(case, golden, order)
@@ -86,8 +83,8 @@ def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
 
 def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
     parameters = {key: parameter.detach().numpy() for key, parameter in _dense_parameters(this)}
-    for name, weight in sharding.table_weights(this.model):
-        whole = torch.cat([*sharding.table_blocks(weight)])
+    for name, weight in table_weights(this.model):
+        whole = torch.cat([*table_blocks(weight)])
         parameters[f"emb_{name.removeprefix('t_cat_')}"] = whole.numpy()
     return parameters
 
@@ -146,29 +143,11 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
     def rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
         return golden[f"init_emb_{table.removeprefix('t_cat_')}"][start:stop]  # type: ignore[no-any-return]
 
-    sharding.fill_tables(this.model, rows)
+    fill_tables(this.model, rows)
     with torch.no_grad():
         for key, parameter in _dense_parameters(this):
             values = golden[f"init_{key}"]
             parameter.copy_(torch.from_numpy(values[:, order] if key == "top_0_w" else values))
-
-
-def _parts(this: session.Session, golden: Any, lr: float) -> Parts:
-    def set_learning_rate(step: int) -> float:
-        optimizer.set_learning_rate(this.optimizer, lr)
-        return lr
-
-    return Parts(
-        batches=lambda epoch, first: _batches(golden),
-        total_steps=STEPS,
-        steps_per_epoch=STEPS,
-        forward=this.forward,
-        loss=torch.nn.functional.binary_cross_entropy_with_logits,
-        optimizer=this.optimizer,
-        set_learning_rate=set_learning_rate,
-        mean_over_ranks=lambda losses: losses,
-        meter=Meter(this.runtime.device),
-    )
 
 
 def _batches(golden: Any) -> Iterator[Batch]:
@@ -191,7 +170,6 @@ def _batches(golden: Any) -> Iterator[Batch]:
         yield Batch(dense, sparse_features, labels, BATCH)
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Path) -> None:
     """The bags that the twenty steps above are trained on, written as a dataset and read by the reader."""
     golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
@@ -207,7 +185,7 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     manifest = replace(_manifest(), splits={"train": Split(len(labels), 0.5, [])})
     manifest.schema["ragged"] = FEATURES
     manifest.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
-    reader = data.Split(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
+    reader = split.SplitReader(tmp_path, manifest, "train", DataConfig(shuffle=False), rank=0, world_size=1)
     for found, batch in zip(reader.train_batches(BATCH, 0, 0, 0), batches, strict=True):
         assert torch.equal(found.dense_features, batch.dense_features)
         assert torch.equal(found.labels, batch.labels)

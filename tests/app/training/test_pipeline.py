@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from app.config import Pipeline
-from app.training.pipeline import is_wanted
+from app.training.data_loader import uses_pipeline
 from tests.app.conftest import SMALL, ended, forked
 from tests.app.group import run_whole
-from tests.app.test_train import losses, summary
+from tests.app.run_files import losses, summary
 
 STEPS = 35  # 31 make an epoch: the pipeline runs empty there, at evaluations and at the end
 LAYOUTS = {
@@ -71,11 +71,11 @@ def test_a_stop_loses_no_batch(dataset: Path, tmp_path: Path) -> None:
 
 def test_auto_means_several_processes_with_a_gpu_each() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert [is_wanted(Pipeline.auto, device, size) for device in (cpu, gpu) for size in (1, 2)] == [
+    assert [uses_pipeline(Pipeline.auto, device, size) for device in (cpu, gpu) for size in (1, 2)] == [
         False,
         False,
         False,
         True,
     ]
-    assert is_wanted(Pipeline.sparse_dist, cpu, 1)
-    assert not is_wanted(Pipeline.none, gpu, 8)
+    assert uses_pipeline(Pipeline.sparse_dist, cpu, 1)
+    assert not uses_pipeline(Pipeline.none, gpu, 8)

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from app.config import DataConfig
-from app.data import Split
+from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import write_dataset
-from tests.app.test_train import events, losses, summary
-from tests.told import error_line
+from tests.app.run_files import events, losses, summary
+from tests.error_lines import error_line
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_full_disk_in_mid_checkpoint(
             "record.tensorboard=false"]  # fmt: skip
     full = run_app("train", *here, "checkpoint.keep=99")
     assert full.returncode == 2, full.stderr
-    assert "the checkpoint cannot be written" in full.stderr
+    assert "the checkpoint was not written" in full.stderr
     assert "No space left on device" in full.stderr
     assert "Traceback" not in full.stderr
     whole = [path.name for path in whole_checkpoints(run / "checkpoints")]
@@ -78,7 +78,7 @@ def test_a_read_only_directory_is_said_before_anything_is_trained(
     remount(small_disk, "ro")
     refused = run_app("train", *overrides, f"run.dir={small_disk}/run", "run.name=x")
     assert refused.returncode == 2, refused.stderr
-    assert f"run.dir={small_disk}/run: cannot be written (Read-only file system)" in error_line(refused.stderr)
+    assert f"run.dir={small_disk}/run: not writable (Read-only file system)" in error_line(refused.stderr)
 
 
 def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list[str], tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list
     (tmp_path / "runs").mkdir(mode=0o755)
     refused = ended(forked("train", *overrides, "run.name=x", cwd=tmp_path, fault="another user:65534"), tmp_path)
     assert refused.returncode == 2, refused.stderr
-    assert "run.dir=runs/x: cannot be written (Permission denied)" in error_line(refused.stderr)
+    assert "run.dir=runs/x: not writable (Permission denied)" in error_line(refused.stderr)
 
 
 def test_without_memory_it_says_so_and_goes_on_later(
@@ -116,8 +116,8 @@ def test_a_process_that_is_killed_ends_the_others_clearly(
     forks[1].kill()
     done = ended(forks, tmp_path)
     assert forks[0].exitcode == 75, done.stderr
-    assert "another process is gone or out of reach" in done.stderr
-    assert "killed perhaps for want of memory" in done.stderr
+    assert "another process is lost or unreachable" in done.stderr
+    assert "perhaps killed for lack of memory" in done.stderr
     assert "Traceback" not in done.stderr
     (run / "summary.json").unlink()  # as after the kill of all
     step = int((run / "checkpoints/latest").read_text().removeprefix("step_"))
@@ -131,7 +131,7 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
     """Before the next window that reads it is trained on; windows are 100 rows, and one more is read ahead."""
     write_dataset(tmp_path, {"train": 1000}, shard_rows=500)
     config = DataConfig(shuffle_block_rows=100, shuffle_window_blocks=1)
-    split = Split(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
+    split = SplitReader(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
     batches = split.train_batches(50, seed=0, epoch=0, first=0)
     next(batches)
     path = shard_path(tmp_path, "train", "00001", "dense")
@@ -168,7 +168,7 @@ def test_fifty_kills_at_random_moments_change_nothing(dataset: Path, run_app: Co
         fork.kill()
         fork.join()
         assert fork.exitcode == -signal.SIGKILL, (tmp_path / ".stderr").read_text()
-        assert "passed over" not in (tmp_path / ".stderr").read_text()  # a kill never leaves a damaged one
+        assert "skipped" not in (tmp_path / ".stderr").read_text()  # a kill never leaves a damaged one
         steps += [int(path.name.removeprefix("step_")) for path in whole_checkpoints(run / "checkpoints")[-1:]]
     assert steps == sorted(steps)
     assert len(set(steps)) > 10

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import whole_checkpoints
+from app.checkpoint.files import whole_checkpoints
 from tests.app.conftest import Command, ended, forked
-from tests.app.test_train import events, losses, summary
+from tests.app.run_files import events, losses, summary
 
 
 def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1):
@@ -23,7 +23,7 @@ def test_the_step_is_finished_and_no_more_are_begun(
     stopped = injected("signal in the step:31", *overrides, "run.name=x", cwd=tmp_path, processes=processes)
     assert stopped.returncode == 75, stopped.stderr
     assert "SIGTERM: stopping" in stopped.stderr
-    assert "the same command goes on" in stopped.stderr
+    assert "the same command resumes" in stopped.stderr
     run = tmp_path / "runs/x"
     assert summary(run)["status"] == "interrupted"
     assert summary(run)["steps"] == most
@@ -59,7 +59,7 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
 ) -> None:
     stopped = injected("signal in the sums:2", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 75, stopped.stderr
-    assert "asked to stop while sums were compared" in stopped.stderr
+    assert "stopped while comparing digests" in stopped.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -85,9 +85,9 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("loss not finite:40", "first not finite: the loss (nan)"),
-        ("gradients not finite:40", "first not finite: the gradient of dense_arch.0.bias"),
-        ("table not finite:40", "first not finite: what the tables gave"),
+        ("loss not finite:40", "first non-finite value: loss (nan)"),
+        ("gradients not finite:40", "first non-finite value: gradient of dense_arch.0.bias"),
+        ("table not finite:40", "first non-finite value: embedding output"),
     ],
 )
 @pytest.mark.parametrize("log_every", [1, 50])
@@ -125,4 +125,4 @@ def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], 
     assert "step 30: 11 steps in a row were skipped" in lost.stderr
     gradients = injected("gradients not finite:40", *skip, "run.name=gradients", cwd=tmp_path)
     assert gradients.returncode == 2
-    assert "first not finite: the gradient of" in gradients.stderr
+    assert "first non-finite value: gradient of" in gradients.stderr

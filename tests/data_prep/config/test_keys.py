@@ -1,12 +1,11 @@
-import re
-from dataclasses import fields, is_dataclass
-from enum import Enum
-
 import pytest
+from omegaconf import OmegaConf
 
 from common.errors import UserError
+from common.help import describe, keys_of, meanings
+from data_prep.config.__main__ import table
 from data_prep.config.checks import validate
-from data_prep.config.keys import PrepConfig, chunk_size, parse_size
+from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
 from tests.data_prep.conftest import REPOSITORY, config
 
 
@@ -67,20 +66,18 @@ def test_lists_of_raw_files():
     assert config("data.raw=days/day_*").raw == "days/day_*"
 
 
-def defaults(prefix, values):
-    """key -> default of a dataclass and those in it, as they are given on the command line."""
-    found = {}
-    for field in fields(values):
-        key, value = f"{prefix}{field.name}", getattr(values, field.name)
-        value = value.value if isinstance(value, Enum) else value
-        found |= defaults(f"{key}.", value) if is_dataclass(value) else {key: value}
-    return found
-
-
-def test_the_documentation_has_every_key_with_its_default():
+def test_the_documentation_has_the_table_of_every_key():
     text = (REPOSITORY / "docs" / "data.md").read_text()
-    table = re.findall(r"^\| `([a-z_0-9.]+\.[a-z_0-9]+)` \| `(.*?)` \| \S", text, re.MULTILINE)
-    known = defaults("", PrepConfig())
-    told = {"None": "null", "True": "true", "False": "false", "": " ", str(1 / 7): "1/7"}
-    assert dict(table) == {key: told.get(str(value), str(value)) for key, value in known.items()}
-    assert len(table) == len(known)
+    assert text.endswith(f"\n\n{table()}\n"), "docs/data.md must end as `python -m data_prep.config` prints"
+
+
+def test_every_key_has_a_meaning():
+    for key, owner, field, _ in keys_of(PrepConfig):
+        assert len(meanings(owner).get(field, "")) > 5, key
+
+
+def test_help_prints_the_meaning_beside_the_value():
+    values = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
+    lines = [" ".join(line.split()) for line in describe(PrepConfig, values, {})]
+    assert "data.overwrite=false # " + meanings(DataConfig)["overwrite"] in lines
+    assert any(line.startswith("data.encoding=vocabulary # vocabulary | hash | ") for line in lines)

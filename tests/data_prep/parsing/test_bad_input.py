@@ -6,7 +6,7 @@ import pytest
 
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
-from tests.told import error_line
+from tests.error_lines import error_line
 
 GOOD = oracle.make_rows(60, seed=5)
 LINES = GOOD.splitlines(keepends=True)

@@ -12,7 +12,8 @@ from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import reads_whole
 from data_prep.io.atomic import FileDigest
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.sources.discover import ROOM_BEFORE, Source, SourceStream, open_source, resolve_sources
+from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config
 

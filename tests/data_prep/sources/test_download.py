@@ -9,10 +9,9 @@ import pytest
 
 from common.errors import UserError
 from common.sizes import in_words
-from data_prep.sources import transfer
-from data_prep.sources.archive import unpack_member
-from data_prep.sources.download import Patience, RemoteFile, download_all
-from data_prep.sources.partial_file import Part
+from data_prep.sources import download
+from data_prep.sources.download import PartialFile, Patience, RemoteFile, download_all
+from data_prep.sources.remote import unpack_member
 from tests.data_prep import oracle
 from tests.data_prep.mirror import CONTENT, OTHER, make_archive
 
@@ -36,7 +35,7 @@ def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
         (["astray", "good"], 5),
         (["boasting"], 2),  # it promised more than there is, but says so when asked for the rest
         (["lying", "good"], 5),
-        (["endless"], 1),  # it tells no length
+        (["endless"], 1),  # it reports no length
         (["cut"], 2),
         (["chunked"], 1),
         (["torn"], 2),
@@ -113,12 +112,12 @@ def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(mirror,
 
 def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
 
-    open_url = transfer.open_url
+    open_url = download.open_url
 
     def hurried(asked, timeout):  # the good one has all the time that a busy machine takes
         return open_url(asked, 1 if "stalling" in asked.full_url else timeout)
 
-    monkeypatch.setattr(transfer, "open_url", hurried)
+    monkeypatch.setattr(download, "open_url", hurried)
     patience = Patience(tries=1, pause=0.01)
     assert fetch(mirror, tmp_path, "stalling", "good", sha256=SUM, patience=patience).read_bytes() == CONTENT
     assert [path for path, _ in mirror.requests] == ["stalling/day_0.gz", "good/day_0.gz"]
@@ -134,14 +133,16 @@ def test_a_part_that_somebody_put_there(mirror, tmp_path, part, sha256):
 
 def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
     assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
-    with pytest.raises(UserError, match=r"day_0\.gz: cannot be had \(http.*sha256 .* data\.raw with data=local"):
+    with pytest.raises(
+        UserError, match=r"day_0\.gz: download failed from every mirror \(http.*sha256 .* data\.raw with data=local"
+    ):
         fetch(mirror, tmp_path / "b", "wrong", sha256=SUM)
     assert not list((tmp_path / "b").iterdir())
 
 
 def test_a_file_without_a_length_is_not_taken_unseen(mirror, tmp_path):
     url = mirror.url("endless/train.txt")
-    with pytest.raises(UserError, match=r"it tells no length, .* give data\.remote\.sha256"):
+    with pytest.raises(UserError, match=r"it reports no length, .* give data\.remote\.sha256"):
         download_all([RemoteFile("train.txt", (url,))], tmp_path, PATIENCE)
     assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
@@ -153,7 +154,10 @@ def test_what_is_there_is_not_fetched(mirror, tmp_path):
 
 
 def test_two_jobs_do_not_fetch_one_file(mirror, tmp_path):
-    with Part(tmp_path / "day_0.gz"), pytest.raises(UserError, match=r"day_0\.gz: another job is getting it"):
+    with (
+        PartialFile(tmp_path / "day_0.gz"),
+        pytest.raises(UserError, match=r"day_0\.gz: another job is downloading it"),
+    ):
         fetch(mirror, tmp_path, "good")
     assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
 
@@ -163,7 +167,7 @@ def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
     if manner == "dropping-port":
         mirror.shutdown()
         mirror.server_close()
-    with pytest.raises(UserError, match=r"cannot be had .* name it in data\.raw") as error:
+    with pytest.raises(UserError, match=r"download failed from every mirror .* name it in data\.raw") as error:
         fetch(mirror, tmp_path, manner)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "day_0.gz").exists()
@@ -174,7 +178,9 @@ def test_every_mirror_s_fault_is_told(mirror, tmp_path):
         fetch(mirror, tmp_path, "missing", "page")
     missing, page = (mirror.url(f"{manner}/day_0.gz") for manner in ("missing", "page"))
     faults = f"{missing}: HTTP Error 404: Not Found; {page}: not gzip, though its name says so"
-    assert f"day_0.gz: cannot be had ({faults}); try again later, or get the file yourself" in str(error.value)
+    assert f"day_0.gz: download failed from every mirror ({faults}); try again later, or get the file yourself" in str(
+        error.value
+    )
 
 
 def test_a_page_costs_nothing_that_is_at_hand(mirror, tmp_path):
@@ -193,7 +199,7 @@ def test_a_mirror_that_is_no_url_is_left(mirror, tmp_path):
 def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path):
     """As an interrupt does: a day takes hours."""
     manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
-    with pytest.raises(UserError, match=r"day_1\.gz: cannot be had"):
+    with pytest.raises(UserError, match=r"day_1\.gz: download failed from every mirror"):
         download_all([RemoteFile(n, (mirror.url(f"{m}/{n}"),)) for n, m in manners.items()], tmp_path, PATIENCE)
     assert not (tmp_path / "day_0.gz").exists()
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import PADDING
-from data_prep.sources.discover import ROOM_BEFORE, ROOM_BEHIND, resolve_sources
-from data_prep.sources.line_blocks import LineBlocks, count_lines_before
+from data_prep.sources.discover import resolve_sources
+from data_prep.sources.line_blocks import ROOM_BEFORE, ROOM_BEHIND, LineBlocks, count_lines_before
 
 
 def chunks_of(path, chunk_bytes, block_bytes):

@@ -77,7 +77,7 @@ def test_a_sum_seen_once_holds(mirror, finished):
     mirror.content["day_1.gz"] = gzip.compress(oracle.make_rows(41, 1), mtime=3)
     with pytest.raises(
         UserError,
-        match=r"day_1\.gz: cannot be had .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
+        match=r"day_1\.gz: download failed .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
     ):
         preprocess(again)
     (finished / "raw" / "sums.json").unlink()
@@ -182,7 +182,7 @@ def test_kaggle_as_the_user_has_it(tmp_path, archive):
     assert found["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
     assert found["d"].path == found["b"].path
     make_archive(archive, [("train.txt", b"another")])
-    with pytest.raises(UserError, match=r"train\.txt: is there already, and not out of .*mine\.tar\.gz as it is now"):
+    with pytest.raises(UserError, match=r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"):
         find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c")
     with pytest.raises(
         UserError, match=r"mine\.tar\.gz: a tar archive, .* data=criteo_kaggle data\.raw=.*mine\.tar\.gz"

@@ -1,0 +1,227 @@
+"""Single operators: table lookups, interactions, perceptrons, optimizer steps, collectives."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from app.benchmark.case import Case
+from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, keyed, random_ids
+from app.config import Interaction, ModelConfig
+from app.model.interaction import make_interaction, mlp
+from app.optimizer.build import state_elements
+
+OPTIMIZERS = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+def lookup_bytes(shape: Shape) -> int:
+    """Of one lookup of a batch: ids and rows read, pooled vectors written."""
+    return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
+
+
+def update_bytes(shape: Shape, optimizer: str) -> int:
+    """Of one fused update: the pooled vectors' gradients read, rows and state read and written once an id."""
+    row = shape.embedding_dim + state_elements(optimizer, shape.embedding_dim)
+    return FLOAT_BYTES * (shape.pooled + 2 * shape.ids * row) + ID_BYTES * shape.ids
+
+
+def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
+    """Forward of each kind, then forward and backward with the update."""
+    ids = random_ids(shape, seed=0)
+    bags = keyed(shape, ids).to(device)
+    values, offsets = bags.values().long(), bags.offsets().long()
+    grad = torch.ones(shape.batch_size, len(shape.num_embeddings) * shape.embedding_dim, device=device)
+    yield from _torch_cases(shape, device, values, offsets, grad)
+    for name, optimizer in OPTIMIZERS.items():
+        for pooling in (PoolingMode.SUM, PoolingMode.MEAN):
+            if pooling is PoolingMode.MEAN and optimizer is not EmbOptimType.EXACT_SGD:
+                continue  # pooling and optimizer are independent: one combination each is enough
+            tables = _batched(shape, device, optimizer, pooling)
+            label = f"embedding_bag/tbe_{name}_{pooling.name.lower()}"
+            if optimizer is EmbOptimType.EXACT_SGD:
+                yield Case(f"{label}_forward", str(shape), _lookup(tables, values, offsets), shape.batch_size,
+                           lookup_bytes(shape), 0)  # fmt: skip
+            moved = lookup_bytes(shape) + update_bytes(shape, name)
+            train = _lookup_and_update(tables, values, offsets, grad)
+            yield Case(f"{label}_train", str(shape), train, shape.batch_size, moved, 0)
+            del tables
+
+
+def _batched(shape: Shape, device: torch.device, optimizer: EmbOptimType, pooling: PoolingMode) -> Any:
+    location = (
+        (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        if device.type == "cuda"
+        else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    )
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, shape.embedding_dim, *location) for rows in shape.num_embeddings],
+        optimizer=optimizer, learning_rate=0.01, pooling_mode=pooling, device=device,
+    )  # fmt: skip
+
+
+def _lookup(tables: Any, values: Tensor, offsets: Tensor) -> Callable[[], Any]:
+    def work() -> None:
+        with torch.no_grad():
+            tables(values, offsets)
+
+    return work
+
+
+def _lookup_and_update(tables: Any, values: Tensor, offsets: Tensor, grad: Tensor) -> Callable[[], Any]:
+    return lambda: tables(values, offsets).backward(grad)
+
+
+def _torch_cases(shape: Shape, device: torch.device, values: Tensor, offsets: Tensor, grad: Tensor) -> Iterator[Case]:
+    """One nn.EmbeddingBag a table, and torch's SGD over sparse gradients."""
+    bags = nn.ModuleList(
+        nn.EmbeddingBag(rows, shape.embedding_dim, mode="sum", sparse=True, device=device)
+        for rows in shape.num_embeddings
+    )
+    optimizer = torch.optim.SGD(bags.parameters(), lr=0.01)
+    parts, start = [], 0
+    for feature, bag in enumerate(shape.bag_sizes):
+        stop = start + shape.batch_size * bag
+        first = feature * shape.batch_size
+        parts.append((values[start:stop], offsets[first : first + shape.batch_size] - start))
+        start = stop
+
+    def forward() -> Tensor:
+        return torch.cat([table(*part) for table, part in zip(bags, parts, strict=True)], dim=1)
+
+    def inference() -> None:
+        with torch.no_grad():
+            forward()
+
+    def train() -> None:
+        optimizer.zero_grad()
+        forward().backward(grad)
+        optimizer.step()
+
+    label = "embedding_bag/torch_sgd_sum"
+    yield Case(f"{label}_forward", str(shape), inference, shape.batch_size, lookup_bytes(shape), 0)
+    yield Case(f"{label}_train", str(shape), train, shape.batch_size,
+               lookup_bytes(shape) + update_bytes(shape, "sgd"), 0)  # fmt: skip
+
+
+def flops_of(work: Callable[[], Any]) -> int:
+    """Floating-point operations of the matrix products that `work` runs, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Interactions by kind; dense_arch and over_arch; each forward alone, then forward and backward."""
+    dense = torch.randn(shape.batch_size, shape.embedding_dim, device=device)
+    sparse = torch.randn(shape.batch_size, len(shape.num_embeddings), shape.embedding_dim, device=device)
+    for kind in Interaction:
+        try:
+            module = make_interaction(replace(model, interaction=kind), len(shape.num_embeddings)).to(device)
+        except (ValueError, TypeError):  # a kind that this shape has no widths for
+            continue
+        yield from _pair(f"interaction/{kind.value}", shape, module, (dense, sparse), dtype)
+    outputs = make_interaction(model, len(shape.num_embeddings)).num_outputs
+    for name, inputs, widths, last in (("dense_arch", shape.num_dense, model.dense_arch, True),
+                                       ("over_arch", outputs, model.over_arch, False)):  # fmt: skip
+        layers = mlp(inputs, widths, final_relu=last).to(device)
+        yield from _pair(f"mlp/{name}", shape, layers, (torch.randn(shape.batch_size, inputs, device=device),), dtype)
+
+
+def _pair(name: str, shape: Shape, module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Iterator[Case]:
+    """A module's forward, and its forward and backward."""
+    wanted = [tensor.requires_grad_() for tensor in inputs]
+    kind = inputs[0].device.type
+
+    def forward() -> Any:
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            return module(*wanted)
+
+    def inference() -> None:
+        with torch.no_grad():
+            forward()
+
+    def train() -> None:
+        for tensor in (*wanted, *module.parameters()):
+            tensor.grad = None
+        outputs = forward()
+        outputs.backward(torch.ones_like(outputs))
+
+    moved = _bytes_moved(module, inputs)
+    yield Case(f"{name}_forward", str(shape), inference, shape.batch_size, moved, flops_of(inference))
+    # backward: gradients of outputs read and of inputs and weights written, inputs and weights read again
+    yield Case(f"{name}_train", str(shape), train, shape.batch_size, 3 * moved, flops_of(train))
+
+
+def _bytes_moved(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Inputs, parameters and the outputs of each layer, once each."""
+    elements = sum(tensor.numel() for tensor in (*inputs, *module.parameters()))
+    outputs = [0]
+
+    def count(_: nn.Module, __: Any, output: Tensor) -> None:
+        outputs[0] += output.numel()
+
+    leaves: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    hooks = [part.register_forward_hook(count) for part in leaves or [module]]
+    with torch.no_grad():
+        module(*inputs)
+    for hook in hooks:
+        hook.remove()
+    return FLOAT_BYTES * (elements + outputs[0])
+
+
+def dense_parameters(shape: Shape, model: ModelConfig) -> int:
+    """Dense parameters of the model."""
+    interaction = make_interaction(model, len(shape.num_embeddings)).to("meta")
+    parts = [mlp(shape.num_dense, model.dense_arch, True), mlp(interaction.num_outputs, model.over_arch, False)]
+    return sum(p.numel() for part in (interaction, *parts) for p in part.parameters())
+
+
+def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> Iterator[Case]:
+    """One step of SGD over the dense parameters of the model: gradients and weights read, weights written."""
+    outputs = make_interaction(model, len(shape.num_embeddings)).num_outputs
+    layers = nn.ModuleList([mlp(shape.num_dense, model.dense_arch, True), mlp(outputs, model.over_arch, False)])
+    parameters = list(layers.to(device).parameters())
+    elements = sum(parameter.numel() for parameter in parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    for name, optimizer, states in (
+        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=device.type == "cpu"), 0),
+        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=device.type == "cpu"), 1),
+        ("adam", torch.optim.Adam(parameters, lr=0.01, fused=True), 2),
+    ):
+        moved = FLOAT_BYTES * elements * (3 + 2 * states)
+        yield Case(f"optimizer_step/{name}", f"{elements:,} dense parameters", optimizer.step, 0, moved, 0)
+
+
+def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) -> Iterator[Case]:
+    """All-reduce of the dense gradients, all-to-all of the pooled vectors; none for a process alone.
+
+    Bytes are those that a process sends and receives: 2 (W - 1) / W of the array for an all-reduce, (W - 1) / W of it
+    each way for an all-to-all.
+    """
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return
+    gradients = torch.ones(dense_parameters, device=device)
+    moved = 2 * FLOAT_BYTES * dense_parameters * (world_size - 1) // world_size
+    yield Case("collective/all_reduce", f"{dense_parameters:,} float32, {world_size} processes",
+               lambda: dist.all_reduce(gradients), 0, 2 * moved, 0)  # fmt: skip
+    elements = -(-shape.pooled // world_size) * world_size
+    sent, received = torch.ones(elements, device=device), torch.empty(elements, device=device)
+    moved = FLOAT_BYTES * elements * (world_size - 1) // world_size
+    yield Case("collective/all_to_all", f"{elements:,} float32, {world_size} processes",
+               lambda: dist.all_to_all_single(received, sent), 0, 2 * moved, 0)  # fmt: skip

@@ -1,0 +1,157 @@
+"""A checkpoint's tensors: the model's and optimizer's, their copy in host memory, and loading them.
+
+They are copied so that training can change its own while the copy is written.
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from app.checkpoint.files import last_line
+from app.checkpoint.safe_reader import SafeReader
+from common.errors import UserError
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def stage(tensors: Any) -> Any:
+    """A copy in host memory of nested dicts and lists of tensors; of a sharded one, this process's shards.
+
+    torch's own stager fails on ShardedTensors.
+    """
+    if isinstance(tensors, dict):
+        return {key: stage(value) for key, value in tensors.items()}
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(stage(value) for value in tensors)
+    if isinstance(tensors, ShardedTensor):
+        return _staged_shards(tensors)
+    if isinstance(tensors, Tensor):
+        return _on_host(tensors)
+    return copy.deepcopy(tensors)
+
+
+class LocalTensor(NamedTuple):
+    """A tensor or a shard: its path in the nested dicts, its offsets in the whole tensor, its values."""
+
+    path: str
+    offsets: tuple[int, ...]
+    values: Tensor
+
+
+def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
+    """The tensors and shards on this process."""
+    if isinstance(tensors, dict):
+        for key, value in tensors.items():
+            yield from local_tensors(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tensors, (list, tuple)):
+        for number, value in enumerate(tensors):
+            yield from local_tensors(value, f"{path}[{number}]")
+    elif isinstance(tensors, ShardedTensor):
+        for shard in tensors.local_shards():
+            yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+    elif isinstance(tensors, Tensor):
+        yield LocalTensor(path, (0,) * tensors.dim(), tensors)
+
+
+def num_bytes(tensors: Any) -> int:
+    """Bytes that a staged copy takes on this process."""
+    return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
+
+
+def first_not_finite(tensors: Any) -> str | None:
+    """The path of the first tensor on this process with a NaN or an infinity."""
+    for path, _, tensor in local_tensors(tensors):
+        # A sum is NaN or infinite if one of its terms is; only then (or where it overflowed) check each.
+        suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
+        if suspect and not bool(torch.isfinite(tensor).all()):
+            return path
+    return None
+
+
+def host_bytes_available() -> int:
+    """Host memory available without swapping: the kernel's figure, or less by this container's limit."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:
+    shards = [Shard(_on_host(shard.tensor), _placed_on_host(shard.metadata)) for shard in tensor.local_shards()]
+    whole = copy.deepcopy(tensor.metadata())
+    whole.shards_metadata = [_placed_on_host(shard) for shard in whole.shards_metadata]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        shards, sharded_tensor_metadata=whole, process_group=tensor._process_group
+    )
+
+
+def _placed_on_host(metadata: Any) -> Any:
+    metadata = copy.deepcopy(metadata)
+    metadata.placement._device = torch.device("cpu")
+    return metadata
+
+
+def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
+    """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
+
+    The sharding plan may differ from the one that was saved with. Nothing in the checkpoint is executed.
+
+    Raises:
+        UserError: the checkpoint does not fit this model and optimizer, or holds more than tensors.
+    """
+    tensors = tensors_of(model, optimizer)
+    read_tensors(checkpoint, tensors)
+    model.load_state_dict(tensors["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
+
+
+def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
+    """Overwrite tensors such as `tensors_of` returns by a checkpoint's; a collective call. Raises as `load_tensors`."""
+    reader = SafeReader(checkpoint)
+    reader.read_metadata()  # raises its own one-line error here; torch would wrap it in tracebacks
+    try:
+        dcp.load(tensors, storage_reader=reader)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
+
+
+def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
+    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
+    tensors: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        tensors["optimizer"] = optimizer.state_dict()
+    return _without_empty(tensors)
+
+
+def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
+    """Without empty dicts (SGD has no state): torch saves those of rank 0 only, and misses the others' in loading."""
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
+
+
+def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Nested dicts as before `_without_empty`, with the loaded values."""
+    return {
+        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        for key, value in nest.items()
+    }

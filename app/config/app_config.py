@@ -1,0 +1,129 @@
+"""The whole configuration of a run: its groups, their joint validation, and its plain form."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from app.config.data import DataConfig, DataScale, validate_data
+from app.config.model import ModelConfig, validate_model
+from app.config.optimizer import (
+    OptimizerConfig,
+    ScheduleConfig,
+    validate_optimizer,
+    validate_schedule,
+)
+from app.config.published import PublishedConfig, validate_published
+from app.config.record import MLPerfConfig, RecordConfig, validate_record
+from app.config.runtime import (
+    EnvironmentConfig,
+    RuntimeConfig,
+    validate_environment,
+    validate_runtime,
+)
+from app.config.sharding import (
+    ShardingConfig,
+    TopologyConfig,
+    validate_sharding,
+    validate_topology,
+)
+from app.config.train import (
+    CheckpointConfig,
+    EvalConfig,
+    LossConfig,
+    RunConfig,
+    TrainConfig,
+    validate_checkpoint,
+    validate_eval,
+    validate_loss,
+    validate_names,
+    validate_train,
+)
+from common.errors import UserError
+
+CONFIG_DIR = Path(__file__).parents[1] / "conf"
+
+
+@dataclass
+class AppConfig:
+    """The whole configuration of `python -m app.train`."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    published: PublishedConfig = field(default_factory=PublishedConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
+    tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
+
+    @staticmethod
+    def implied(composed: DictConfig) -> dict[str, Any]:
+        """The recipe's tiny values, if data.scale=tiny: common.cli puts them below the user's own.
+
+        Raises:
+            UserError: the recipe has none.
+        """
+        if composed.data.scale is not DataScale.tiny:
+            return {}
+        if not composed.tiny:
+            raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
+        return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
+
+
+def to_plain(config: Any) -> Any:
+    """A configuration as dicts, lists, strings and numbers. Without OmegaConf, for which it is 20 ms a checkpoint."""
+    if is_dataclass(config):
+        return {key.name: to_plain(getattr(config, key.name)) for key in fields(config)}
+    if isinstance(config, dict):
+        return {key: to_plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [to_plain(value) for value in config]
+    return config.name if isinstance(config, Enum) else config
+
+
+def from_plain(content: dict[str, Any]) -> AppConfig:
+    """The other way, for a configuration read from a run's directory.
+
+    Raises:
+        OmegaConfBaseException: unknown keys or wrong types.
+    """
+    config = OmegaConf.create(content)
+    synthetic = OmegaConf.select(config, "data.synthetic") or {}
+    for key in [key for key, value in synthetic.items() if value is None]:  # of runs before this key was data_prep's
+        del synthetic[key]
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), config))  # type: ignore
+
+
+def validate(config: AppConfig) -> None:
+    """Refuse values that cannot work, before anything is built.
+
+    Raises:
+        UserError: names the key, its value and what is allowed.
+    """
+    validate_train(config.train)
+    validate_eval(config.eval)
+    validate_checkpoint(config.checkpoint)
+    validate_names(config.run, config.checkpoint)
+    validate_data(config.data)
+    validate_runtime(config.runtime)
+    validate_optimizer(config.optimizer)
+    validate_schedule(config.schedule)
+    validate_model(config.model)
+    validate_loss(config.loss)
+    validate_published(config.published)
+    validate_record(config.record)
+    validate_sharding(config.sharding, config.optimizer.name)
+    validate_topology(config.topology)
+    validate_environment(config.environment)

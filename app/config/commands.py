@@ -1,0 +1,235 @@
+"""Configurations of the commands other than train."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from app.config.app_config import AppConfig
+from app.config.checks import require_at_least, require_positive
+from app.config.published import published_tables
+from app.config.runtime import RuntimeConfig
+from common.errors import UserError
+
+STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
+FAMILIES = (*STEP_FAMILIES, "inference")
+EXPORT_SUFFIX = ".pt2"
+RANKING_SUFFIXES = (".json", ".csv")
+
+
+class TablePrecision(Enum):
+    """int8, int4: row-wise, with a scale and a bias of fp16 each row. Arithmetic is fp32 in all of them."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
+
+
+BITS = {
+    TablePrecision.fp32: 32,
+    TablePrecision.fp16: 16,
+    TablePrecision.bf16: 16,
+    TablePrecision.int8: 8,
+    TablePrecision.int4: 4,
+}
+SCALE_AND_BIAS_BYTES = 4  # of an integer row, beside its values
+
+
+def row_bytes(precision: TablePrecision, dim: int) -> int:
+    """Bytes of a row of `dim` values."""
+    integer = precision in (TablePrecision.int8, TablePrecision.int4)
+    return dim * BITS[precision] // 8 + (SCALE_AND_BIAS_BYTES if integer else 0)
+
+
+@dataclass
+class ShapeConfig:
+    """Sizes that replace the recipe's; null: the recipe's own."""
+
+    batch_size: int | None = None  # of each process; null: train.global_batch_size over the processes
+    num_dense: int | None = None  # null: Criteo's 13
+    num_embeddings: list[int] | None = None  # rows of each table; null: those the recipe's source publishes …
+    most_rows: int = 1_000_000  # … but no table beyond this
+    bag_sizes: list[int] | None = None  # ids a bag of each feature; null: data.multi_hot.sizes, or one
+
+
+@dataclass
+class InferenceConfig:
+    """The latency and throughput of scoring."""
+
+    batch_sizes: list[int] = field(default_factory=lambda: [4**power for power in range(9)])  # of each process
+    least_runs: int = 100  # timed one by one at each size, however long that takes: fewer have no 99th percentile
+
+
+@dataclass
+class BenchConfig(AppConfig):
+    """Operators to measure, sizes, and duration."""
+
+    operators: Any = None  # families or family/variant prefixes, a list; null: all but inference, which takes minutes
+    seconds: float = 0.5  # spent on each
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    out: str | None = None  # also write the JSON to this file
+
+
+def chosen_operators(operators: Any) -> list[str]:
+    """The names or beginnings of names to measure.
+
+    Raises:
+        UserError: a family that is not known.
+    """
+    chosen = (
+        list(STEP_FAMILIES) if operators is None else [operators] if isinstance(operators, str) else list(operators)
+    )
+    for name in chosen:
+        if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
+            raise UserError(f"operators={name}: must begin with one of {', '.join(FAMILIES)}")
+    return chosen
+
+
+def validate_bench(config: BenchConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    chosen_operators(config.operators)
+    shape = config.shape
+    require_positive({"seconds": config.seconds})
+    require_at_least(
+        {
+            "shape.batch_size": (shape.batch_size, 1),
+            "shape.num_dense": (shape.num_dense, 1),
+            "shape.most_rows": (shape.most_rows, 1),
+            "inference.least_runs": (config.inference.least_runs, 1),
+        }
+    )
+    lists = {
+        "shape.num_embeddings": shape.num_embeddings,
+        "shape.bag_sizes": shape.bag_sizes,
+        "inference.batch_sizes": config.inference.batch_sizes,
+    }
+    for key, values in lists.items():
+        if values is not None and (not values or min(values) < 1):
+            raise UserError(f"{key}={values}: must be a list of numbers of at least 1")
+
+
+@dataclass
+class DoctorConfig:
+    """What to check, and the form of the result."""
+
+    data_path: str | None = None  # dataset to look at; null: the default one, if it is there
+    runs: str = "runs"  # directory of the runs
+    json: bool = False  # print JSON instead of lines
+    out: str | None = None  # also write the JSON to this file
+
+
+@dataclass
+class ExportConfig:
+    """Which run's model becomes which file."""
+
+    run: str = MISSING  # the run's directory
+    out: str = MISSING  # the file, NAME.pt2
+    tables: TablePrecision = TablePrecision.fp32  # fp16, int8 and int4: whoever loads the file must import fbgemm_gpu
+    checkpoint: str | None = None  # null: the run's newest
+    data_path: str | None = None  # null: where the run found its dataset
+    tolerance: float = 1e-5  # largest difference in a logit between the file and the model that it was made of
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
+
+
+def validate_export(config: ExportConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    if not config.out.endswith(EXPORT_SUFFIX):
+        raise UserError(f"out={config.out}: the name must end in {EXPORT_SUFFIX}")
+    if config.tables is TablePrecision.bf16:
+        raise UserError("tables=bf16: FBGEMM looks up in no bf16 tables for inference; use fp16, fp32, int8 or int4")
+    if not config.tolerance >= 0:
+        raise UserError(f"tolerance={config.tolerance}: must be at least 0")
+
+
+@dataclass
+class PlanConfig:
+    """Beside the tables and hardware of the other groups."""
+
+    num_embeddings: Any = None  # rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's
+    bag_sizes: Any = None  # mean ids a bag of each feature, a list; null: the dataset's or the recipe's
+    out: str | None = None  # the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout
+    against: str | None = None  # another plan's JSON to compare with
+    topologies: list[str] = field(default_factory=list)  # what if: these instead, names or YAML files
+    batch_sizes: list[int] = field(default_factory=list)  # what if: these global batches instead
+    devices: list[int] = field(default_factory=list)  # what if: these numbers of devices a machine instead
+
+
+def validate_plan(plan: PlanConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
+    if isinstance(rows, str):
+        published_tables(rows)
+    elif rows is not None and (isinstance(rows, int) or not all(isinstance(n, int) and n > 0 for n in rows)):
+        raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
+    bags = plan.bag_sizes
+    if bags is not None and (not isinstance(bags, list) or not all(isinstance(n, (int, float)) for n in bags)):
+        raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
+    for key in ("batch_sizes", "devices"):
+        require_at_least({f"plan.{key}": (min(getattr(plan, key), default=None), 1)})
+
+
+@dataclass
+class RecommendConfig:
+    """Which run scores which candidates, and how many of them are wanted."""
+
+    run: str = MISSING  # the run's directory
+    candidates: str = MISSING  # TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates
+    user: str | None = None  # a file of one row, in any of these forms: the columns that the candidates lack
+    id_column: str = "id"  # names the candidates, if there is such a column; else they are numbered from 1
+    top_k: int | None = 10  # how many to show, best first; null: all
+    out: str | None = None  # also write them to this .json or .csv file
+    checkpoint: str | None = None  # null: the run's newest
+    data_path: str | None = None  # null: where the run found its dataset
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+def validate_recommend(config: RecommendConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    require_at_least({"top_k": (config.top_k, 1)})
+    if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
+        raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
+
+
+@dataclass
+class PlanAppConfig(AppConfig):
+    """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
+
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+@dataclass
+class EvaluateConfig:
+    """The configuration of `python -m app.evaluate`."""
+
+    run: str = MISSING  # the run's directory
+    split: str = "test"
+    tables: TablePrecision | None = None  # score with tables in another precision; null: as they were trained
+    checkpoint: str | None = None  # null: the run's newest
+    data_path: str | None = None  # null: where the run found its dataset
+    out: str | None = None  # also write the metrics to this JSON file
+    global_batch_size: int = 16_384
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass
+class VerifyConfig:
+    """The configuration of `python -m app.verify`."""
+
+    run: str = MISSING  # the run's directory
+    data_path: str | None = None  # null: where the run found its dataset
+    tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass
+class ReportConfig:
+    """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
+
+    runs: list[str] = MISSING  # directories; one gives its report, several a comparison
+    out: str | None = None  # the HTML file; null: report.html in the run, compare.html beside the first of several
+    auc_tolerance: float = 0.001  # largest difference in AUC between platforms
+    loss_tolerance: float = 0.01  # largest mean relative difference of the windows' losses between platforms

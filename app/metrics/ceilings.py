@@ -1,0 +1,105 @@
+"""Repeated timing of work, and this machine's measured limits: memory bandwidth and matrix-product rate."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+WARM_UP_RUNS = 3
+MIN_SAMPLES, MAX_SAMPLES = 5, 10_000
+BLOCK_SECONDS = 0.002  # shorter work is timed several runs together: the clock has a price too
+STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of each array: well beyond the caches
+MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}
+
+
+class WorkTiming(NamedTuple):
+    """Seconds of one run: percentiles over `samples` samples of `runs_per_sample` runs each.
+
+    The 95th and 99th are there where runs were timed one by one: a mean over several has no tail.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+    runs_per_sample: int
+    p95: float | None = None
+    p99: float | None = None
+
+
+def time_work(
+    work: Callable[[], Any],
+    device: torch.device,
+    seconds: float,
+    agree: Callable[[float], float] = lambda number: number,
+    one_by_one: int | None = None,
+) -> WorkTiming:
+    """Run `work` for about `seconds` and time it; on a GPU between CUDA events, so that no run waits for the host.
+
+    agree: this process's number to the one that all processes take: they must run `work` equally often.
+    one_by_one: time each run by itself, at least so many of them.
+    """
+    for _ in range(WARM_UP_RUNS):
+        work()
+    once = max(agree(_seconds_of(work, device, 1)), 1e-9)
+    together = max(1, math.ceil(BLOCK_SECONDS / once)) if one_by_one is None else 1
+    count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), one_by_one or MIN_SAMPLES)
+    samples = [_seconds_of(work, device, together) / together for _ in range(count)]
+    median, p10, p90, p95, p99 = (float(np.percentile(samples, q)) for q in (50, 10, 90, 95, 99))
+    timing = WorkTiming(median, p10, p90, len(samples), together)
+    return timing if one_by_one is None else timing._replace(p95=p95, p99=p99)
+
+
+def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> float:
+    """Seconds of so many runs."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(runs):
+            work()
+        return time.perf_counter() - began
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(runs):
+        work()
+    last.record()
+    torch.cuda.synchronize(device)
+    return float(first.elapsed_time(last)) / 1e3
+
+
+class Ceilings(NamedTuple):
+    """Bytes a second of a = b + s * c over arrays beyond the caches (STREAM's triad); FLOP/s of a square product."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    dtype: str
+
+
+def measure_ceilings(
+    device: torch.device, dtype: torch.dtype, seconds: float, agree: Callable[[float], float] = lambda number: number
+) -> Ceilings:
+    """Measure both on this process's device with its threads.
+
+    The triad is McCalpin's (STREAM), counted as it counts: two arrays read, one written. The product is in `dtype`,
+    as the dense layers' are; float32 follows torch's TF32 setting. `agree` as for `measure`: all processes measure at
+    once, so that each gets its part of what they share.
+    """
+    kind = device.type
+    a, b, c = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
+    triad = time_work(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds, agree)
+    rows = MATRIX_ROWS[kind]
+    left, right = (torch.randn(rows, rows, device=device, dtype=dtype) for _ in range(2))
+    product = torch.empty(rows, rows, device=device, dtype=dtype)
+    multiplied = time_work(lambda: torch.mm(left, right, out=product), device, seconds, agree)
+    return Ceilings(
+        bytes_per_second=3 * a.numel() * a.element_size() / triad.p10,  # the best, nearly: it is a ceiling
+        flops_per_second=2 * rows**3 / multiplied.p10,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def higher(a: Ceilings, b: Ceilings) -> Ceilings:
+    """The higher of each: what disturbed one measurement may have spared another."""
+    return Ceilings(max(a.bytes_per_second, b.bytes_per_second), max(a.flops_per_second, b.flops_per_second), a.dtype)

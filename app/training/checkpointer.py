@@ -1,0 +1,84 @@
+"""When a run's state is saved, what is reported of it, and what is kept."""
+
+import time
+from pathlib import Path
+
+from app.checkpoint.saver import Saver
+from app.metrics.timing import StepTimer
+from app.training import resume
+from app.training.recorder import Recorder
+from app.training.session import Session
+from app.training.state import AGREE_EVERY_STEPS, RunState
+
+
+class Checkpointer:
+    """Saves a session's state in its run's directory."""
+
+    def __init__(self, session: Session, recorder: Recorder, timer: StepTimer) -> None:
+        """A collective call."""
+        self.config = session.config.checkpoint
+        self.saved_step: int | None = None
+        self._session, self._recorder, self._timer = session, recorder, timer
+        self._directory = recorder.directory.checkpoints
+        self._saver = Saver(
+            self._directory, self.config.keep, self.config.asynchronous, session.runtime.local_world_size
+        )
+        self._stalls: dict[int, float] = {}  # seconds that training waited for the saving of a step
+        self._saved_at = time.perf_counter()
+
+    def start_from(self, path: Path, step: int) -> None:
+        """The state was loaded from this checkpoint: if it is in this directory, its step need not be saved again."""
+        if path.parent.resolve() == self._directory.resolve():
+            self.saved_step = step
+
+    def due(self, step: int) -> bool:
+        """Whether to save at this step; the same on all processes."""
+        if self.config.every_steps is not None and step % self.config.every_steps == 0:
+            return True
+        if self.config.every_minutes is None or step % AGREE_EVERY_STEPS:
+            return False
+        waited = self._session.runtime.highest(time.perf_counter() - self._saved_at)
+        return waited >= self.config.every_minutes * 60
+
+    def save(self, state: RunState, best: bool = False) -> None:
+        """Begin to write a checkpoint of the state, if its step has none. Raises UserError as Saver.save does."""
+        if self.saved_step == state.step:
+            return
+        with self._timer.apart("checkpoint"):
+            began = time.perf_counter()
+            content = resume.checkpoint_state(self._session, state, self._recorder.seconds())
+            self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
+            self._stalls[state.step] = time.perf_counter() - began
+        self.saved_step, self._saved_at = state.step, time.perf_counter()
+        self.report_finished()
+
+    def keep_best(self, state: RunState) -> None:
+        """The state is the best so far: save it, or keep its checkpoint."""
+        if not self.config.keep_best:
+            return
+        if self.saved_step != state.step:
+            self.save(state, best=True)
+            return
+        with self._timer.apart("checkpoint"):
+            self._saver.mark_best(state.step)
+        self.report_finished()
+
+    def report_finished(self) -> None:
+        """Report each checkpoint that was completed since the last call."""
+        for written in self._saver.finished():
+            self._recorder.event("checkpoint", written.step, path=written.path.name, write_seconds=written.seconds,
+                                 stall_seconds=self._stalls.pop(written.step))  # fmt: skip
+
+    def failed(self) -> bool:
+        """Whether a checkpoint could not be written; `wait` raises the reason."""
+        return self._saver.failed()
+
+    def wait(self) -> None:
+        """Wait until all is written. Raises UserError if something cannot be."""
+        with self._timer.apart("checkpoint"):
+            self._saver.wait()
+        self.report_finished()
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written; log, and do not raise, its failure."""
+        self._saver.close()

@@ -1,0 +1,90 @@
+"""Evaluation during training: metrics and curves of a split, recorded and logged."""
+
+import logging
+from typing import Any
+
+from app.metrics.curves import click_curves
+from app.metrics.timing import StepTimer
+from app.optimizer.build import set_step
+from app.training.recorder import Recorder
+from app.training.session import Session
+from app.training.stop import StopCheck
+
+log = logging.getLogger("clickwork")
+
+COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
+
+
+class Evaluator:
+    """Evaluates the configured split, and the training split if eval.train_split."""
+
+    def __init__(
+        self, session: Session, recorder: Recorder, timer: StepTimer, stop: StopCheck, steps_per_epoch: int
+    ) -> None:
+        self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
+        self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Metrics of the evaluation split after this step; a collective call.
+
+        Raises:
+            EvaluationInterrupted: the run was asked to stop.
+        """
+        spent = self._timer.spent["eval"]
+        with self._timer.apart("eval"):
+            predictions = self._session.predict(self._config.split, self._stop.requested)
+            result = predictions.metrics()
+            curves = self._recorder.directory.curves(
+                {"step": step, "split": self._config.split},
+                lambda: click_curves(predictions.logits, predictions.labels),
+            )
+            set_step(self._session.optimizer, step)
+        self._recorder.curves(step, curves)
+        self._recorder.evaluation("eval", step, {**result, "eval_seconds": self._timer.spent["eval"] - spent})
+        if self._session.runtime.rank == 0:
+            _log(step, result)
+        if self._config.train_split:
+            self._compare_with_train(step, result)
+        return {"step": step, **result}
+
+    def _compare_with_train(self, step: int, result: dict[str, Any]) -> None:
+        """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
+        with self._timer.apart("eval"):
+            on_train = self._session.predict("train").metrics()
+            set_step(self._session.optimizer, step)
+        self._recorder.evaluation("eval_train", step, on_train)
+        for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
+            log.info(line)
+
+
+def is_collapsed(evaluation: dict[str, Any]) -> bool:
+    """Whether the model ranks no better than chance and knows no more than the base rate."""
+    auc, ne = evaluation["auc"], evaluation["ne"]
+    return auc is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
+
+
+def _log(step: int, result: dict[str, Any]) -> None:
+    """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
+    figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
+    shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result[key] is not None)
+    log.info("eval: step %d %s (%s samples) %s", step, result["split"], f"{result['samples']:,}", shown)
+    if result["auc"] is None:
+        reason = "has only one class" if result["samples"] else "has no rows"
+        log.warning("eval: split %s %s; AUC is undefined", result["split"], reason)
+    if is_collapsed(result):
+        log.warning("eval: close to a constant predictor (AUC %.4f, NE %.4f): check optimizer.lr and the data",
+                    result["auc"], result["ne"])  # fmt: skip
+
+
+def _beside_train(train: dict[str, Any], held_out: dict[str, Any], epochs: float) -> list[str]:
+    """Accuracy and average loss of both splits after a number of epochs, and a guess that needs no model."""
+    lines = [f"epoch {epochs:g}"]
+    for result in (train, held_out):
+        if result["samples"]:
+            auc = "undefined" if result["auc"] is None else f"{result['auc']:.5f}"
+            majority = max(result["base_rate"], 1 - result["base_rate"])
+            lines.append(
+                f"{result['split']} accuracy = {result['accuracy']:.2%}, avg loss = {result['logloss']:.6f}, "
+                f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
+            )
+    return lines

@@ -1,0 +1,110 @@
+"""What a run reports while it trains: events in its directory, trackers, progress, and its clock."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from app.config import to_plain
+from app.metrics.power import EnergyMeter
+from app.metrics.timing import StepTimer, memory_in_use
+from app.record import provenance
+from app.record.directory import RunDirectory
+from app.record.progress import ProgressDisplay
+from app.sharding.execute import plan_summary
+from app.trackers.run_trackers import FILES, Trackers
+from app.training.session import Session
+from app.training.state import RunState
+from app.training.summary import mean_loss
+from app.training.window import StepFigures
+
+
+class Recorder:
+    """Reports a session's run to its directory, to other tools and to the terminal."""
+
+    def __init__(
+        self, session: Session, directory: RunDirectory, timer: StepTimer, total_steps: int, began: float
+    ) -> None:
+        """began: time.perf_counter() when the command began."""
+        self.directory, self.trackers = directory, Trackers()
+        self.energy = EnergyMeter(session.runtime.device)
+        self.seconds_before: dict[str, float] = {}  # a resumption
+        self._session, self._timer, self._began = session, timer, began
+        train = session.config.train
+        self._batch_size, self._is_logloss = train.global_batch_size, session.config.loss.is_logloss
+        self._progress = ProgressDisplay(total_steps, session.runtime.rank == 0, train.print_windows)
+
+    def begin(self, state: RunState, resumed: str, pipeline: str) -> None:
+        """Write the run's configuration and manifest, and open its trackers; a collective call.
+
+        resumed: the line that describes the resumption; empty for a run from the start.
+        """
+        session, directory = self._session, self.directory
+        plain, manifest = to_plain(session.config), self._manifest(pipeline)
+        evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
+        rows = {name: split.rows for name, split in session.manifest.splits.items()}
+
+        def open_trackers() -> None:
+            world_size = session.runtime.world_size
+            self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
+            self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
+
+        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not resumed, FILES))
+        session.runtime.on_rank_0(open_trackers)
+
+    def start(self, step: int) -> None:
+        """Start the progress display and the energy meter; `step` steps were done before."""
+        self._progress.start(step)
+        self.energy.start()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, including those before a resumption."""
+        spent = {"total": time.perf_counter() - self._began, **self._timer.spent}
+        return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in spent.items()}
+
+    def event(self, kind: str, step: int, **values: Any) -> None:
+        """Append an event to metrics.jsonl and show it in the trackers."""
+        samples = step * self._batch_size
+        self.directory.event(kind, step, samples, self.seconds()["total"], **values)
+        self.trackers.event(kind, step, samples, values)
+
+    def steps(self, state: RunState, figures: StepFigures) -> None:
+        """Report a window of steps; the state's step is the last of them."""
+        loss, accuracy = mean_loss(figures.losses), float(figures.accuracies.mean(dtype=np.float64))
+        total = float(figures.seconds.sum(dtype=np.float64))
+        rate = self._batch_size * len(figures.seconds) / total
+        wait = figures.input_wait / total
+        self.event("train", state.step, epoch=state.epoch, steps=len(figures.losses), loss=loss, accuracy=accuracy,
+                   logloss=loss if self._is_logloss else None, lr=figures.lr, samples_per_second=rate,
+                   input_wait_fraction=wait, phase_seconds=self._timer.phases, watts=self.energy.watts(),
+                   **memory_in_use(self._session.runtime.device))  # fmt: skip
+        auc = state.evaluation["auc"] if state.evaluation else None
+        self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, auc)
+
+    def evaluation(self, kind: str, step: int, result: dict[str, Any]) -> None:
+        """Report the metrics of a split."""
+        figures = {key: value for key, value in result.items() if key != "samples"}
+        self.event(kind, step, eval_samples=result["samples"], **figures)
+
+    def curves(self, step: int, curves: dict[str, Any] | None) -> None:
+        """Show an evaluation's curves in the trackers; None on ranks that have none."""
+        self.trackers.curves(step, curves)
+
+    def close(self) -> None:
+        """Leave the progress display as it stands."""
+        self._progress.close()
+
+    def _manifest(self, pipeline: str) -> dict[str, Any]:
+        """The run's provenance, data, plan and tables, for manifest.json."""
+        session = self._session
+        return {
+            **provenance.describe_run(),
+            "dataset": session.describe_dataset(),
+            "seeds": {"train.seed": session.config.train.seed},
+            "world_size": session.runtime.world_size,
+            "platform": session.runtime.platform.value,
+            "num_threads": session.runtime.num_threads,
+            "plan": plan_summary(session.model),
+            "pipeline": pipeline,
+            "tables": session.describe_tables(),
+        }

@@ -1,0 +1,190 @@
+"""What a checkpoint of a session holds, and how a session or another command starts from one."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf.errors import OmegaConfBaseException
+
+from app.checkpoint.files import (
+    CheckpointState,
+    find_checkpoint,
+    read,
+)
+from app.checkpoint.model_state import load_tensors
+from app.config import AppConfig, RuntimeConfig, from_plain, to_plain
+from app.record.reading import CONFIG, read_config
+from app.runtime import rng
+from app.runtime.platform import Runtime
+from app.training.session import Session
+from app.training.state import RunState
+from common.errors import UserError
+from data_prep.dataset.format import Manifest, load_manifest
+
+log = logging.getLogger("clickwork")
+
+
+class Resumed(NamedTuple):
+    """Where a session resumes: its state, the seconds already spent, and a line for the log."""
+
+    state: RunState
+    seconds: dict[str, float]
+    line: str
+
+
+def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
+    """What a checkpoint holds besides tensors; a collective call."""
+    runtime = session.runtime
+    values = {
+        "step": state.step,
+        "samples": state.step * session.config.train.global_batch_size,
+        "epoch": state.epoch,
+        "step_in_epoch": state.step_in_epoch,
+        "input_wait": state.input_wait,
+        "skipped": state.skipped,
+        "evaluation": state.evaluation,
+        "best": state.best,
+        "seconds": seconds,
+        "world_size": runtime.world_size,
+        "layout": _layout(session),
+        "dataset": str(session.root),
+        "dataset_digest": session.manifest.digest,
+        "fingerprint": fingerprint(session.config),
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "losses": state.all_losses(),
+        "step_seconds": state.all_step_seconds(),
+        "accuracies": state.accuracies,
+        **{name: np.stack(runtime.gather(one)) for name, one in rng.capture(runtime.device).items()},
+    }
+    return CheckpointState(values, arrays)
+
+
+def restore(path: Path, session: Session) -> Resumed:
+    """Load a checkpoint into a session; a collective call.
+
+    Raises:
+        UserError: it belongs to a run of another configuration, or is damaged.
+    """
+    saved = read(path)
+    require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
+    now = fingerprint(session.config)
+    for key, value in saved.state["fingerprint"].items():
+        if now.get(key) != value:
+            raise UserError(
+                f"{key}={now.get(key)}: the run at {path} was started with {value}; "
+                "give another run.name, or checkpoint.resume=never to start over"
+            )
+    load_tensors(path, session.model, session.optimizer)
+    values, arrays = saved.state, saved.arrays
+    state = RunState(
+        step=values["step"],
+        epoch=values["epoch"],
+        step_in_epoch=values["step_in_epoch"],
+        losses=[arrays["losses"]],
+        step_seconds=[arrays["step_seconds"]],
+        input_wait=values["input_wait"],
+        accuracies=arrays["accuracies"],
+        skipped=values["skipped"],
+        evaluation=values["evaluation"],
+        best=values["best"],
+    )
+    line = f"resume: from {path}, step {state.step}"
+    if values["world_size"] == session.runtime.world_size:
+        mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        rng.restore(mine, session.runtime.device)
+    then, now = values["layout"], _layout(session)
+    if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
+        line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
+    return Resumed(state, values["seconds"], line)
+
+
+def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
+    """Raises UserError if a dataset is not the one that the run or checkpoint `trained` was trained on."""
+    if manifest.digest != digest_then:
+        elsewhere = f"{path_then} as it was when the run started" if str(root) == path_then else path_then
+        raise UserError(
+            f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run"
+        )
+
+
+def _layout(session: Session) -> dict[str, Any]:
+    """What may differ after a resumption, at the price of different rounding."""
+    return {
+        "processes": session.runtime.world_size,
+        "threads": session.runtime.num_threads,
+        "platform": session.runtime.platform.value,
+        "sharding": session.plan.summary(),
+    }
+
+
+def fingerprint(config: AppConfig) -> dict[str, Any]:
+    """The configuration that a resumption must not change, by key."""
+    plain = to_plain(config)
+    keys = {
+        f"{group}.{key}": value
+        for group in ("model", "loss", "optimizer", "schedule")
+        for key, value in plain[group].items()
+    }
+    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
+    keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
+    keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
+    bags = plain["data"]["multi_hot"]
+    keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
+    keys["runtime.precision"] = plain["runtime"]["precision"]
+    return keys
+
+
+class TrainedRun(NamedTuple):
+    """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
+
+    path: Path
+    state: dict[str, Any]
+    root: Path
+    manifest: Manifest
+
+
+def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
+    """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
+
+    Raises:
+        UserError: there is none, or the dataset is not the one it was trained on.
+    """
+    path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
+    state = read(path).state
+    return TrainedRun(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
+
+
+def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
+    """A configuration's dataset: its directory and manifest.
+
+    Raises:
+        UserError: it is not the one that the run or checkpoint `trained` was trained on.
+    """
+    root = Path(config.data.path or "")
+    manifest = load_manifest(root)
+    require_dataset(trained, path_then, digest_then, root, manifest)
+    return root, manifest
+
+
+def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
+    """A run's own configuration, with the runtime asked for and the dataset's present path.
+
+    Raises:
+        UserError: the directory is not a run's, or of another version.
+    """
+    try:
+        config = from_plain(read_config(run))
+    except OmegaConfBaseException as error:
+        raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
+    config.runtime = replace(
+        asked,
+        precision=asked.precision or config.runtime.precision,
+        num_threads=asked.num_threads or config.runtime.num_threads,
+    )
+    if data_path:
+        config.data = replace(config.data, path=data_path)
+    return config

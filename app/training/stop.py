@@ -1,0 +1,35 @@
+"""Whether to stop before the end: a signal, the time limit, or a checkpoint that could not be written."""
+
+import time
+
+from app.config import TrainConfig
+from app.runtime.platform import Runtime
+from app.runtime.signals import StopRequest
+from app.training.checkpointer import Checkpointer
+from app.training.state import AGREE_EVERY_STEPS
+
+
+class StopCheck:
+    """The same answer on all processes."""
+
+    def __init__(
+        self, request: StopRequest, checkpointer: Checkpointer, train: TrainConfig, runtime: Runtime, began: float
+    ) -> None:
+        """began: time.perf_counter() when the command began."""
+        self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, runtime, began
+        self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
+
+    def requested(self, step: int) -> bool:
+        """Whether to stop after this step, or batch of an evaluation; several processes agree every tenth.
+
+        Raises:
+            UserError: a checkpoint could not be written in the background; on all processes at once.
+        """
+        self._checkpointer.report_finished()
+        over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
+        wants = 2.0 if self._checkpointer.failed() else float(bool(self._request) or over)
+        if self._runtime.world_size > 1:
+            wants = 0.0 if step % AGREE_EVERY_STEPS else self._runtime.highest(wants)
+        if wants > 1:
+            self._checkpointer.wait()
+        return wants > 0

@@ -1,0 +1,54 @@
+"""The training loop over batches made by a test: no evaluation, no checkpoints, nothing recorded."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from app.config import TrainConfig
+from app.data.batch import Batch
+from app.metrics.timing import StepTimer
+from app.training.loop import TrainingLoop
+from app.training.state import RunLength, RunState
+from app.training.window import StepFigures
+
+
+class Batches:
+    """In place of a DataLoader."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    def forward_done(self) -> None:
+        pass
+
+
+class Nothing:
+    """In place of what the loop calls besides: nothing is due, nothing is done."""
+
+    def __init__(self) -> None:
+        self.reported: list[StepFigures] = []
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        return {"step": step, "auc": None, "accuracy": None}
+
+    def steps(self, state: RunState, figures: StepFigures) -> None:
+        self.reported.append(figures)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def train(
+    session: Any, batches: Iterable[Batch], steps: int, config: TrainConfig
+) -> tuple[RunState, list[StepFigures]]:
+    """Train to the end; the final state, and what was reported of the windows of steps."""
+    nothing, state = Nothing(), RunState()
+    loop: Any = TrainingLoop
+    timer, length = StepTimer(torch.device("cpu")), RunLength(steps, steps, config)
+    loop = loop(session, Batches(batches), nothing, nothing, nothing, nothing, timer, nothing, length, state)
+    assert loop.run() == "completed"
+    return state, nothing.reported

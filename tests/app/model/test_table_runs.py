@@ -1,0 +1,91 @@
+"""Runs with tables of every kind over bags of any size: interrupted, replayed, on two processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.error_lines import error_line
+
+# user and item have one id a row, genres two, tags none to many
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat",
+         "+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean",
+         "+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6",
+         "+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted",
+         "train.global_batch_size=32"]  # fmt: skip
+SIZES = {"t_user_q": (10, 8), "t_user_r": (4, 8), "t_tags_q": (8, 16), "t_tags_r": (4, 16), "t_item": (60, 4),
+         "t_genres": (9, 16)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bags")
+    write_ragged_dataset(root, {"train": 1_000, "val": 101, "test": 10})
+    return root
+
+
+def read(run: Path, name: str) -> Any:
+    return json.loads((run / name).read_bytes())
+
+
+def losses(run: Path) -> list[float]:
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [event["loss"] for event in events if event["event"] == "train"]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, *KINDS, f"data.path={bags}", "model.interaction=dcn"]
+    for name, steps in (("whole", 24), ("cut", 11), ("cut", 24)):
+        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
+        assert done.returncode == 0, done.stderr
+    whole, cut = (tmp_path / "runs" / name for name in ("whole", "cut"))
+    assert "resume: from" in done.stderr
+    assert read(cut, "summary.json")["digest"] == read(whole, "summary.json")["digest"]
+    assert losses(cut) == losses(whole)
+    parameters = read(whole, "summary.json")["parameters"]
+    assert parameters["embedding"] == sum(rows * width for rows, width in SIZES.values())
+    told = run_app("verify", "run=runs/cut")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["verdict"] == "identical"
+    refused = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
+    assert refused.returncode == 2
+    assert "model.tables" in refused.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
+    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise",
+             "t_item": "row_wise", "t_genres": "column_wise"}  # fmt: skip
+    overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection",
+                 *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]  # fmt: skip
+    for name, processes in (("alone", 1), ("pair", 2)):
+        done = run_app("train", *overrides, f"run.name={name}", processes=processes)
+        assert done.returncode == 0, done.stderr
+    alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
+    plan = read(pair, "manifest.json")["plan"]
+    assert {name: entry["type"] for name, entry in plan.items()} == types
+    np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
+    told = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")  # loads what two wrote
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["logloss"] == pytest.approx(read(pair, "summary.json")["eval"]["logloss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
+        (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
+        (["model.tables.storage=bf16"], "FBGEMM has no bf16 tables on CPU"),
+        (["+model.tables.overrides.color.kind=qr"], "no sparse feature color; it has " + ", ".join(RAGGED_EMBEDDINGS)),
+        (["+model.tables.overrides.tags.kidn=qr"], "kidn"),
+        (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(overrides: list[str], said: str, run_app: Command, bags: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
+    assert done.returncode == 2
+    assert said in error_line(done.stderr)

@@ -1,0 +1,33 @@
+"""What a run has written so far."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_bytes())
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == kind]
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in events(run, "train")]
+
+
+def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert all(fork.exitcode is None for fork in forks), "ended before it was stopped"
+        try:
+            if os.path.exists(path) and condition():
+                return
+        except ValueError:  # a line half-written
+            pass
+        time.sleep(0.005)
+    raise AssertionError(f"nothing to wait for in {path}")

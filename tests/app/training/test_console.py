@@ -1,0 +1,68 @@
+"""What a terminal shows in the end and on the way."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import struct
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.training.summary import closing_lines
+from tests.app.conftest import SMALL, forked
+
+SUMMARY: dict[str, Any] = {
+    "status": "completed", "steps": 300, "samples": 19_200, "world_size": 2,
+    "eval": {"auc": 0.75, "ne": 0.9, "logloss": 0.4, "accuracy": 0.8, "calibration": 1.0, "split": "val",
+             "samples": 500},
+    "throughput": {"samples_per_second": 2e4, "samples_per_second_per_device": 1e4, "step_ms_p50": 3.2,
+                   "step_ms_p95": 4.0, "input_wait_fraction": 0.02, "steps_measured": 290},
+    "phase_seconds": {"forward": 0.001, "backward": 0.0015, "optimizer": 0.0002, "communication": None},
+    "memory": {"host_peak_bytes": 1 << 29, "device_peak_bytes": None}, "power": None,
+    "seconds": {"total": 3.0, "train": 2.0, "eval": 0.5, "checkpoint": 0.1},
+}  # fmt: skip
+
+
+def test_what_was_measured_is_told_and_nothing_else() -> None:
+    lines = closing_lines(SUMMARY, measured_before=0)
+    assert lines[0] == "completed: 300 steps, 19,200 samples in 3.0 s"
+    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+    assert list(rows) == ["evaluation", "throughput", "step", "time", "peak memory"]
+    assert rows["throughput"] == "20,000 samples/s global, 10,000 per device (over 290 steps)"
+    assert "forward 1.00 ms" in rows["step"]
+    assert "communication" not in rows["step"]
+    nothing = {
+        **SUMMARY,
+        "status": "interrupted",
+        "eval": {"logloss": None},
+        "throughput": {"samples_per_second": None},
+    }
+    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in closing_lines(nothing, 0)[1:])
+    assert list(rows) == ["to resume", "time", "peak memory"]
+    assert "20 of them before the resumption" in "\n".join(closing_lines(SUMMARY, measured_before=20))
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20", cwd=tmp_path,
+                   stderr=os.ttyname(theirs),
+                   environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""})  # fmt: skip
+    seen = io.BytesIO()
+    while forks[0].exitcode is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
+            seen.write(os.read(ours, 4096))
+    os.close(theirs)
+    os.close(ours)
+    text = seen.getvalue().decode()
+    assert forks[0].exitcode == 0, text
+    assert "100%|" in text
+    assert "step 20/20" in text
+    assert "input wait" in text
+    assert ("\x1b[32mcompleted" in text) is not no_colour
