@@ -3,6 +3,7 @@
 A *slice* is a feature's vocabulary, or the part of it whose values fall to one number under a second hash.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,11 @@ def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
         return np.zeros(len(values), np.uint32)
     mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER
     return (mixed ^ (mixed >> np.uint32(13))) & np.uint32((1 << bits) - 1)
+
+
+def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
+    """Name of a pass for files: another budget or number of workers, with other slices, has other files."""
+    return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
 
 
 def load_slice(root: Path, wanted: Slice, first_id: int) -> LookupTable:

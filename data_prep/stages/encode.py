@@ -24,7 +24,7 @@ from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.encoding.dense import DenseRange, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, load_tables, table_of_codes
-from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice
+from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice, pass_name
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import SHARD_SUFFIXES, VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, read_rows, write_array
@@ -58,7 +58,7 @@ class PassTask(LoggedTask[ChunkRecord]):
     @property
     def stem(self) -> Path:
         """See `LoggedTask`."""
-        return self.job.chunk_path(self.record.source, self.record.chunk, f"pass-{self.number}")
+        return self.job.chunk_path(self.record.source, self.record.chunk, pass_name(self.number, self.slices))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -195,7 +195,8 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         for number, slices in enumerate(self.passes):
             for i, wanted in enumerate(slices):
                 if wanted.feature == feature:
-                    path = self.job.chunk_path(self.record.source, self.record.chunk, f"pass-{number}.{i}.npy")
+                    suffix = f"{pass_name(number, slices)}.{i}.npy"
+                    path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
                     part = np.fromfile(path, np.int32, count, offset=HEADER_BYTES + VALUE_BYTES * start)
                     np.maximum(found, part, out=found)
         missing = found == NOT_FOUND

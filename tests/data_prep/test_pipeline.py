@@ -196,6 +196,25 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
 
 
+def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path, monkeypatch):
+    """As it may be with another memory budget or number of workers."""
+    from data_prep import pipeline
+    from data_prep.encoding.passes import plan_passes
+    from data_prep.stages.encode import EncodeTask
+
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
+    arguments = [f"data.raw={tmp_path}/rows.tsv", "data.chunk_bytes=50000"]
+    preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 40_000))))
+        patch.setattr(EncodeTask, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
+    monkeypatch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 3_000))))
+    preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
+    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
+
+
 def test_passes_are_planned_within_the_budget():
     from data_prep.config.keys import chunk_size
     from data_prep.config.presets import resolve_rules
