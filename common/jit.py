@@ -17,12 +17,12 @@ def jit(function: FunctionT) -> FunctionT:
     """Compile a kernel on first call, without the GIL, cached on disk where that is possible."""
     try:
         return njit(function, cache=True, nogil=True)
-    except RuntimeError:  # no writable place for the cache: a read-only image without a home
+    except RuntimeError:  # no writable directory for the cache: a read-only image without a home
         return njit(function, nogil=True)
 
 
 class _Notice(event.Listener):
-    """Print a line when numba first compiles: it says so only of what its cache on disk does not have."""
+    """Print a line when numba first compiles; loading from its cache on disk is not compiling."""
 
     def __init__(self, text: str) -> None:
         self._text: str | None = text
@@ -38,7 +38,7 @@ class _Notice(event.Listener):
 
 @contextmanager
 def compile_notice(what: str) -> Iterator[None]:
-    """Say once on stderr that `what` is being compiled if the body compiles anything: never for a mere load."""
+    """Log once on stderr that `what` is being compiled, if the body compiles anything rather than loading it."""
     with event.install_listener("numba:compile", _Notice(f"compiling {what} (once; the result is cached) ...")):
         yield
 
@@ -80,7 +80,7 @@ def count_ones(typing_context: Any, word: types.Integer) -> Any:
 
 @intrinsic
 def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, byte: types.Integer) -> Any:
-    """Which of the 64 bytes of a contiguous uint8 array from `position` equal `byte`: bit i of a uint64 for byte i."""
+    """Bit mask, uint64, of which of the 64 bytes of a contiguous uint8 array from `position` equal `byte`."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -14,7 +14,7 @@ from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
 from data_prep.config.checks import GENERATED
 from data_prep.config.compose import CONFIG_DIRECTORY, PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
-from data_prep.engine.processes import start_fork_server
+from data_prep.engine.executor import start_fork_server
 
 
 def main(config: PrepConfig) -> int:
@@ -28,7 +28,7 @@ def main(config: PrepConfig) -> int:
 
         preprocess(config.data)
     except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         return EXIT_STOPPED
     return EXIT_DONE
 

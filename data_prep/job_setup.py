@@ -1,13 +1,14 @@
-"""What a job reads, and how: its files, found, made or fetched, and their columns."""
+"""The inputs of a job: its files, found, made or fetched, their columns, and its encoding parameters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
-from data_prep.config.keys import DataConfig, multi_hot_bags
+from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
@@ -21,7 +22,7 @@ from data_prep.synthetic.days import synthetic_sources
 
 
 def refuse_early(data: DataConfig, root: Path) -> None:
-    """Before anything is fetched or generated, refuse what could not be done with it.
+    """Refuse choices that do not go together, before anything is fetched or generated.
 
     Raises:
         UserError: choices that do not go together.
@@ -37,13 +38,13 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 
 def find_sources(data: DataConfig, root: Path) -> list[Source]:
-    """What to read, made or fetched if need be."""
+    """Sources to read, made or fetched if need be."""
     if data.source is DataSource.synthetic:
         return synthetic_sources(data, root)
     if data.source is DataSource.remote:
         rules = resolve_rules(data, len(data.days or [0]))
-        room = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
-        sources = find_remote(data, root, room)
+        needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
+        sources = find_remote(data, root, needed)
     else:
         sources = resolve_sources(data.raw)
     if data.scheduler is not None:
@@ -61,10 +62,10 @@ def user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """What ids are expanded to, if anything.
+    """The bags that ids are expanded to, if any.
 
     Raises:
-        UserError: what does not fit the columns.
+        UserError: they do not fit the columns.
     """
     bags = multi_hot_bags(data)
     if bags is None or max(bags.sizes) == 1:
@@ -75,3 +76,15 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
         raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
     bags.check(len(schema.sparse))
     return bags
+
+
+def encoding_parameters(
+    data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
+) -> dict[str, Any]:
+    """Parameters that decide the shards' bytes besides the rows, as in the manifest's `encoding`."""
+    return {
+        **rules.to_manifest(),
+        "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
+        "table": None if table is None else table.to_manifest(),
+        **({} if bags is None else {"multi_hot": bags.to_plain()}),
+    }

@@ -1,45 +1,79 @@
-"""Raw files to a finished dataset: parse units, fit the vocabulary, encode, lay out, write the manifest.
+"""Raw files to a finished dataset: the way of a job from top to bottom.
 
-Every stage leaves records in <dataset>/.work, so the same command after a kill goes on where it stopped.
-What is written depends on the sources and the parameters alone: not on the workers, nor on any kills.
+`preprocess` finds what to read, `run_stages` parses it to chunks, fits vocabularies, encodes, and makes shards, and
+`_describe` writes down what came of it. Every task is logged in <dataset>/.work, so the same command resumes a job
+after a kill. What is written depends on the sources and the parameters alone: not on the workers, nor on any kills.
 """
 
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from common.errors import UserError
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
 from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
-from data_prep.config.keys import DataConfig, chunk_size, dataset_path, may_use_processes, usable_cpus
-from data_prep.config.presets import Rules, num_embeddings, report_differences, resolve_rules
-from data_prep.dataset.format import SPLITS, Manifest, build_manifest
-from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import DataSource
+from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, usable_cpus
+from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
+from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifest
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
+from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO
-from data_prep.dataset.table_spec import Table
-from data_prep.engine.job import Job
-from data_prep.engine.memory_budget import check_disk
-from data_prep.engine.processes import start_fork_server
-from data_prep.engine.workspace import CLEARING_NAME, claimed, find_finished, keep_or_discard_work, refuse_foreign_files
-from data_prep.job_setup import chosen_bags, find_sources, refuse_early, user_table
+from data_prep.encoding.dense import DenseRange, join_ranges
+from data_prep.encoding.passes import Slice
+from data_prep.engine.executor import Executor, open_executor, start_fork_server
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.engine.memory_budget import (
+    check_disk,
+    counts_bytes,
+    num_workers,
+    plan_encoding,
+    reads_whole,
+    window_rows,
+)
+from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
+from data_prep.io.progress import Progress
+from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
-from data_prep.stages.compile_kernels import compile_kernels
-from data_prep.stages.run import Result, run_stages
-from data_prep.stages.split import clear_dataset, finish, plan_finish
+from data_prep.stages.encode import EncodeTask, PassTask
+from data_prep.stages.expand_multi_hot import ExpandTask
+from data_prep.stages.gather import gather_tasks, rows_per_shard
+from data_prep.stages.parse import (
+    compile_kernels,
+    parse_tasks,
+    reading_tasks,
+    refuse_changed,
+    refuse_empty,
+    refuse_wrong_sums,
+)
+from data_prep.stages.scatter import RowLayout, plan_scatter
+from data_prep.stages.shuffle_order import ordering
+from data_prep.stages.split import (
+    BuiltShard,
+    CutTask,
+    built_shard,
+    moves_to_dataset,
+    plan_slices,
+    refuse_no_train_rows,
+    split_rows,
+)
+from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import Generator, write_generated
 from data_prep.synthetic.random_ids import RandomRows
 from data_prep.traces.rows import TraceRows
 
 
 def preprocess(data: DataConfig) -> Manifest:
-    """Make the dataset that `data` describes, or go on making it, or find it made.
+    """Make the dataset that `data` describes, resume making it, or find it made.
 
     Raises:
         UserError: bad configuration or input; there is then no manifest at data.path, unless an older
@@ -84,18 +118,6 @@ def _generator(data: DataConfig) -> Generator:
     return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
 
 
-def encoding_parameters(
-    data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
-) -> dict[str, Any]:
-    """What decides the shards' bytes besides the rows, as the manifest's `encoding` holds it."""
-    return {
-        **rules.to_manifest(),
-        "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
-        "table": None if table is None else table.to_manifest(),
-        **({} if bags is None else {"multi_hot": bags.to_plain()}),
-    }
-
-
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
     check_disk(root, job)
@@ -105,7 +127,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     with compile_notice("the parser"):
         compile_kernels()
     begin = time.monotonic()
-    result = run_stages(data, job, root)
+    result = run_stages(data, job)
     if data.source is DataSource.remote:
         note_read(data, root, job.sources, result.digests)
     extra: dict[str, Any] = {}
@@ -120,10 +142,198 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)
-    (job.work / CLEARING_NAME).touch()
-    clear_dataset(root)
-    plan_finish(job, manifest, result.built)
-    return finish(job.work, root)
+    return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
+
+
+@dataclass
+class Result:
+    """What the stages found out, on the way to the manifest.
+
+    Attributes:
+        features: the sparse features that are kept.
+        ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
+        built: the shards, ready to be moved to the dataset.
+        peak_bytes: of memory of all processes; seconds: of every stage.
+    """
+
+    records: list[ChunkRecord]
+    digests: list[FileDigest]
+    features: tuple[str, ...]
+    workers: int
+    rows: dict[str, int] = field(default_factory=dict)
+    vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
+    ranges: list[DenseRange] = field(default_factory=list)
+    built: list[BuiltShard] = field(default_factory=list)
+    peak_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def num_values(self, feature: str) -> int | None:
+        """Values of a feature's vocabulary, where there is one."""
+        return self.vocabularies[feature].values if self.vocabularies else None
+
+
+def run_stages(data: DataConfig, job: Job) -> Result:
+    """Do everything but move the files to the dataset."""
+    workers = num_workers(data, job, len(parse_tasks(job)))
+    with open_executor(data.scheduler, workers) as executor:
+        result = _parse(job, executor, reads_whole(data, job, workers))
+        executor.release()
+        _order_and_fit(data, job, result, executor)
+        values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
+        encode_workers, passes = plan_encoding(data, job, workers, values)
+        executor.release(encode_workers)
+        chunks = _chunks_to_encode(job, result, passes)
+        if _needs_encode_stage(job, passes):
+            chunks = _encode(job, result, chunks, passes, executor)
+            result.records = [chunk.record for chunk in chunks]
+        if job.rules.is_arranged:
+            _shuffle(job, result, chunks, executor)
+        else:
+            _cut(job, result, executor)
+        if job.bags is not None:
+            executor.release()
+            _expand(job, result, executor)
+        result.peak_bytes = executor.peak_bytes
+    return result
+
+
+@contextmanager
+def _stage(name: str, total_bytes: int, result: Result, executor: Executor) -> Iterator[None]:
+    """Show a stage's progress and take its time."""
+    begin = time.monotonic()
+    with Progress(name, total_bytes, executor.counters):
+        yield
+    result.seconds[name] = round(time.monotonic() - begin, 3)
+
+
+def _parse(job: Job, executor: Executor, whole: bool) -> Result:
+    """Raw rows to chunks."""
+    result = Result([], [], job.schema.sparse, executor.workers)
+    with _stage("parse", sum(source.work_bytes for source in job.sources), result, executor):
+        for reading in executor.map(reading_tasks(job, whole)):
+            result.records.extend(reading.records)
+            result.digests += [] if reading.digest is None else [reading.digest]
+        refuse_empty(job, result.records)
+        refuse_changed(job)
+        refuse_wrong_sums(job, result.digests)
+    return result
+
+
+def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:
+    """Find the split and the order of rows, and fit vocabularies; where all rows count, both at the same time."""
+    fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
+    with ordering(job, result.records, window_rows(data)) as ordered:
+        if fits_all:
+            _fit(data, job, result, executor, sum(record.rows for record in result.records))
+        if ordered is None:
+            result.rows = split_rows(job, result.records)
+        else:
+            with _stage("arrange", 0, result, executor):
+                result.rows = ordered.result()
+    refuse_no_train_rows(job, result.rows)
+    if job.rules.order is not None and not fits_all:
+        limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
+        _fit(data, job, result, executor, limit)
+
+
+def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
+    """Vocabularies of the rows at positions below the limit, and which features they leave."""
+    counting = plan_counting(job, result.records, limit)
+    with _stage("count", sum(task.record.value_bytes for task in counting if not task.is_done), result, executor):
+        counts = count_chunks(counting, executor)
+    num_bytes = sum(each.record.files[each.suffix].bytes for each in counts)
+    with _stage("vocabulary", num_bytes, result, executor):
+        result.vocabularies = fit_vocabularies(job, counts, counts_bytes(data), executor)
+    max_values = job.rules.max_categories
+    if max_values is not None:
+        kept = [name for name, entry in result.vocabularies.items() if entry.values <= max_values]
+        result.features = tuple(kept)
+        if not kept:
+            raise UserError(
+                f"data.encoding={job.rules.encoding.value}: every column has more than {max_values} values; "
+                "use another encoding"
+            )
+
+
+def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
+    """The chunks, and all that it takes to encode them."""
+    known = _ranges_by_source(job, result)
+    digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
+    return [
+        EncodeTask(job, record, result.features, digests, known[record.source] if known else None, passes)
+        for record in result.records
+    ]
+
+
+def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
+    """The range that each source's integers are transformed by; empty where none is needed."""
+    if not job.rules.needs_statistics:
+        return []
+    by_source: list[list[DenseRange]] = [[] for _ in job.sources]
+    for record in result.records:
+        if record.rows:
+            low, high = np.array(record.dense_low), np.array(record.dense_high)
+            by_source[record.source].append(DenseRange(low, high))
+    ranges = [join_ranges(each) for each in by_source]
+    if job.rules.dense is DenseTransform.minmax:
+        result.ranges = [join_ranges(ranges)]
+        return result.ranges * len(job.sources)
+    result.ranges = ranges
+    return ranges
+
+
+def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
+    """Whether encoded chunks are written before anything else is done with them: see data_prep/stages/encode.py."""
+    if job.rules.order is None and not job.rules.needs_statistics:
+        return False
+    return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)
+
+
+def _encode(
+    job: Job, result: Result, chunks: list[EncodeTask], passes: tuple[tuple[Slice, ...], ...], executor: Executor
+) -> list[EncodeTask]:
+    """Ids by the vocabularies, integers by their statistics; the chunks as they are then."""
+    for number, slices in enumerate(passes):
+        value_bytes = sum(chunk.record.value_bytes for chunk in chunks)
+        with _stage(f"pass {number + 1} of {len(passes)}", value_bytes, result, executor):
+            list(executor.map(PassTask(job, chunk.record, number, slices, chunk.digests) for chunk in chunks))
+    with _stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks), result, executor):
+        records = list(executor.map(chunks))
+    return [replace_fields(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
+
+
+def _cut(job: Job, result: Result, executor: Executor) -> None:
+    """Chunks to shards, in their order."""
+    tasks = [CutTask(job, each) for each in plan_slices(result.records, result.rows)]
+    with _stage("cut", sum(task.copied_bytes for task in tasks), result, executor):
+        result.built = list(executor.map(tasks))
+
+
+def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
+    """Rows to the shards that their positions say."""
+    single = [feature for feature in result.features if feature not in job.schema.ragged]
+    largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
+    layout = RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
+    scatter, kept = plan_scatter(job, chunks, layout)
+    with _stage("scatter", sum(task.size[0] for task in scatter), result, executor):
+        moved = [record for record in executor.map(scatter) if record.rows]
+    tasks = gather_tasks(job, moved, kept, result.rows, layout, rows_per_shard(job, result.records))
+    with _stage("gather", sum(task.size[0] for task in tasks), result, executor):
+        gathered = executor.map(tasks)
+        result.built = [built_shard(task, shard) for task, shard in zip(tasks, gathered, strict=True)]
+
+
+def _expand(job: Job, result: Result, executor: Executor) -> None:
+    """Ids to bags, in the finished shards."""
+    assert job.bags is not None
+    sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
+    tasks = [ExpandTask(job, built, sizes) for built in result.built]
+    with _stage("multi-hot tables", job.bags.table_bytes(sizes), result, executor):
+        count = executor.counters.add
+        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda drawn: count(drawn, 0))
+    with _stage("multi-hot", sum(task.size[0] for task in tasks), result, executor):
+        expanded = executor.map(tasks)
+        result.built = [task.result(shard) for task, shard in zip(tasks, expanded, strict=True)]
 
 
 def _count_unknown(result: Result) -> dict[str, dict[str, int]]:
@@ -144,8 +354,10 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     ranges = [{"low": known.low.tolist(), "high": known.high.tolist()} for known in result.ranges]
     encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
     if result.vocabularies:
-        entries = {name: asdict(result.vocabularies[name]) for name in result.features}
-        encoding["vocabulary"] = entries
+        vocabularies = {name: result.vocabularies[name] for name in result.features}
+        encoding["vocabulary"] = {
+            name: {"values": entry.values, **asdict(entry.digest)} for name, entry in vocabularies.items()
+        }
     source_rows = [0] * len(job.sources)
     for record in result.records:
         source_rows[record.source] += record.rows

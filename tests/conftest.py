@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from data_prep.stages.compile_kernels import compile_kernels
+from data_prep.stages.parse import compile_kernels
 from tests.forks import start_server
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.

@@ -8,7 +8,6 @@
 The manifest (data_prep/dataset/manifest.py) is written last and atomically: a directory without one is not a dataset.
 """
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +24,17 @@ from data_prep.dataset.manifest import Split as Split
 from data_prep.dataset.manifest import build_manifest as build_manifest
 from data_prep.dataset.manifest import load_manifest as load_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
+from data_prep.io.arrays import open_array, write_array
 from data_prep.io.atomic import FileDigest as FileDigest
 from data_prep.io.atomic import digest_file as digest_file
 from data_prep.io.atomic import sync as sync
 from data_prep.io.atomic import write_atomically as write_atomically
-from data_prep.io.npy import open_npy
 
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64
 }  # fmt: skip
+ROW_KINDS = ("labels", "dense", "sparse")  # the arrays with one row a sample
 
 
 class ShardArrays(NamedTuple):
@@ -62,11 +62,7 @@ def write_shard(
     for kind, array in kinds.items():
         path = shard_path(root, split, name, kind)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            np.save(file, np.ascontiguousarray(array, dtype=dtypes[kind]))
-            file.flush()
-            os.fsync(file.fileno())
-        files[kind] = digest_file(path)
+        files[kind] = write_array(path, np.ascontiguousarray(array, dtype=dtypes[kind]))
     return Shard(name=name, rows=len(arrays.labels), files=files)
 
 
@@ -100,7 +96,7 @@ def _open_array(
         size = path.stat().st_size
         if size != shard.files[kind].bytes:
             raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
-        array = open_npy(path)
+        array = open_array(path)
     except KeyError as error:
         raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
     except (OSError, ValueError) as error:

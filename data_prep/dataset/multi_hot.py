@@ -24,8 +24,8 @@ from common.errors import UserError
 from common.sizes import in_words
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import to_json
-from data_prep.io.atomic import digest_file, sync, write_atomically
-from data_prep.io.npy import HEADER_BYTES, NpyWriter
+from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
+from data_prep.io.atomic import sync, write_atomically
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -214,7 +214,7 @@ def _draw_tables(
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
         if size == 1:
             continue
-        writer = NpyWriter(table_path(directory, feature), np.int32, size)
+        writer = ArrayWriter(table_path(directory, feature), np.int32, size, rows)
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
@@ -222,9 +222,8 @@ def _draw_tables(
             writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
             if count is not None:
                 count(ID_BYTES * (stop - start) * size)
-        writer.close()
+        sums[writer.path.name] = asdict(writer.close())
         sync(writer.path)
-        sums[writer.path.name] = asdict(digest_file(writer.path))
     write_atomically(directory / SUMS_NAME, (json.dumps(sums) + "\n").encode())
 
 

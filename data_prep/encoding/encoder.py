@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.jit import jit
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, Manifest, load_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
@@ -18,6 +17,7 @@ from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, transform_dense
+from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.table_csv import parse_fields, parse_table, text_separators
@@ -35,32 +35,6 @@ class EncodedBlock(NamedTuple):
     sparse: NDArray[np.int32]
     out_of_vocabulary: NDArray[np.int64]
     bags: tuple[Bags, ...] = ()
-
-
-@jit
-def hash_block(sparse, modulus, ids):  # type: ignore[no-untyped-def]
-    """ids[r, f] = sparse[r, f] modulo `modulus`, both contiguous.
-
-    The quotient by floating point is off by one at most, and unlike the integer instruction it is vectorised.
-    """
-    values, results = sparse.reshape(-1), ids.reshape(-1)
-    divisor = np.int64(modulus)
-    inverse = 1.0 / divisor
-    for i in range(len(values)):
-        value = np.int64(values[i])
-        remainder = value - np.int64(np.float64(value) * inverse) * divisor
-        remainder += divisor if remainder < 0 else 0
-        remainder -= divisor if remainder >= divisor else 0
-        results[i] = np.int32(remainder)
-
-
-def encode_hash(
-    sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
-) -> NDArray[np.int32]:
-    """value modulo max_ind_range as int32, in `ids` if given."""
-    ids = np.empty(sparse.shape, np.int32) if ids is None else ids
-    hash_block(sparse, np.uint32(max_ind_range), ids)
-    return ids
 
 
 class Encoder:
@@ -152,12 +126,12 @@ class Encoder:
     def unknown(self, block: Block) -> NDArray[np.bool_]:
         """Which fields have a value without an id of its own, [rows, F] of `features`; none with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
-        for place, (feature, table) in enumerate(self._tables.items()):
+        for index, (feature, table) in enumerate(self._tables.items()):
             bags = self._raw_bags(block, feature)
             found = np.zeros(len(bags.ids), np.int32)
             replace(table, unknown_id=-1).look_up(np.ascontiguousarray(bags.ids), found)
             counts = offsets_of((found < 0).astype(np.int64))[bags.offsets - bags.offsets[0]]
-            unknown[:, place] = np.diff(counts) > 0
+            unknown[:, index] = np.diff(counts) > 0
         return unknown
 
     def _raw_bags(self, block: Block, feature: str) -> Bags:
@@ -178,8 +152,7 @@ class Encoder:
             columns = np.ascontiguousarray(block.sparse.T[self._columns])
             ids, misses = encode_columns(columns, [self._tables[feature] for feature in self._single])
             unknown[[self.features.index(feature) for feature in self._single]] = misses
-            if self._wraps and self._max_ind_range is not None:
-                ids %= np.int32(self._max_ind_range)
+            torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps else None)
         else:
             assert self._max_ind_range is not None
             ids = encode_hash(block.sparse, self._max_ind_range)

@@ -1,47 +1,51 @@
-"""Work units: which there are, where their files lie, and which are finished.
+"""A job, its chunks, and the log of what has been done of it.
 
-A unit is the rows of one chunk of one source. Its files lie in <dataset>/.work/units/:
+A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
-    00000-00012.columns                     vocabulary: values (see data_prep/stages/column_store.py)
+    00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
     00000-00012.{values,offsets}.npy        as in a shard, where a user's table has multi-valued columns
     00000-00012.bags.npy                    vocabulary: the values of those columns as read, [L] uint32 feature-major
     00000-00012.integers.npy                integers as read, where their transform needs statistics first
-    00000-00012.runs                        per feature its distinct values (see data_prep/stages/value_counts.py)
-    00000-00012.{position,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
-    00000-00012.parsed.json and others      records, one per stage, written when what they name is on disk
+    00000-00012.counts                      distinct values of each feature (see data_prep/stages/vocabulary.py)
+    00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
+    00000-00012.parsed.json and others      the task log: one record a task
+
+The task log is how a job is resumed: a task writes its record when its files are on the disk, and is not run again
+while they are as the record says.
 """
 
 import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from data_prep.config.presets import Rules
-from data_prep.dataset.format import FileDigest, digest_file
+from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, FileDigest
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
-from data_prep.io.atomic import Crc32, temporary_path
+from data_prep.engine.executor import Worker
+from data_prep.io.atomic import Crc32, is_unchanged, temporary_path
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
-from data_prep.stages.row_layout import DTYPES
 
 WORK_DIRECTORY = ".work"
-WORK_FORMAT = 4  # of the units' files and records: that of another release is not gone on with
+CHUNKS_DIRECTORY = "chunks"
+WORK_FORMAT = 5  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
-LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
-ARRANGED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
-ARRANGED_VALUE_BYTES = 7  # of a multi-valued column, likewise
+SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
+SHUFFLED_VALUE_BYTES = 7  # of a multi-valued column, likewise
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides what units contain; handed to every worker."""
+    """All that decides what chunks contain; sent to every worker."""
 
     work: Path
     sources: tuple[Source, ...]
@@ -54,39 +58,58 @@ class Job:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The arrays of a shard as it leaves its unit."""
-        return ("labels", "dense", "sparse", *(("values", "offsets") if self.schema.ragged else ()))
+        """The arrays of a shard as it leaves its chunk."""
+        return (*ROW_KINDS, *(("values", "offsets") if self.schema.ragged else ()))
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Of the arrays of a shard that have one entry a row."""
-        return {**DTYPES, "dense": self.rules.dense.dtype}
+        return {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS} | {"dense": self.rules.dense.dtype}
+
+    @property
+    def raw_dense_dtype(self) -> np.dtype[Any]:
+        """Of integers before their transform."""
+        return np.dtype(np.int32 if self.table is None else np.float64)
 
     @property
     def block_rows(self) -> int:
-        """Rows of a unit encoded at once, and so of a block of its values: fewer where there are many columns."""
+        """Rows of a chunk encoded at once, and so of a block of its values: fewer where there are many columns."""
         columns = len(self.schema.dense) + len(self.schema.single)
-        return max(LEAST_BLOCK_ROWS, min(MOST_BLOCK_ROWS, BLOCK_VALUES // max(1, columns)))
+        return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, BLOCK_VALUES // max(1, columns)))
 
     @property
     def shard_rows(self) -> int:
-        """Rows per shard where rows leave their order."""
-        return max(1, self.chunk_bytes // ARRANGED_ROW_BYTES)
+        """Rows per shard where rows are reordered."""
+        return max(1, self.chunk_bytes // SHUFFLED_ROW_BYTES)
 
-    def unit_path(self, source: int, chunk: int, suffix: str) -> Path:
-        """Path of one of a unit's files."""
-        return self.work / "units" / f"{source:05d}-{chunk:05d}.{suffix}"
+    def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
+        """Path of one of a chunk's files."""
+        return _with_suffix(self.chunk_stem(source, chunk), suffix)
+
+    def chunk_stem(self, source: int, chunk: int) -> Path:
+        """What the paths of a chunk's files begin with."""
+        return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
+
+    def checksum(self, suffix: str) -> Callable[[], Any]:
+        """How one of a chunk's files is checksummed: those that end in the dataset by SHA-256."""
+        return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
+
+
+class Record(Protocol):
+    """What a task found out; `files` are those it wrote, by what follows their stem and a dot."""
+
+    files: dict[str, FileDigest]
 
 
 @dataclass
-class UnitRecord:
-    """A unit after one stage.
+class ChunkRecord:
+    """A chunk after one stage.
 
     Attributes:
-        source, chunk: its place. rows: how many it has. positives: rows with label 1.
-        files: suffix -> size and sum of what the stage wrote.
+        source, chunk: its indices. rows: how many it has. positives: rows with label 1.
+        files: size and checksum of what the stage wrote.
         dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
-        run_lengths: distinct values of each feature in .runs.
+        distinct: number of distinct values of each feature in .counts.
         dense_low, dense_high: the range of each integer column, a missing one counting as 0.
         unknown: values of each feature without an id of their own.
     """
@@ -97,14 +120,14 @@ class UnitRecord:
     positives: int
     files: dict[str, FileDigest]
     dictionaries: list[int] = field(default_factory=list)
-    run_lengths: list[int] = field(default_factory=list)
-    dense_low: list[int] = field(default_factory=list)
-    dense_high: list[int] = field(default_factory=list)
+    distinct: list[int] = field(default_factory=list)
+    dense_low: list[int | float] = field(default_factory=list)
+    dense_high: list[int | float] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes of a parsed unit that are still to be encoded."""
+        """Bytes of a parsed chunk that are still to be encoded."""
         others = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
         return self.value_bytes + sum(others)
 
@@ -114,36 +137,62 @@ class UnitRecord:
         return VALUE_BYTES * self.rows * len(self.dictionaries)
 
 
-def save_record(job: Job, stage: str, record: UnitRecord) -> None:
-    """Record that a unit has passed a stage: the last thing the stage does."""
-    path = job.unit_path(record.source, record.chunk, f"{stage}.json")
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def save_record(stem: Path, stage: str, record: Record) -> None:
+    """Log that a stage has written the files <stem>.*: the last thing a task does."""
+    path = _with_suffix(stem, f"{stage}.json")
     temporary = temporary_path(path)
     # not synced: what a power cut makes of it, or of the files it names, load_record finds out
-    temporary.write_text(json.dumps(asdict(record)))
+    temporary.write_bytes(msgspec.json.encode(record))
     temporary.replace(path)
 
 
-def load_record(job: Job, stage: str, source: int, chunk: int) -> UnitRecord | None:
-    """The record of a unit that has passed a stage and whose files are still as it says, else None."""
-    path = job.unit_path(source, chunk, f"{stage}.json")
+def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
+    """The record of a stage if the files it names are as it says, else None."""
     try:
-        document = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        record = msgspec.json.decode(_with_suffix(stem, f"{stage}.json").read_bytes(), type=record_type)
+    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
         return None
-    document["files"] = {suffix: FileDigest(**digest) for suffix, digest in document["files"].items()}
-    record = UnitRecord(**document)
-    try:
-        found = digest_unit_files(job, source, chunk, list(record.files))
-    except FileNotFoundError:
-        return None
-    return record if found == record.files else None
+    return record if all(is_unchanged(_with_suffix(stem, s), digest) for s, digest in record.files.items()) else None
 
 
-def digest_unit_files(job: Job, source: int, chunk: int, suffixes: list[str]) -> dict[str, FileDigest]:
-    """Sizes and sums of some of a unit's files."""
-    return {suffix: digest_file(job.unit_path(source, chunk, suffix), sum_of(job, suffix)) for suffix in suffixes}
+def _with_suffix(stem: Path, suffix: str) -> Path:
+    return stem.with_name(f"{stem.name}.{suffix}")
 
 
-def sum_of(job: Job, suffix: str) -> Callable[[], Any]:
-    """How one of a unit's files is summed: those that end in the dataset by SHA-256."""
-    return hashlib.sha256 if suffix in SHARD_SUFFIXES and not job.rules.is_arranged else Crc32
+class LoggedTask(Generic[RecordT]):
+    """A task that is run once, however often its job is stopped: see the task log above.
+
+    Class attributes:
+        stage: of the record's name. record_type: of the record, a dataclass.
+    """
+
+    stage: ClassVar[str]
+    record_type: ClassVar[type[Any]]
+
+    @property
+    def stem(self) -> Path:
+        """What the paths of its files begin with."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes and rows that count as done where the task need not be run."""
+        raise NotImplementedError
+
+    def do(self, worker: Worker) -> RecordT:
+        """Write the files."""
+        raise NotImplementedError
+
+    def run(self, worker: Worker) -> RecordT:
+        """Do the task unless the log says that it is done."""
+        record: RecordT | None = load_record(self.stem, self.stage, self.record_type)
+        if record is not None:
+            worker.count(*self.size)
+            return record
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        record = self.do(worker)
+        save_record(self.stem, self.stage, record)
+        return record

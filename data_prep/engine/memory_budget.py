@@ -1,4 +1,4 @@
-"""What a job may use: workers within the memory budget, room on the disk."""
+"""What a job may use: workers within the memory budget, space on the disk."""
 
 import sys
 from pathlib import Path
@@ -11,13 +11,13 @@ from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.passes import Slice, plan_passes
 from data_prep.engine.job import Job
-from data_prep.io.buffered_file import HOLD_BYTES
+from data_prep.io.direct_io import MAX_HELD_BYTES
 from data_prep.io.disk_space import Need, require_room
 from data_prep.parsing.table_parquet import num_rows
 from data_prep.sources.discover import GZIP_RATIO, Source
 from data_prep.sources.line_blocks import LineBlocks
-from data_prep.stages.encode_in_passes import Slice, plan_passes
 from data_prep.vocabulary.merge import PART_BYTES
 
 MEBIBYTE = 1 << 20
@@ -25,26 +25,26 @@ PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
 SERVER_BYTES = 110 * MEBIBYTE  # of the process that workers are forked from, what they do not share with it
 BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
-UNIT_BYTES = 2 * HOLD_BYTES + 16 * MEBIBYTE  # of a unit's files until written: two long ones, and the labels
-UNIT_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
+CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # of a chunk's files until written: two long ones, and the labels
+CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
-PARTS_PER_BUDGET = 16  # a feature's runs, and merging them, take two each
-WINDOWS_PER_BUDGET = 32  # where rows go is found out with two of them in memory
-SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or units as records
+COUNTS_PER_BUDGET = 16  # a feature's value counts, and merging them, take two each
+WINDOWS_PER_BUDGET = 32  # two of them are in memory while the order of rows is found
+SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or chunks as packed rows
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
 DISK_MARGIN = 1.05
-MOST_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
+MAX_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
 
 
-def part_bytes(data: DataConfig) -> int:
-    """Memory for the runs of a feature, and as much again to merge and rank them."""
-    return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // PARTS_PER_BUDGET)
+def counts_bytes(data: DataConfig) -> int:
+    """Memory for the value counts of a feature, and as much again to merge and rank them."""
+    return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // COUNTS_PER_BUDGET)
 
 
 def window_rows(data: DataConfig) -> int:
-    """Rows whose places are held in memory at once while all are shuffled."""
+    """Rows whose positions are held in memory at once while all are shuffled."""
     return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
 
 
@@ -54,8 +54,8 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     if data.scheduler is not None:
         wanted = 1  # a cluster's workers each have the budget to themselves
     is_streamed = any(source.compressed for source in job.sources)
-    need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * part_bytes(data) if job.rules.order else 0)
-    return _within_budget(data, wanted, need, aside=_bytes_to_arrange(data, job))
+    need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * counts_bytes(data) if job.rules.order else 0)
+    return _within_budget(data, wanted, need, parent_bytes=_bytes_to_order(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -64,31 +64,31 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
     its workers has begun, so nothing it is given takes as long as a file.
     """
-    need, aside = _bytes_to_parse(job, is_streamed=True), _bytes_to_arrange(data, job)
-    if data.scheduler is not None or _allowed(data, need, aside) < workers:
+    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_to_order(data, job)
+    if data.scheduler is not None or _allowed(data, need, parent_bytes) < workers:
         return False
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
         loads[loads.index(min(loads))] += size
-    return max(loads) * workers <= MOST_UNEVEN * sum(loads)
+    return max(loads) * workers <= MAX_UNEVEN * sum(loads)
 
 
 def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
-    """Memory of a worker that parses; of a stream one unit is written while the next is parsed."""
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _unit_bytes(job)
+    """Memory of a worker that parses; of a stream one chunk is written while the next is parsed."""
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _chunk_bytes(job)
     if job.rules.order is not None:
         need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
     return need
 
 
-def _bytes_to_arrange(data: DataConfig, job: Job) -> int:
-    """Memory of the parent to find out where rows go, while workers fit vocabularies."""
+def _bytes_to_order(data: DataConfig, job: Job) -> int:
+    """Memory of the parent to find the order of rows, while workers fit vocabularies."""
     return 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
 
 
-def _unit_bytes(job: Job) -> int:
-    """Memory of a unit's files until they are written."""
-    return min(UNIT_BYTES, job.chunk_bytes * UNIT_BYTES_PER_CHUNK_BYTE)
+def _chunk_bytes(job: Job) -> int:
+    """Memory of a chunk's files until they are written."""
+    return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
 def _bytes_to_shuffle(job: Job) -> int:
@@ -108,7 +108,7 @@ def plan_encoding(
     """
     tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    in_work = BLOCK_BYTES_IN_WORK + _unit_bytes(job) + _bytes_to_shuffle(job)
+    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job)
     base = WORKER_BYTES + in_work
     if PARENT_BYTES + in_work + tables <= budget:
         return _within_budget(data, workers, base + tables), ()
@@ -125,15 +125,15 @@ def plan_encoding(
     return workers, tuple(passes)
 
 
-def _allowed(data: DataConfig, need: int, aside: int = 0) -> int:
-    """Processes that the budget has room for besides what the parent needs, at least one."""
+def _allowed(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
+    """Number of processes that fit the budget besides the parent, at least one."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    return max(1, (budget - PARENT_BYTES - SERVER_BYTES - aside) // need)
+    return max(1, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
-def _within_budget(data: DataConfig, wanted: int, need: int, aside: int = 0) -> int:
-    """As many processes as wanted, or as the budget allows, which is said."""
-    allowed = _allowed(data, need, aside)
+def _within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
+    """As many processes as wanted, or as the budget allows, which is logged."""
+    allowed = _allowed(data, need, parent_bytes)
     if allowed < wanted:
         print(
             f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "
@@ -158,7 +158,7 @@ def check_disk(path: Path, job: Job) -> None:
 
 
 def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
-    """Room on the disk that so many rows take, at most, until the dataset is made."""
+    """Maximum disk space that a number of rows takes until the dataset is made."""
     columns = len(schema.columns)
     if rules.order is not None:
         columns += 2 * len(schema.sparse)
@@ -178,8 +178,8 @@ def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int
 
 def _estimate_rows(job: Job, source: Source) -> float:
     """Rows of a source: as it says itself, else from the length of its first lines."""
-    if source.generated_rows is not None:
-        return float(source.generated_rows)
+    if source.generator is not None:
+        return float(source.generator.rows)
     if job.table is not None and job.table.is_parquet:
         return float(num_rows(source))
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:

@@ -1,6 +1,5 @@
-"""What may be at `data.path` already: a dataset, the work of a killed job, another job at work."""
+"""The directory at `data.path`: locked for one job, resumed, and replaced by the finished dataset."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,14 +10,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, digest_file, load_manifest, write_atomically
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    digest_file,
+    load_manifest,
+    save_manifest,
+    sync,
+    write_atomically,
+)
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
-from data_prep.engine.job import WORK_DIRECTORY, WORK_FORMAT
+from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import Source
-from data_prep.stages.split import PLAN_NAME, finish
 
 LOCK_NAME = "lock"
+PLAN_NAME = "finish.json"
 JOB_NAME = "job.json"
 CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of it is ours
 
@@ -33,36 +44,30 @@ def locked(root: Path) -> Iterator[Path]:
     existed = root.exists()
     work = root / WORK_DIRECTORY
     work.mkdir(parents=True, exist_ok=True)
-    path = work / LOCK_NAME
-    with open(path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists() or os.fstat(lock.fileno()).st_ino != path.stat().st_ino:
-                raise BlockingIOError  # whoever held it has just removed it with its directory
-        except BlockingIOError as error:
-            raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
-        try:
-            yield work
-        finally:
-            if not any(work.glob("units/*.json")) and not (work / PLAN_NAME).exists():
-                shutil.rmtree(work, ignore_errors=True)
-            if not existed and root.exists() and not any(root.iterdir()):
-                root.rmdir()
-
-
-def finish_pending(root: Path, work: Path) -> None:
-    """Complete a job that was killed during its last moves, whatever it was."""
-    if (work / PLAN_NAME).exists():
-        finish(work, root)
-        work.mkdir()
+    lock = FileLock(work / LOCK_NAME, blocking=False)
+    try:
+        lock.acquire()
+        if not (work / LOCK_NAME).exists():
+            raise Timeout(lock.lock_file)  # whoever held it has just removed it with its directory
+    except Timeout as error:
+        raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
+    try:
+        yield work
+    finally:
+        if not any(work.glob(f"{CHUNKS_DIRECTORY}/*.json")) and not (work / PLAN_NAME).exists():
+            shutil.rmtree(work, ignore_errors=True)
+        lock.release()
+        if not existed and root.exists() and not any(root.iterdir()):
+            root.rmdir()
 
 
 @contextmanager
 def claimed(root: Path) -> Iterator[Path]:
-    """As `locked`, when what a killed job left to move has been moved."""
+    """As `locked`, once the last moves of a job that was killed during them are done."""
     with locked(root) as work:
-        finish_pending(root, work)
-    with locked(root) as work:  # anew: what was pending took its lock with it
+        if (work / PLAN_NAME).exists():
+            _finish(work, root)
+    with locked(root) as work:  # again: what was pending took its lock with it
         yield work
 
 
@@ -74,7 +79,7 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
     content = json.dumps(description).encode()
     path = work / JOB_NAME
     if path.exists() and path.read_bytes() == content:
-        print(f"{work.parent}: going on where the last job stopped", file=sys.stderr)
+        print(f"{work.parent}: resuming where the last job stopped", file=sys.stderr)
     else:
         if path.exists():
             print(f"{work.parent}: discarding the unfinished work of another job", file=sys.stderr)
@@ -84,11 +89,11 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
             elif entry.name != LOCK_NAME:
                 entry.unlink()
         write_atomically(path, content)
-    (work / "units").mkdir(exist_ok=True)
+    (work / CHUNKS_DIRECTORY).mkdir(exist_ok=True)
 
 
 def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> None:
-    """Where the dataset's splits go there may be an older dataset's, and nothing else.
+    """Refuse to write where there are files that are not an older dataset's.
 
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
@@ -142,11 +147,56 @@ def _difference(
 
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
-    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their sum."""
+    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their checksum."""
     if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
         return False
     times = manifest.extra.get("source_mtime_ns") or [None] * len(sources)
     return all(
-        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == told["sha256"]
-        for source, told, time in zip(sources, manifest.sources, times, strict=True)
+        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == entry["sha256"]
+        for source, entry, time in zip(sources, manifest.sources, times, strict=True)
     )
+
+
+def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
+    """Replace the dataset at `root` by the files of `work`; after a kill the next job there does the rest.
+
+    Args:
+        moves: of each file its path below `work`, and its path below `root`.
+    """
+    (work / CLEARING_NAME).touch()
+    _clear_dataset(root)
+    save_manifest(work / "final", manifest)
+    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
+    return _finish(work, root)
+
+
+def _finish(work: Path, root: Path) -> Manifest:
+    """Move every file into the dataset and sync it, then add the manifest."""
+    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
+    directories = {root}
+    for source, target in moves:
+        path = root / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        directories.add(path.parent)
+        if (work / source).exists():
+            os.replace(work / source, path)
+        sync(path)
+    for directory in directories:
+        sync(directory)
+    if (work / "final" / MANIFEST_NAME).exists():
+        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
+    sync(root)
+    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != PLAN_NAME:
+            entry.unlink()
+    shutil.rmtree(work)
+    return load_manifest(root)
+
+
+def _clear_dataset(root: Path) -> None:
+    """Remove a dataset, its manifest first."""
+    (root / MANIFEST_NAME).unlink(missing_ok=True)
+    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+        shutil.rmtree(root / name, ignore_errors=True)

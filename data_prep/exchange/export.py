@@ -18,11 +18,10 @@ from data_prep.dataset.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, Mu
 from data_prep.dataset.options import DenseTransform, Encoding
 from data_prep.dataset.schema import CRITEO
 from data_prep.exchange.npz import MultiHotWriter
+from data_prep.io.arrays import ArrayWriter, take_mapped
 from data_prep.io.atomic import temporary_path
 from data_prep.io.disk_space import Need, require_room
-from data_prep.io.memory_map import take_mapped
-from data_prep.io.npy import NpyWriter
-from data_prep.stages.row_layout import FIELD_BYTES
+from data_prep.stages.scatter import FIELD_BYTES
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
@@ -99,7 +98,8 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
             # TorchRec copies its last day as it is before the shuffle
             wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
             width = 1 if kind == "labels" else len(manifest.schema[kind])
-            writer = NpyWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width)
+            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
+            writer = ArrayWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
             for rows_here in ranges:
                 writer.append(getattr(rows_here.open(root, manifest), kind))
             writer.close()

@@ -27,11 +27,10 @@ from data_prep.dataset.format import (
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
-from data_prep.engine.workspace import claimed, refuse_foreign_files
+from data_prep.engine.workspace import claimed, publish, refuse_foreign_files
 from data_prep.exchange.npz import MultiHotReader
-from data_prep.io.npy import open_npy
+from data_prep.io.arrays import open_array
 from data_prep.sources.discover import natural_key
-from data_prep.stages.split import finish, write_plan
 
 MAX_ID = np.iinfo(np.int32).max
 INTEGERS, FLOAT32 = "integers", "float32"
@@ -57,7 +56,7 @@ def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None =
         UserError: it is not readable, or something else.
     """
     try:
-        array = open_npy(path)
+        array = open_array(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
     if array.ndim != 2 or array.shape[1] != width:
@@ -162,8 +161,8 @@ class _Builder:
         num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
         manifest = build_manifest(self._schema, self._encoding, num_embeddings, self._shards, self._sources)
         files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
-        write_plan(self._work, manifest, [(str(IMPORTED / file), str(file)) for file in sorted(files)])
-        return finish(self._work, self._root)
+        moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
+        return publish(self._work, self._root, manifest, moves)
 
 
 def _fixed_bags(ids: NDArray[Any]) -> Bags:

@@ -1,6 +1,7 @@
-"""Files that appear whole: written beside their place under a name of this process and thread, then moved; sums."""
+"""Files that appear whole, written under a temporary name and then moved; checksums."""
 
 import hashlib
+import io
 import os
 import socket
 import threading
@@ -8,9 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 try:
     from isal.isal_zlib import crc32
@@ -29,22 +27,24 @@ class FileDigest:
 
 
 class Crc32:
-    """A sum that tells what a power cut spoiled, several times faster than SHA-256."""
+    """A checksum that finds what a power cut spoiled, several times faster than SHA-256."""
+
+    PREFIX = "crc32 "
 
     def __init__(self) -> None:
         self._sum = 0
 
     def update(self, content: Any) -> None:
-        """Go on with these bytes."""
+        """Add bytes."""
         self._sum = crc32(content, self._sum)
 
     def hexdigest(self) -> str:
-        """The sum, told from a SHA-256."""
-        return f"crc32 {self._sum:08x}"
+        """The checksum, with a prefix that no SHA-256 has."""
+        return f"{self.PREFIX}{self._sum:08x}"
 
 
 def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
-    """Size and sum of a file, read in a stream."""
+    """Size and checksum of a file, read in a stream."""
     begun = start_sum()
     block = memoryview(bytearray(READ_BYTES))  # one for all: fresh memory for each costs more than the sum
     with open(path, "rb", buffering=0) as file:
@@ -53,17 +53,18 @@ def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> Fi
         return FileDigest(bytes=file.tell(), sha256=begun.hexdigest())
 
 
+def is_unchanged(path: Path, digest: FileDigest) -> bool:
+    """Whether a file is there with that size and checksum, of whichever kind the checksum is."""
+    start = Crc32 if digest.sha256.startswith(Crc32.PREFIX) else hashlib.sha256
+    try:
+        return path.stat().st_size == digest.bytes and digest_file(path, start) == digest
+    except FileNotFoundError:
+        return False
+
+
 def temporary_path(path: Path) -> Path:
-    """A name beside `path` that no other process, thread or machine uses."""
+    """A temporary name in the directory of `path`, unique to this thread, process and machine."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
-
-
-def save_array(path: Path, array: NDArray[Any]) -> None:
-    """`np.save`, so that the file is there whole or not at all."""
-    temporary = temporary_path(path)
-    with open(temporary, "wb") as file:
-        np.save(file, array)
-    temporary.replace(path)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -85,3 +86,37 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class SummedFile(io.RawIOBase):
+    """A file's bytes, front to back.
+
+    Attributes:
+        position: bytes read so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.position = 0
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._sum = hashlib.sha256()
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Fill some of `target`; 0 at the end."""
+        count = self._file.readinto(target) or 0
+        self._sum.update(memoryview(target)[:count])
+        self.position += count
+        return count
+
+    def digest(self) -> FileDigest:
+        """Size and sum of what was read: of the file, once all was."""
+        return FileDigest(self.position, self._sum.hexdigest())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()

@@ -1,97 +1,236 @@
-"""Parts of files, one after the other, past the page cache, each read while the one before is worked on."""
+"""Files written and read past the page cache, while the piece before is worked on.
+
+The files of a chunk are written once and read once. Through the page cache each of their pages would have to be found
+and cleared first, which can take longer than all work on the rows. File systems that cannot do without it use it.
+"""
 
 import errno
+import fcntl
+import hashlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from data_prep.io.buffers import PAGE_BYTES, scratch, set_direct
-from data_prep.io.npy import HEADER_BYTES
+from data_prep.io.atomic import FileDigest, digest_file, temporary_path
 
-AHEAD = 2  # parts read while one is worked on
+PAGE_BYTES = 4096
+PIECE_BYTES = 4 << 20  # checksummed while the one before is written
+MAX_WRITES = 2  # pieces being written while the next is filled
+MAX_HELD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
+READ_AHEAD = 2  # parts read while one is worked on
+DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-class Part(NamedTuple):
+def empty_pages(num_bytes: int) -> NDArray[np.uint8]:
+    """Uninitialised memory [num_bytes] that begins with a page, as reading and writing past the cache demands."""
+    memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_BYTES
+    return memory[start : start + num_bytes]
+
+
+class FileWriter:
+    """Writes a file, which appears whole with `close`, and checksums it on the way.
+
+    Args:
+        path: of the file.
+        checksum: makes the checksum, as `hashlib.sha256` does.
+        held: whether the first bytes are only known at the end. The file is then buffered up to MAX_HELD_BYTES, and a
+            longer one is read again for its checksum.
+    """
+
+    def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256, held: bool = False) -> None:
+        self.path = path
+        self.bytes = 0
+        self._start_checksum, self._checksum = checksum, checksum()
+        self._is_held, self._is_spilled = held, False
+        self._temporary = temporary_path(path)
+        self._file: int | None = None
+        self._pieces: list[NDArray[np.uint8]] = []
+        self._begin = 0  # offset of the first of them
+        self._threads = ThreadPoolExecutor(1)  # which starts its thread when there is something to write
+        self._writes: deque[Future[None]] = deque()
+
+    def append(self, array: NDArray[Any]) -> None:
+        """Add an array's bytes."""
+        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        while len(rest):
+            out = self._out()[: len(rest)]
+            out[:] = rest[: len(out)]
+            self.bytes += len(out)
+            rest = rest[len(out) :]
+
+    def extend(self, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[NDArray[Any]], object]) -> None:
+        """Add an array that `fill` writes to the memory it is given: the file's own, where that is in one piece."""
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        out = self._out()[:num_bytes]
+        if len(out) < num_bytes:
+            array = np.empty(shape, dtype)
+            fill(array)
+            self.append(array)
+        else:
+            fill(out.view(dtype).reshape(shape))
+            self.bytes += num_bytes
+
+    def read_into(self, offset: int, target: NDArray[Any]) -> None:
+        """Fill an array with what was added from an offset on; of a held file only."""
+        if self._is_spilled:
+            self._send_all()
+            self._wait(0)
+            assert self._file is not None
+            os.preadv(self._file, [target.data], offset)
+            return
+        rest = target.view(np.uint8)
+        while len(rest):
+            number, start = divmod(offset, PIECE_BYTES)
+            count = min(len(rest), PIECE_BYTES - start)
+            rest[:count] = self._pieces[number][start : start + count]
+            rest, offset = rest[count:], offset + count
+
+    def close(self, header: bytes = b"") -> FileDigest:
+        """Write what is left, with the first bytes replaced by `header`, and give the file its name."""
+        try:
+            if header and not self._is_spilled:
+                self._pieces[0][: len(header)] = np.frombuffer(header, np.uint8)
+            self._send_all()
+            self._wait(0)
+            if self._is_spilled:
+                assert self._file is not None
+                os.pwrite(self._file, header, 0)
+                digest = digest_file(self._temporary, self._start_checksum)
+            else:
+                digest = FileDigest(self.bytes, self._checksum.hexdigest())
+            self._temporary.replace(self.path)
+        finally:
+            self.abandon()
+        return digest
+
+    def abandon(self) -> None:
+        """Stop writing, and remove the file if it has not got its name; without effect after `close`."""
+        self._threads.shutdown(cancel_futures=True)
+        self._pieces.clear()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._temporary.unlink(missing_ok=True)
+
+    def _out(self) -> NDArray[np.uint8]:
+        """What is left of the last piece, or a new one."""
+        if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
+            if not self._is_held:
+                self._send_all()
+            elif len(self._pieces) >= max(1, MAX_HELD_BYTES // PIECE_BYTES):
+                self._is_spilled = True
+                self._send_all()
+            self._pieces.append(empty_pages(PIECE_BYTES))
+        return self._pieces[-1][(self.bytes - self._begin) % PIECE_BYTES :]
+
+    def _send_all(self) -> None:
+        """Have all pieces written in the background, the last one as far as it is filled."""
+        if self._file is None:
+            self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        pieces, begin = self._pieces, self._begin
+        self._pieces, self._begin = [], self.bytes
+        while pieces:
+            content = pieces.pop(0)[: self.bytes - begin].data
+            self._wait(MAX_WRITES - 1)
+            self._writes.append(self._threads.submit(write_past_cache, self._file, content, begin))
+            if not self._is_spilled:
+                self._checksum.update(content)
+            begin += len(content)
+
+    def _wait(self, left: int) -> None:
+        """Wait until at most `left` pieces are being written."""
+        while len(self._writes) > left:
+            self._writes.popleft().result()
+
+
+def write_past_cache(file: int, content: memoryview, offset: int) -> None:
+    """Write at an offset, without the page cache where the file system can and as far as whole pages go."""
+    whole = len(content) // PAGE_BYTES * PAGE_BYTES
+    if offset % PAGE_BYTES == 0 and set_direct(file, True):
+        try:
+            _write(file, content[:whole], offset)
+            offset, content = offset + whole, content[whole:]
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that it cannot after all
+                raise
+        set_direct(file, False)
+    _write(file, content, offset)
+
+
+def set_direct(file: int, wanted: bool) -> bool:
+    """Turn to or from going past the page cache; whether the system and the file system could."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if wanted else flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return DIRECT != 0
+
+
+def _write(file: int, content: memoryview, offset: int) -> None:
+    while content:
+        count = os.pwrite(file, content, offset)
+        content, offset = content[count:], offset + count
+
+
+class FileRange(NamedTuple):
     """Some bytes of a file, from `offset` on."""
 
     path: Path
     offset: int
     num_bytes: int
 
+    @property
+    def page_bytes(self) -> int:
+        """Memory to read it to, with all of the pages that it is on."""
+        return (-(-self.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
 
-def rows_part(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) -> Part:
-    """Rows start..stop of a .npy file [rows, width]."""
-    row_bytes = width * np.dtype(dtype).itemsize
-    return Part(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes)
 
-
-def read_parts(parts: Iterable[Part], name: str) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of each part, in memory of this thread under that name; valid until the next is asked for."""
+def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each range, READ_AHEAD of them being read while one is worked on."""
     coming: deque[Future[NDArray[np.uint8]]] = deque()
-    with ThreadPoolExecutor(AHEAD) as readers:
-        for number, part in enumerate(parts):
-            room = scratch(f"part of {name} {number % (AHEAD + 1)}", room_bytes(part))
-            coming.append(readers.submit(_read_part, part, room))
-            if len(coming) > AHEAD:
+    with ThreadPoolExecutor(READ_AHEAD) as readers:
+        for part in ranges:
+            coming.append(readers.submit(_read_range, part))
+            if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
 
 
-def room_bytes(part: Part) -> int:
-    """Memory to read a part to, with all of the pages that it is on."""
-    return (-(-part.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
-
-
-def read_at_once(parts: Sequence[Part], name: str) -> list[NDArray[np.uint8]]:
-    """The bytes of all parts, in memory of this thread under that name; valid until it is asked for again."""
-    ends = np.cumsum([0, *map(room_bytes, parts)]).tolist()
-    room = scratch(name, ends[-1])
-    with ThreadPoolExecutor(AHEAD) as readers:
-        rooms = [room[begin:end] for begin, end in pairwise(ends)]
-        return list(readers.map(_read_part, parts, rooms))
-
-
-def read_rows(
-    path: Path, blocks: Sequence[tuple[int, int]], width: int, dtype: DTypeLike, name: str
-) -> Iterator[NDArray[Any]]:
-    """Rows start..stop of a .npy file [rows, width] for each of `blocks`; as `read_parts`."""
-    parts = (rows_part(path, start, stop, width, dtype) for start, stop in blocks)
-    for (start, stop), content in zip(blocks, read_parts(parts, name), strict=True):
-        yield content.view(dtype).reshape(stop - start, width)
-
-
-def _read_part(part: Part, room: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read whole pages around a part into `room`; the part in it."""
+def _read_range(part: FileRange) -> NDArray[np.uint8]:
+    """Read the whole pages around a range; the range in them."""
     first = part.offset // PAGE_BYTES * PAGE_BYTES
     wanted = part.offset - first + part.num_bytes
-    room = room[: -(-wanted // PAGE_BYTES) * PAGE_BYTES]
+    out = empty_pages(-(-wanted // PAGE_BYTES) * PAGE_BYTES)
     file = os.open(part.path, os.O_RDONLY)
     try:
         is_direct = set_direct(file, True)
         try:
-            _read(file, part.path, room, first, wanted)
+            _read(file, part.path, out, first, wanted)
         except OSError as error:
             if not is_direct or error.errno != errno.EINVAL:
                 raise
             set_direct(file, False)
-            _read(file, part.path, room, first, wanted)
+            _read(file, part.path, out, first, wanted)
     finally:
         os.close(file)
-    return room[part.offset - first : wanted]
+    return out[part.offset - first : wanted]
 
 
-def _read(file: int, path: Path, room: NDArray[np.uint8], offset: int, wanted: int) -> None:
+def _read(file: int, path: Path, out: NDArray[np.uint8], offset: int, wanted: int) -> None:
     done = 0
     while done < wanted:
-        count = os.preadv(file, [room[done:].data], offset + done)
+        count = os.preadv(file, [out[done:].data], offset + done)
         if not count:
             raise OSError(errno.EIO, "shorter than it was", str(path))
         done += count

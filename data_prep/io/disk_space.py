@@ -1,4 +1,4 @@
-"""Room on the disk, asked for before anything is written."""
+"""Disk space, checked before anything is written."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from common.sizes import in_words
 
 @dataclass(frozen=True)
 class Need:
-    """So many bytes, or about so many, at a path, which need not be there yet; `what` for, such as "to fetch"."""
+    """Bytes needed at a path, which need not exist yet; `what`: for what, such as "to fetch"; `about`: an estimate."""
 
     path: Path
     bytes: int

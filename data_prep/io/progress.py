@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, a plain line now and then elsewhere, both on stderr."""
+"""Progress of a stage: a bar on a terminal, a plain line now and then elsewhere, both on stderr."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ class Counted(Protocol):
 
 
 class Tally:
-    """What the threads of this process count; `at_hand` bytes were done before."""
+    """Counters of the threads of this process; `at_hand` bytes were done before."""
 
     def __init__(self, at_hand: int) -> None:
         self._at_hand = at_hand
@@ -40,7 +40,7 @@ class Tally:
         self.reset()
 
     def add(self, num_bytes: int, num_rows: int) -> None:
-        """Count work done; less than none if some is to be done again."""
+        """Count work done; negative if some is to be done again."""
         with self._lock:
             self.bytes += num_bytes
             self.rows += num_rows
@@ -51,10 +51,10 @@ class Tally:
 
 
 class Progress:
-    """Shows the counters of one stage until the `with` body ends.
+    """Show the counters of one stage until the `with` body ends.
 
     The body counts bytes of the files as they lie on disk and rows; other processes may do the counting.
-    total_bytes: None where nobody knows.
+    total_bytes: None if unknown.
     """
 
     def __init__(self, stage: str, total_bytes: int | None, counters: Counted) -> None:
@@ -86,7 +86,7 @@ class Progress:
     def say(self, line: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
         if self._done.is_set():
-            return  # nobody waits for it any more
+            return  # the stage is over
         if self._bar is not None:
             tqdm.write(line, file=sys.stderr)
         else:
@@ -122,12 +122,12 @@ class Progress:
         seconds = max(time.monotonic() - self._start, 1e-9)
         done = self._bytes()
         speed = (done - self._first) / seconds
-        said = [f"{seconds:.1f} s"]
+        fields = [f"{seconds:.1f} s"]
         if self._total != 0:  # merging in memory reads no files
             of_all = "" if self._total is None else f" of {self._total / 1e6:,.1f}"
-            said = [f"{done / 1e6:,.1f}{of_all} MB", f"{speed / 1e6:,.1f} MB/s", *said]
+            fields = [f"{done / 1e6:,.1f}{of_all} MB", f"{speed / 1e6:,.1f} MB/s", *fields]
         if self.counters.rows:  # stages such as a checksum know nothing of rows
-            said = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *said]
+            fields = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *fields]
         if self._total is not None and speed > 0 and done < self._total and not self._done.is_set():
-            said.append(f"{(self._total - done) / speed:.0f} s to go")
-        print(f"{self._stage}: {', '.join(said)}", file=sys.stderr, flush=True)
+            fields.append(f"{(self._total - done) / speed:.0f} s to go")
+        print(f"{self._stage}: {', '.join(fields)}", file=sys.stderr, flush=True)

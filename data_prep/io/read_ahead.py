@@ -1,4 +1,4 @@
-"""Bytes read by a thread that runs a few blocks ahead of who needs them, in memory that is used again and again."""
+"""Bytes read by a background thread, a few blocks ahead of their consumer, into a ring of buffers."""
 
 import io
 import mmap
@@ -16,16 +16,16 @@ class ReadAhead(io.RawIOBase):
 
     Args:
         fill: fills some of the memory it is handed and returns how much, 0 at the end; called in one thread only.
-        before, behind: bytes of room that each block has there.
+        before, after: bytes of padding around each block.
     """
 
-    def __init__(self, fill: Callable[[memoryview], int], before: int = 0, behind: int = 0) -> None:
+    def __init__(self, fill: Callable[[memoryview], int], before: int = 0, after: int = 0) -> None:
         super().__init__()
         self._fill, self._before = fill, before
         self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
         self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
-            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + behind))  # room that is not used takes no memory
+            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))  # padding that is not used takes no memory
         self._block: mmap.mmap | None = None
         self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
@@ -45,7 +45,7 @@ class ReadAhead(io.RawIOBase):
                 return
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """Memory that holds so many bytes behind its room before, 0 at the end; valid until the next is asked for.
+        """A buffer and the number of bytes in it after its padding, 0 at the end; valid until the next call.
 
         Raises what `fill` raised; ValueError after that, or after the end.
         """

@@ -4,10 +4,13 @@ import contextlib
 import glob
 import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import UserError
 
@@ -23,16 +26,31 @@ DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 GLOB_CHARACTERS = frozenset("*?[")
-GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
-TEXT_ROW_BYTES = 244  # of a generated row
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
+TEXT_ROW_BYTES = 244  # of a row of Criteo's days, and of a generated one
+GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
+
+
+class RowGenerator(Protocol):
+    """Makes the rows of a source block by block, in any process."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of every block but the last."""
+
+    def blocks(self, first: int, stop: int) -> Iterator[tuple[Any, NDArray[np.float32]]]:
+        """Blocks first to stop - 1, as parsed (`data_prep.parsing.criteo.Block`), and click probabilities [rows, 1]."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One raw file as it was found; `name` is its file name, `path` where it lies.
 
-    generated_rows: rows to generate, where the file only describes a day.
+    generator: of a file that only describes a day, what generates its rows.
     """
 
     path: str
@@ -40,12 +58,12 @@ class Source:
     bytes: int
     mtime_ns: int
     compressed: bool
-    generated_rows: int | None = None
+    generator: RowGenerator | None = None
 
     @property
     def work_bytes(self) -> int:
         """Bytes to read, or to generate."""
-        return self.bytes if self.generated_rows is None else self.generated_rows * GENERATED_ROW_BYTES
+        return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
 def resolve_sources(raw: Any) -> list[Source]:

@@ -9,8 +9,7 @@ from typing import Any
 from common.errors import UserError
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest
-from data_prep.io.atomic import FileDigest
-from data_prep.io.digest import SummedFile
+from data_prep.io.atomic import FileDigest, SummedFile
 from data_prep.io.disk_space import Need, require_room
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import (

@@ -9,21 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.format import SPLITS
-from data_prep.engine.job import Job, UnitRecord
-from data_prep.stages.shuffle_order import unit_positions
-from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, TRUTH_SUFFIX, bayes_scores, truth_path
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import open_array
+from data_prep.stages.parse import TRUTH_SUFFIX
+from data_prep.stages.shuffle_order import chunk_positions
+from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores, truth_path
 
 
-def dataset_scores(job: Job, records: list[UnitRecord], rows: dict[str, int]) -> dict[str, Any]:
+def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> dict[str, Any]:
     """The manifest's `extra.bayes`: scores over all rows of a generated dataset, and over each of its `splits`.
 
     Args:
-        records: all units, in the order of the rows, with labels.npy and truth of their rows still in place.
+        records: all chunks, in the order of the rows, with labels.npy and truth of their rows still in place.
         rows: of every split.
     """
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])
-    for positions, probability, labels in _units(job, records):
+    for positions, probability, labels in _chunks(job, records):
         steps = _steps(probability, job.rules.negative_drop_rate)
         split_of = np.searchsorted(bounds, positions, side="right")
         for number, split in enumerate(SPLITS):
@@ -44,23 +46,23 @@ def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArr
     return np.clip(np.rint(p * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
 
 
-def _units(
-    job: Job, records: list[UnitRecord]
+def _chunks(
+    job: Job, records: list[ChunkRecord]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
-    """Of each unit's rows: position in the dataset (-1: left out), probability, label."""
+    """Of each chunk's rows: position in the dataset (-1: left out), probability, label."""
     begin = begin_in_source = 0
     source = -1
     for record in records:
         if record.source != source:
             source, begin_in_source = record.source, 0
-        labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
-        if job.sources[record.source].generated_rows is not None:
-            probability = np.load(job.unit_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
+        labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        if job.sources[record.source].generator is not None:
+            probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
         else:
-            day = np.load(truth_path(Path(job.sources[record.source].path)), mmap_mode="r")
+            day = open_array(truth_path(Path(job.sources[record.source].path)))
             probability = day[begin_in_source : begin_in_source + record.rows, 0]
         if job.rules.is_arranged:
-            positions = unit_positions(job, begin, record.rows)
+            positions = chunk_positions(job, begin, record.rows)
         else:
             positions = np.arange(begin, begin + record.rows)
         yield positions, probability, labels

@@ -1,44 +1,107 @@
-"""What a worker does with a parsed unit: values to ids, integers to what the model reads."""
+"""Values to ids, integers to what the model reads. All ids of a dataset are made here, with data_prep/encoding.
+
+Encodings that need to know of no other rows are made block by block while rows are parsed: `encode_block`. The others
+wait until vocabularies are fitted: `EncodeTask` then writes the chunks that `encoded_blocks` gives. Where rows are
+reordered anyway, scatter and gather take them from `encoded_blocks` instead, which saves writing and reading all rows
+once more; and `finish_ids` does to ids what TorchRec does after its shuffle.
+
+Vocabularies larger than the memory budget are looked up in several passes, slice by slice (encoding/passes.py):
+`PassTask` leaves the ids that a pass has found on disk, and `EncodeTask` merges them.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
+from data_prep.config.presets import Rules
 from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.encoding.dense import DenseRange, transform_dense
+from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, load_tables, table_of_codes
-from data_prep.engine.job import SHARD_SUFFIXES, Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
-from data_prep.engine.processes import counters
-from data_prep.io.atomic import FileDigest
-from data_prep.io.buffered_file import HeldArray
-from data_prep.io.buffers import scratch_array
-from data_prep.io.direct_io import read_rows
-from data_prep.io.npy import NpyWriter
-from data_prep.stages.column_store import column_blocks, read_dictionaries, row_blocks, unit_bags
-from data_prep.stages.encode_in_passes import Slice, assemble
-from data_prep.stages.row_layout import KINDS
+from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice, pass_name
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import SHARD_SUFFIXES, VALUE_BYTES, ChunkRecord, Job, LoggedTask
+from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, read_rows, write_array
+from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionaries, row_blocks
 
-BAG_VALUES = 1 << 20
+BLOCK_VALUES = 1 << 20  # of bags, or of passes, at once
+
+
+def encode_block(rules: Rules, values: NDArray[np.uint32], ids: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+    """The ids of values by an encoding without vocabularies, in `ids` if given."""
+    assert rules.max_ind_range is not None
+    return encode_hash(values, rules.max_ind_range, ids)
 
 
 @dataclass(frozen=True)
-class EncodeTask:
-    """A parsed unit; what its parsing left undone is to be done.
+class PassTask(LoggedTask[ChunkRecord]):
+    """One pass over one parsed chunk: of each slice the ids, NOT_FOUND where a value is in another.
 
-    features: those that are kept; vocabulary: the sums of their files in `job.work`; known: the range of the
-    integers, where their transform needs it; passes: those whose ids are on disk, if one was not enough.
+    digests: checksums of the vocabularies' files.
     """
 
+    stage: ClassVar[str] = "done"
+    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
+
     job: Job
-    record: UnitRecord
+    record: ChunkRecord
+    number: int
+    slices: tuple[Slice, ...]
+    digests: tuple[str, ...]
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.job.chunk_path(self.record.source, self.record.chunk, pass_name(self.number, self.slices))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        return self.record.value_bytes, self.record.rows
+
+    def do(self, worker: Worker) -> ChunkRecord:
+        """See `LoggedTask`."""
+        job, record = self.job, self.record
+        tables = worker.cache.get(
+            (job.work, self.slices, self.digests),
+            lambda: [load_slice(job.work, wanted, job.rules.first_id) for wanted in self.slices],
+        )
+        files = {}
+        for number, (wanted, table) in enumerate(zip(self.slices, tables, strict=True)):
+            if wanted.feature in job.schema.ragged:
+                bags = chunk_bags(job, record.source, record.chunk)[job.schema.ragged.index(wanted.feature)]
+                values, dictionary = np.array(bags.ids), None
+            else:
+                values, dictionary = read_codes(job, record, job.schema.single.index(wanted.feature))
+            ids = np.empty(len(values), np.int32)
+            table_of_codes(table, dictionary).look_up(values, ids)
+            path = self.stem.with_name(f"{self.stem.name}.{number}.npy")
+            files[f"{number}.npy"] = write_array(path, ids, job.checksum("pass"))
+        worker.count(*self.size)
+        return ChunkRecord(record.source, record.chunk, record.rows, 0, files)
+
+
+@dataclass(frozen=True)
+class EncodeTask(LoggedTask[ChunkRecord]):
+    """Does to a parsed chunk what its parsing left undone; the record names its ids and transformed integers.
+
+    features: those that are kept. digests: checksums of their vocabularies in `job.work`. known: the range of the
+    integers, where their transform needs it. passes: those whose ids are on disk, if one was not enough.
+    """
+
+    stage: ClassVar[str] = "encoded"
+    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
+
+    job: Job
+    record: ChunkRecord
     features: tuple[str, ...]
-    vocabulary: tuple[str, ...]
+    digests: tuple[str, ...]
     known: DenseRange | None
     passes: tuple[tuple[Slice, ...], ...] = ()
 
@@ -47,148 +110,164 @@ class EncodeTask:
         """The features with one value a row."""
         return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
 
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
-def _as_read(job: Job) -> np.dtype[Any]:
-    """Of integers before their transform."""
-    return np.dtype(np.int32 if job.table is None else np.float64)
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        return self.record.encoded_bytes, self.record.rows
 
-
-def _task_tables(task: EncodeTask) -> list[LookupTable]:
-    """The lookup tables of a task's features, built once per process."""
-    rules = task.job.rules
-    return _tables(task.job.work, task.features, task.vocabulary, rules.first_id, rules.unknown_id)
-
-
-def release_tables() -> None:
-    """Let this process hold no lookup tables any more."""
-    _tables.cache_clear()
-
-
-@lru_cache(maxsize=1)
-def _tables(
-    work: Path,
-    features: tuple[str, ...],
-    sums: tuple[str, ...],  # tell one job's vocabularies from another's at the same place
-    first_id: int,
-    unknown_id: int,
-) -> list[LookupTable]:
-    return load_tables(work, features, first_id, unknown_id)
-
-
-def run_encode_task(task: EncodeTask) -> UnitRecord:
-    """Write a unit's ids and transformed integers, if that was not done already; its record then names them."""
-    job, parsed = task.job, task.record
-    encoded = load_record(job, "encoded", parsed.source, parsed.chunk)
-    if encoded is not None:
-        counters().add(parsed.encoded_bytes, parsed.rows)
+    def do(self, worker: Worker) -> ChunkRecord:
+        """See `LoggedTask`."""
+        parsed = self.record
+        kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
+        encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, kept)
+        encoded.unknown = parsed.unknown
+        if self.job.rules.order is not None:
+            unknown = np.zeros(len(self.features), np.int64)
+            encoded.files["sparse.npy"] = self._encode_sparse(worker, unknown)
+            if self.job.schema.ragged:
+                encoded.files["values.npy"] = self._encode_bags(worker, unknown)
+            encoded.unknown = unknown.tolist()
+        if self.job.rules.needs_statistics:
+            dense = self._writer("dense.npy", len(self.job.schema.dense), parsed.rows, np.float32)
+            for _, rows in _dense_rows(self, 0, parsed.rows):
+                dense.append(rows)
+                worker.count(rows.size * self.job.raw_dense_dtype.itemsize)
+            encoded.files["dense.npy"] = dense.close()
         return encoded
-    kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
-    encoded = UnitRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, kept, unknown=parsed.unknown)
-    if job.rules.order is not None:
-        encoded.unknown, files = _encode_sparse(task)
-        encoded.files |= files
-    if job.rules.needs_statistics:
-        dense = HeldArray(job.unit_path(parsed.source, parsed.chunk, "dense.npy"), np.float32, len(job.schema.dense))
-        for _, rows in dense_rows(task):
-            dense.append(rows)
-            counters().add(rows.size * _as_read(job).itemsize, 0)
-        encoded.files["dense.npy"] = dense.close(sum_of(job, "dense.npy"))
-    save_record(job, "encoded", encoded)
-    return encoded
+
+    def tables(self, worker: Worker) -> list[LookupTable]:
+        """The lookup tables of the features, loaded once per process."""
+        rules = self.job.rules
+        return worker.cache.get(
+            (self.job.work, self.features, self.digests),
+            lambda: load_tables(self.job.work, self.features, rules.first_id, rules.unknown_id),
+        )
+
+    def _writer(self, suffix: str, width: int | None, rows: int, dtype: Any = np.int32) -> ArrayWriter:
+        path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
+        return ArrayWriter(path, dtype, width, rows, self.job.checksum(suffix))
+
+    def _encode_sparse(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
+        """Write the ids of the single-valued features."""
+        writer = self._writer("sparse.npy", len(self.single), self.record.rows)
+        blocks = self._merged_rows(unknown) if self.passes else _sparse_rows(self, worker, unknown, 0, self.record.rows)
+        for _, ids in blocks:
+            writer.append(ids)
+            worker.count(ids.nbytes, len(ids))
+        return writer.close()
+
+    def _encode_bags(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
+        """Write the ids of the multi-valued features."""
+        columns = chunk_bags(self.job, self.record.source, self.record.chunk)
+        writer = self._writer("values.npy", None, sum(len(bags.ids) for bags in columns))
+        tables = [] if self.passes else self.tables(worker)
+        for feature, bags in zip(self.job.schema.ragged, columns, strict=True):
+            index = self.features.index(feature)
+            for start in range(0, len(bags.ids), BLOCK_VALUES):
+                values = np.array(bags.ids[start : start + BLOCK_VALUES])
+                if self.passes:
+                    ids, missing = self._merge(feature, start, len(values))
+                else:
+                    ids = np.empty(len(values), np.int32)
+                    missing = tables[index].look_up(values, ids)
+                unknown[index] += missing
+                writer.append(ids)
+                worker.count(values.nbytes)
+        return writer.close()
+
+    def _merged_rows(self, unknown: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32]]]:
+        """As `_sparse_rows`, of the ids that the passes have left."""
+        for start, stop in row_blocks(0, self.record.rows, self.job.block_rows):
+            ids = np.empty((len(self.single), stop - start), np.int32)
+            for column, feature in enumerate(self.single):
+                ids[column], missing = self._merge(feature, start, stop - start)
+                unknown[self.features.index(feature)] += missing
+            yield start, ids.T
+
+    def _merge(self, feature: str, start: int, count: int) -> tuple[NDArray[np.int32], int]:
+        """The ids of values start.. of a feature that its slices have left, and how many are in none of them."""
+        found = np.full(count, NOT_FOUND, np.int32)
+        for number, slices in enumerate(self.passes):
+            for i, wanted in enumerate(slices):
+                if wanted.feature == feature:
+                    suffix = f"{pass_name(number, slices)}.{i}.npy"
+                    path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
+                    part = np.fromfile(path, np.int32, count, offset=HEADER_BYTES + VALUE_BYTES * start)
+                    np.maximum(found, part, out=found)
+        missing = found == NOT_FOUND
+        found[missing] = self.job.rules.unknown_id
+        return found, int(np.count_nonzero(missing))
 
 
-def _encode_sparse(task: EncodeTask) -> tuple[list[int], dict[str, FileDigest]]:
-    """Values to ids; how many of each feature have none of their own, and the files written."""
-    job, unit = task.job, (task.record.source, task.record.chunk)
-    if task.passes:
-        unknown = assemble(job, task.record, task.features, task.passes)
-        suffixes = ["sparse.npy", "values.npy"] if job.schema.ragged else ["sparse.npy"]
-        return unknown.tolist(), digest_unit_files(job, *unit, suffixes)
-    sparse = HeldArray(job.unit_path(*unit, "sparse.npy"), np.int32, len(task.single))
-    unknown = np.zeros(len(task.features), np.int64)
-    for _, ids in sparse_rows(task, unknown):
-        sparse.append(ids)
-        counters().add(ids.nbytes, len(ids))
-    files = {"sparse.npy": sparse.close(sum_of(job, "sparse.npy"))}
-    if job.schema.ragged:
-        several = [task.features.index(feature) for feature in job.schema.ragged]
-        tables = _task_tables(task)
-        unknown[several] = _encode_bags(job, task.record, [tables[i] for i in several])
-        files |= digest_unit_files(job, *unit, ["values.npy"])
-    return unknown.tolist(), files
+def encoded_blocks(
+    chunk: EncodeTask, worker: Worker, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """Rows start..stop (by default all) of a chunk, block by block: its first row, an array of each of ROW_KINDS.
 
-
-def sparse_rows(
-    task: EncodeTask, unknown: NDArray[np.int64], start: int = 0, stop: int | None = None
-) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """The ids of a unit's rows start..stop (by default all), block by block: the number of its first row, [rows, F].
-
-    Values without an id of their own are counted in `unknown`, one number a feature.
+    They are read as they are on disk, or else encoded from what was parsed.
     """
-    job, features = task.job, task.features
-    tables = _task_tables(task)
-    mine = [features.index(feature) for feature in task.single]
-    numbers = [job.schema.single.index(features[i]) for i in mine]
-    dictionaries = read_dictionaries(job, task.record)
-    to_ids = [table_of_codes(tables[i], dictionaries[number]) for i, number in zip(mine, numbers, strict=True)]
+    stop = chunk.record.rows if stop is None else stop
+    for blocks in zip(*(_rows_of_kind(chunk, worker, kind, start, stop) for kind in ROW_KINDS), strict=True):
+        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(ROW_KINDS, blocks, strict=True)}
+
+
+def _rows_of_kind(
+    chunk: EncodeTask, worker: Worker, kind: str, start: int, stop: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    if f"{kind}.npy" in chunk.record.files:
+        widths = {"labels": 1, "dense": len(chunk.job.schema.dense), "sparse": len(chunk.single)}
+        yield from _stored_rows(chunk, f"{kind}.npy", widths[kind], chunk.job.dtypes[kind], start, stop)
+    elif kind == "dense":
+        yield from _dense_rows(chunk, start, stop)
+    else:
+        yield from _sparse_rows(chunk, worker, np.zeros(len(chunk.features), np.int64), start, stop)
+
+
+def _stored_rows(
+    chunk: EncodeTask, suffix: str, width: int, dtype: np.dtype[Any], start: int, stop: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Rows start..stop of one of a chunk's files, block by block: the number of its first row, [rows, width]."""
+    path = chunk.job.chunk_path(chunk.record.source, chunk.record.chunk, suffix)
+    blocks = row_blocks(start, stop, chunk.job.block_rows)
+    for (begin, _), rows in zip(blocks, read_rows(path, blocks, width, dtype), strict=True):
+        yield begin, rows
+
+
+def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """As `_stored_rows`, a chunk's integers as their transform makes them."""
+    job, rules = chunk.job, chunk.job.rules
+    stored = _stored_rows(chunk, "integers.npy", len(job.schema.dense), job.raw_dense_dtype, start, stop)
+    for begin, block in stored:
+        yield begin, transform_dense(block, rules.dense, chunk.known, wraps=rules.rounds_ids)
+
+
+def _sparse_rows(
+    chunk: EncodeTask, worker: Worker, unknown: NDArray[np.int64], start: int, stop: int
+) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    """As `_stored_rows`, a chunk's ids by its vocabularies; `unknown` counts each feature's values without an id."""
+    tables = chunk.tables(worker)
+    numbers = [chunk.features.index(feature) for feature in chunk.single]
+    columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
+    dictionaries = read_dictionaries(chunk.job, chunk.record)
+    to_ids = [table_of_codes(tables[i], dictionaries[column]) for i, column in zip(numbers, columns, strict=True)]
     begin = start
-    for rows, columns in column_blocks(job, task.record, start, stop):
-        ids = scratch_array("ids", (len(mine), rows), np.int32)
-        for place, (i, number) in enumerate(zip(mine, numbers, strict=True)):
-            unknown[i] += to_ids[place].look_up(columns[number], ids[place])
+    for rows, values in column_blocks(chunk.job, chunk.record, start, stop):
+        ids = np.empty((len(numbers), rows), np.int32)
+        for row, (i, column) in enumerate(zip(numbers, columns, strict=True)):
+            unknown[i] += to_ids[row].look_up(values[column], ids[row])
         yield begin, ids.T
         begin += rows
 
 
-def dense_rows(task: EncodeTask, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
-    """A unit's integers as their transform makes them; as `sparse_rows`, [rows, N]."""
-    job, record, rules = task.job, task.record, task.job.rules
-    path = job.unit_path(record.source, record.chunk, "integers.npy")
-    stop = record.rows if stop is None else stop
-    blocks = row_blocks(start, stop, job.block_rows)
-    read = read_rows(path, blocks, len(job.schema.dense), _as_read(job), "integers")
-    for (begin, _), block in zip(blocks, read, strict=True):
-        yield begin, transform_dense(block, rules.dense, task.known, wraps=rules.rounds_ids)
-
-
-def unit_rows(task: EncodeTask, kind: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """A unit's rows start..stop of one kind, in its blocks, each with the number of its first row.
-
-    They are as on disk, or else encoded from what was parsed.
-    """
-    suffix = f"{kind}.npy"
-    if suffix in task.record.files:
-        path = task.job.unit_path(task.record.source, task.record.chunk, suffix)
-        widths = {"labels": 1, "dense": len(task.job.schema.dense), "sparse": len(task.single)}
-        blocks = row_blocks(start, stop, task.job.block_rows)
-        read = read_rows(path, blocks, widths[kind], task.job.dtypes[kind], kind)
-        for (begin, _), rows in zip(blocks, read, strict=True):
-            yield begin, rows
-    elif kind == "dense":
-        yield from dense_rows(task, start, stop)
-    else:
-        yield from sparse_rows(task, np.zeros(len(task.features), np.int64), start, stop)
-
-
-def unit_blocks(task: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """As `unit_rows`, of all kinds."""
-    for blocks in zip(*(unit_rows(task, kind, start, stop) for kind in KINDS), strict=True):
-        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(KINDS, blocks, strict=True)}
-
-
-def _encode_bags(job: Job, record: UnitRecord, tables: list[LookupTable]) -> list[int]:
-    """A unit's values.npy from its bags as read; how many values of each feature have no id of their own."""
-    writer = NpyWriter(job.unit_path(record.source, record.chunk, "values.npy"), np.int32, None)
-    unknown = [0] * len(tables)
-    for feature, bags in enumerate(unit_bags(job, record.source, record.chunk)):
-        for start in range(0, len(bags.ids), BAG_VALUES):
-            values = np.array(bags.ids[start : start + BAG_VALUES])
-            ids = np.empty(len(values), np.int32)
-            unknown[feature] += tables[feature].look_up(values, ids)
-            writer.append(ids)
-            counters().add(values.nbytes, 0)
-    writer.close()
-    return unknown
+def finish_ids(rules: Rules, split: str, ids: NDArray[np.int32]) -> None:
+    """Do to a split's ids, in place, what is only done once rows are in their order."""
+    modulus = rules.max_ind_range if rules.wraps and rules.order is not None else None
+    torchrec_ids(ids, rounds=rules.rounds_ids and split == "train", modulus=modulus)
 
 
 @jit
@@ -200,16 +279,15 @@ def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
 
 
 def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Of each single-valued feature the values without an id of their own, in [rows, F] ids."""
+    """Of each single-valued feature the number of values without an id of their own, in [rows, F] ids."""
     counts = np.zeros(ids.shape[1], np.int64)
-    if _reserves_id(job):
+    if _reserves_id(job.rules):
         count_equal(np.asarray(ids), job.rules.unknown_id, counts)
     return counts
 
 
-def _reserves_id(job: Job) -> bool:
+def _reserves_id(rules: Rules) -> bool:
     """Whether an id is kept for unknown values and for nothing else."""
-    rules = job.rules
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
 
@@ -218,7 +296,7 @@ def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) ->
     """As `count_unknown`, of all features, from the single-valued ones' counts and the others' bags."""
     if not bags:
         return single.tolist()
-    is_reserved = _reserves_id(job)
+    is_reserved = _reserves_id(job.rules)
     several = iter([int((feature.ids == job.rules.unknown_id).sum()) if is_reserved else 0 for feature in bags])
     one = iter(single.tolist())
     return [next(several if name in job.schema.ragged else one) for name in job.schema.sparse]

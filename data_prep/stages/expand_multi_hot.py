@@ -1,93 +1,90 @@
 """Finished shards of one id per feature to shards of bags: MLPerf v2's multi-hot data, written to disk."""
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.format import FileDigest, Shard, digest_file, shard_path, write_atomically
-from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHot, MultiHotTables
-from data_prep.engine.job import Job
-from data_prep.engine.processes import counters
-from data_prep.io.buffered_file import release_pieces
-from data_prep.io.buffers import release_scratch
-from data_prep.io.memory_map import let_go, take_mapped
-from data_prep.io.npy import NpyWriter
-from data_prep.stages.split import BuiltShard
+from data_prep.dataset.format import FileDigest, Shard
+from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import Job, LoggedTask
+from data_prep.io.arrays import ArrayWriter, let_go, open_array, take_mapped
+from data_prep.stages.split import BuiltShard, move_of
 
 KINDS = ("sparse", "values", "offsets")
 
 
+@dataclass
+class ExpandedShard:
+    """The new files of a shard."""
+
+    files: dict[str, FileDigest]
+
+
 @dataclass(frozen=True)
-class ExpandTask:
-    """A shard whose files lie in the work's directory, and the tables that its ids are expanded by."""
-
-    job: Job
-    root: Path
-    built: BuiltShard
-    num_embeddings: tuple[int, ...]
-
-
-def expanded_bytes(built: BuiltShard, bags: MultiHot) -> int:
-    """Bytes that the expansion of a shard writes."""
-    return ID_BYTES * built.shard.rows * sum(bags.sizes)
-
-
-def run_expand_task(task: ExpandTask) -> BuiltShard:
-    """Write a shard's bags, if that was not done already; the shard with its new files.
+class ExpandTask(LoggedTask[ExpandedShard]):
+    """Writes the bags of a shard whose files lie in the work's directory; num_embeddings: of its features.
 
     Of the tables and of the shard's ids, which may be larger than the memory budget, little is resident at a time.
     """
-    release_pieces()  # what encoding used
-    release_scratch()
-    job, built = task.job, task.built
-    assert job.bags is not None
-    stem = job.work / "expanded" / f"{built.split}-{built.shard.name}"
-    paths = {kind: stem.with_name(f"{stem.name}.{kind}.npy") for kind in KINDS}
-    done = stem.with_name(f"{stem.name}.json")
-    files = _load_files(done, paths)
-    if files is None:
-        stem.parent.mkdir(exist_ok=True)
-        tables = MultiHotTables.open(job.work / TABLES_DIRECTORY, task.num_embeddings, job.bags)
-        source = next(source for source, target in built.moves if target.endswith(".sparse.npy"))
-        _expand(np.load(job.work / source, mmap_mode="r"), tables, paths)
-        files = {kind: digest_file(path) for kind, path in paths.items()}
-        write_atomically(done, json.dumps({kind: asdict(digest) for kind, digest in files.items()}).encode())
-    counters().add(expanded_bytes(built, job.bags), built.shard.rows)
-    moves = [move for move in built.moves if not move[1].endswith(".sparse.npy")]
-    for kind, path in paths.items():
-        target = shard_path(task.root, built.split, built.shard.name, kind)
-        moves.append((str(path.relative_to(job.work)), str(target.relative_to(task.root))))
-    shard = Shard(built.shard.name, built.shard.rows, built.shard.files | files)
-    return replace(built, shard=shard, moves=moves)
+
+    stage: ClassVar[str] = "expanded"
+    record_type: ClassVar[type[ExpandedShard]] = ExpandedShard
+
+    job: Job
+    built: BuiltShard
+    num_embeddings: tuple[int, ...]
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.job.work / "expanded" / f"{self.built.split}-{self.built.shard.name}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        assert self.job.bags is not None
+        return ID_BYTES * self.built.shard.rows * sum(self.job.bags.sizes), self.built.shard.rows
+
+    def do(self, worker: Worker) -> ExpandedShard:
+        """See `LoggedTask`."""
+        assert self.job.bags is not None
+        tables = MultiHotTables.open(self.job.work / TABLES_DIRECTORY, self.num_embeddings, self.job.bags)
+        source = next(source for source, target in self.built.moves if target.endswith(".sparse.npy"))
+        digests = _expand(open_array(self.job.work / source), tables, {kind: self._path(kind) for kind in KINDS})
+        worker.count(*self.size)
+        return ExpandedShard({f"{kind}.npy": digest for kind, digest in digests.items()})
+
+    def result(self, expanded: ExpandedShard) -> BuiltShard:
+        """The shard with its new files."""
+        built = self.built
+        moves = [move for move in built.moves if not move[1].endswith(".sparse.npy")]
+        moves += [move_of(self.job.work, self._path(kind), built.split, built.shard.name, kind) for kind in KINDS]
+        files = {kind: expanded.files[f"{kind}.npy"] for kind in KINDS}
+        return replace(built, shard=Shard(built.shard.name, built.shard.rows, built.shard.files | files), moves=moves)
+
+    def _path(self, kind: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
 
-def _load_files(done: Path, paths: dict[str, Path]) -> dict[str, FileDigest] | None:
-    """The sums of a shard's files, if they are all as they were written."""
-    try:
-        files = {kind: FileDigest(**digest) for kind, digest in json.loads(done.read_bytes()).items()}
-        return files if files == {kind: digest_file(path) for kind, path in paths.items()} else None
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> None:
+def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> dict[str, FileDigest]:
     """Write the files of `paths` from ids [rows, F], memory-mapped."""
     rows = len(ids)
     single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
-    sparse = NpyWriter(paths["sparse"], np.int32, len(single))
-    for start in range(0, rows, BLOCK_VALUES // ids.shape[1]):
-        sparse.append(ids[start : start + BLOCK_VALUES // ids.shape[1]][:, single])
+    sparse = ArrayWriter(paths["sparse"], np.int32, len(single), rows)
+    step = BLOCK_VALUES // ids.shape[1]
+    for start in range(0, rows, step):
+        sparse.append(ids[start : start + step][:, single])
         let_go(ids)
-    sparse.close()
-    values, offsets = NpyWriter(paths["values"], np.int32, None), NpyWriter(paths["offsets"], np.int64, None)
+    several = [(feature, table) for feature, table in enumerate(tables.tables) if table is not None]
+    values = ArrayWriter(paths["values"], np.int32, None, rows * sum(table.shape[1] for _, table in several))
+    offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(several) + 1)
     offsets.append(np.zeros(1, np.int64))
     last = 0
-    for feature, table in enumerate(tables.tables):
-        if table is None:
-            continue
+    for feature, table in several:
         size = table.shape[1]
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
@@ -96,5 +93,4 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
             values.append(bags.reshape(-1))
             offsets.append(last + size * np.arange(1, len(bags) + 1, dtype=np.int64))
             last += bags.size
-    values.close()
-    offsets.close()
+    return {"sparse": sparse.close(), "values": values.close(), "offsets": offsets.close()}

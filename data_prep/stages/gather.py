@@ -1,43 +1,40 @@
-"""Rows from the units to shards in another order, second step: every shard put together from all units."""
+"""Rows from chunks to shards in another order, second step: every shard put together from all chunks.
 
-import hashlib
-import json
+A shard is made window by window; what the next one needs is read meanwhile.
+"""
+
 import operator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack, unpack
-from data_prep.dataset.format import SPLITS, FileDigest, digest_file, write_atomically
-from data_prep.engine.job import ARRANGED_ROW_BYTES, ARRANGED_VALUE_BYTES, VALUE_BYTES, Job, UnitRecord
-from data_prep.engine.processes import counters
-from data_prep.io.array_writer import ArrayWriter
-from data_prep.io.atomic import save_array
-from data_prep.stages.encode import count_unknown, unknown_of_all
-from data_prep.stages.gather_rows import KeptRows, Moved, MovedRows, between
-from data_prep.stages.row_layout import KINDS, RecordLayout
-from data_prep.stages.scatter import MOVED_SUFFIX, POSITION_SUFFIX, KeptUnit
+from data_prep.dataset.format import ROW_KINDS, SPLITS, FileDigest
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import (
+    SHUFFLED_ROW_BYTES,
+    SHUFFLED_VALUE_BYTES,
+    VALUE_BYTES,
+    ChunkRecord,
+    Job,
+    LoggedTask,
+)
+from data_prep.io.arrays import ArrayWriter, open_array, rows_range, write_array
+from data_prep.io.direct_io import read_ranges
+from data_prep.stages.encode import count_unknown, encoded_blocks, finish_ids, unknown_of_all
+from data_prep.stages.scatter import MOVED_SUFFIX, POSITIONS_SUFFIX, KeptChunk, RowLayout
+from data_prep.stages.shuffle_order import Positions
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
 LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made
-PART_ROWS = 1 << 9  # of a unit read at once: on average at least so many
+PART_ROWS = 1 << 9  # of a chunk read at once: on average at least so many
 
-
-@dataclass(frozen=True)
-class GatherTask:
-    """Positions start..stop as one shard; `units` are (source, chunk) of all scattered units, `kept` the others."""
-
-    job: Job
-    split: str
-    name: str
-    start: int
-    stop: int
-    units: tuple[tuple[int, int], ...]
-    kept: tuple[KeptUnit, ...]
-    layout: RecordLayout
+Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
 
 
 @dataclass
@@ -49,135 +46,205 @@ class GatheredShard:
     unknown: list[int]
 
 
-def rows_per_shard(job: Job, records: list[UnitRecord]) -> int:
-    """Rows of a shard, fewer where they hold many values; `records` are all units, encoded."""
+@dataclass(frozen=True)
+class GatherTask(LoggedTask[GatheredShard]):
+    """Makes positions start..stop a shard; `chunks` are (source, chunk) of all scattered chunks, `kept` the others."""
+
+    stage: ClassVar[str] = "gathered"
+    record_type: ClassVar[type[GatheredShard]] = GatheredShard
+
+    job: Job
+    split: str
+    name: str
+    start: int
+    stop: int
+    chunks: tuple[tuple[int, int], ...]
+    kept: tuple[KeptChunk, ...]
+    layout: RowLayout
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.job.work / "gathered" / f"{self.split}-{self.name}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        rows = self.stop - self.start
+        return 4 * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
+
+    def path(self, kind: str) -> Path:
+        """Where the array of a kind lies before it is moved into the dataset."""
+        return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
+
+    def do(self, worker: Worker) -> GatheredShard:
+        """See `LoggedTask`."""
+        slices = [self._slice(*chunk) for chunk in self.chunks]
+        shard = GatheredShard({}, 0, [])
+        bags = self._gather_bags(slices) if self.job.schema.ragged else ()
+        if bags:
+            for kind, array in zip(BAG_KINDS, pack(bags), strict=True):
+                shard.files[f"{kind}.npy"] = write_array(self.path(kind), array)
+        self._gather_rows(slices, bags, shard, worker)
+        worker.count(*self.size)
+        return shard
+
+    def _slice(self, source: int, chunk: int) -> slice:
+        """Which rows of a chunk, as scattered, are of this shard."""
+        positions = open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))
+        return slice(*between(positions, (self.start, self.stop)).tolist())
+
+    def _gather_rows(self, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard, worker: Worker) -> None:
+        """Write labels, dense values and ids in the order of their positions, and note what they hold."""
+        job, rows = self.job, self.stop - self.start
+        moved = []
+        for chunk, part in zip(self.chunks, slices, strict=True):
+            if part.start < part.stop:
+                positions = open_array(job.chunk_path(*chunk, POSITIONS_SUFFIX))[part]
+                moved.append(MovedChunk(job.chunk_path(*chunk, MOVED_SUFFIX), part.start, positions - self.start))
+        bounds = window_bounds(rows, PART_ROWS * len(moved))
+        moved_rows = MovedRows(self.layout, moved, bounds)
+        kept_rows = KeptRows(self.kept, self.start, self.stop, worker)
+        unknown = np.zeros(self.layout.width("sparse"), np.int64)
+        writers = {
+            kind: ArrayWriter(self.path(kind), job.dtypes[kind], self.layout.width(kind), rows) for kind in ROW_KINDS
+        }
+        max_rows = max(stop - start for start, stop in pairwise(bounds))
+        buffers = {kind: np.empty((max_rows, self.layout.width(kind)), job.dtypes[kind]) for kind in ROW_KINDS}
+        try:
+            for number, (start, stop) in enumerate(pairwise(bounds)):
+                window = {kind: buffer[: stop - start] for kind, buffer in buffers.items()}
+                moved_rows.fill(number, window)
+                kept_rows.fill(start, stop, window)
+                finish_ids(job.rules, self.split, window["sparse"])
+                shard.positives += int(window["labels"].sum(dtype=np.int64))
+                unknown += count_unknown(job, window["sparse"])
+                for kind, writer in writers.items():
+                    writer.append(window[kind])
+            shard.files |= {f"{kind}.npy": writer.close() for kind, writer in writers.items()}
+        finally:
+            for writer in writers.values():
+                writer.abandon()
+        shard.unknown = unknown_of_all(job, unknown, bags)
+
+    def _gather_bags(self, slices: list[slice]) -> tuple[Bags, ...]:
+        """The bags of every multi-valued column, in the order of their positions."""
+        num_features = len(self.job.schema.ragged)
+        parts: list[tuple[Bags, ...]] = []
+        positions = []
+        for (source, chunk), part in zip(self.chunks, slices, strict=True):
+            if part.start < part.stop:
+                paths = [self.job.chunk_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
+                values, offsets = map(open_array, paths)
+                its_bags = (bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features))
+                # copies: a mapped file is an open one, and chunks may be many
+                parts.append(tuple(bags.copy() for bags in its_bags))
+                positions.append(np.array(open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))[part]))
+        order = np.argsort(np.concatenate(positions))
+        return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
+
+
+def rows_per_shard(job: Job, records: list[ChunkRecord]) -> int:
+    """Rows of a shard, fewer where they hold many values; `records` are all chunks, encoded."""
     values = sum(record.files["values.npy"].bytes for record in records if job.schema.ragged) // VALUE_BYTES
     a_row = values / max(1, sum(record.rows for record in records))
-    return max(1, int(job.chunk_bytes / (ARRANGED_ROW_BYTES + ARRANGED_VALUE_BYTES * a_row)))
+    return max(1, int(job.chunk_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * a_row)))
 
 
 def gather_tasks(
     job: Job,
-    records: list[UnitRecord],
-    kept: list[KeptUnit],
+    records: list[ChunkRecord],
+    kept: list[KeptChunk],
     rows: dict[str, int],
-    layout: RecordLayout,
+    layout: RowLayout,
     shard_rows: int,
 ) -> list[GatherTask]:
-    """The shards of all splits, from the units that were scattered and those that were not."""
-    units = tuple((record.source, record.chunk) for record in records)
+    """The shards of all splits, from the chunks that were scattered and those that were not."""
+    chunks = tuple((record.source, record.chunk) for record in records)
     tasks = []
     first = 0
     for split in SPLITS:
         for i, begin in enumerate(range(first, first + rows[split], shard_rows)):
             end = min(begin + shard_rows, first + rows[split])
-            mine = tuple(unit for unit in kept if operator.lt(*unit.rows_between(begin, end)))
-            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, units, mine, layout))
+            its_kept = tuple(chunk for chunk in kept if operator.lt(*chunk.rows_between(begin, end)))
+            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, chunks, its_kept, layout))
         first += rows[split]
     return tasks
 
 
-def gathered_path(job: Job, split: str, name: str, kind: str) -> Path:
-    """Where a gathered shard's file lies before it is moved to its place."""
-    return job.work / "gathered" / f"{split}-{name}.{kind}.npy"
-
-
-def run_gather_task(task: GatherTask) -> GatheredShard:
-    """Put a shard together from all units."""
-    job = task.job
-    done = gathered_path(job, task.split, task.name, "labels").with_suffix(".json")
-    shard = _load_gathered(task, done)
-    if shard is None:
-        done.parent.mkdir(exist_ok=True)
-        slices = [_slice(task, *unit) for unit in task.units]
-        shard = GatheredShard({}, 0, [])
-        bags = _gather_bags(task, slices) if job.schema.ragged else ()
-        if bags:
-            for kind, array in zip(BAG_KINDS, pack(bags), strict=True):
-                save_array(gathered_path(job, task.split, task.name, kind), array)
-                shard.files[kind] = digest_file(gathered_path(job, task.split, task.name, kind))
-        _gather_rows(task, slices, bags, shard)
-        write_atomically(done, json.dumps(asdict(shard)).encode())
-    counters().add(sum(digest.bytes for digest in shard.files.values()), task.stop - task.start)
-    return shard
-
-
-def _load_gathered(task: GatherTask, done: Path) -> GatheredShard | None:
-    try:
-        shard = GatheredShard(**json.loads(done.read_bytes()))
-        shard.files = {kind: FileDigest(**digest) for kind, digest in shard.files.items()}  # type: ignore[arg-type]
-        found = {k: digest_file(gathered_path(task.job, task.split, task.name, k)) for k in task.job.kinds}
-    except (FileNotFoundError, ValueError):
-        return None
-    return shard if found == shard.files else None
-
-
-def _slice(task: GatherTask, source: int, chunk: int) -> slice:
-    """Which rows of a unit, as scattered, are of this shard."""
-    positions = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
-    return slice(*between(positions, (task.start, task.stop)).tolist())
-
-
-def _gather_rows(task: GatherTask, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard) -> None:
-    """Write labels, dense values and ids in the order of their positions, and note what they hold."""
-    job, rows = task.job, task.stop - task.start
-    moved = []
-    for unit, part in zip(task.units, slices, strict=True):
-        if part.start < part.stop:
-            positions = np.load(job.unit_path(*unit, POSITION_SUFFIX), mmap_mode="r")[part]
-            moved.append(Moved(job.unit_path(*unit, MOVED_SUFFIX), part.start, positions - task.start))
-    bounds = window_bounds(rows, PART_ROWS * len(moved))
-    moved_rows = MovedRows(task.layout, moved, bounds)
-    kept_rows = KeptRows(task.kept, task.start, task.stop)
-    unknown = np.zeros(task.layout.width("sparse"), np.int64)
-    with ArrayWriter() as writer:
-        files = {}
-        for kind in KINDS:
-            path = gathered_path(job, task.split, task.name, kind)
-            files[kind] = writer.create(path, kind, job.dtypes[kind], (rows, task.layout.width(kind)), hashlib.sha256)
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            window = {kind: file.window(stop - start) for kind, file in files.items()}
-            moved_rows.fill(number, window)
-            kept_rows.fill(start, stop, window)
-            _finish_ids(task, window["sparse"])
-            shard.positives += int(window["labels"].sum(dtype=np.int64))
-            unknown += count_unknown(job, window["sparse"])
-        digests = {kind: file.close() for kind, file in files.items()}
-        shard.files |= {kind: digest.result() for kind, digest in digests.items()}
-    shard.unknown = unknown_of_all(job, unknown, bags)
-
-
-def window_bounds(rows: int, least: int) -> list[int]:
-    """Where a shard's windows begin, and its end; the last ones are smaller and smaller, but none below `least`."""
+def window_bounds(rows: int, min_rows: int) -> list[int]:
+    """Where a shard's windows begin, and its end; the last ones are smaller and smaller, but none below `min_rows`."""
     bounds = [0]
     while bounds[-1] < rows:
         left = rows - bounds[-1]
-        size = max(min(WINDOW_ROWS, left // 2), LAST_ROWS, least)
+        size = max(min(WINDOW_ROWS, left // 2), LAST_ROWS, min_rows)
         bounds.append(bounds[-1] + min(size, left))
     return bounds
 
 
-def _gather_bags(task: GatherTask, slices: list[slice]) -> tuple[Bags, ...]:
-    """The bags of every multi-valued column, in the order of their positions."""
-    num_features = len(task.job.schema.ragged)
-    parts: list[tuple[Bags, ...]] = []
-    positions = []
-    for (source, chunk), part in zip(task.units, slices, strict=True):
-        if part.start < part.stop:
-            paths = [task.job.unit_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
-            values, offsets = (np.load(path, mmap_mode="r") for path in paths)
-            mine = (bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features))
-            parts.append(tuple(bags.copy() for bags in mine))  # a mapped file is an open one, and units may be many
-            mapped = np.load(task.job.unit_path(source, chunk, POSITION_SUFFIX), mmap_mode="r")
-            positions.append(np.array(mapped[part]))
-    order = np.argsort(np.concatenate(positions))
-    return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
+@dataclass(frozen=True)
+class MovedChunk:
+    """A scattered chunk's rows of a shard, from row `begin` on; `indices` [n] are those in the shard, rising."""
+
+    path: Path
+    begin: int
+    indices: Positions
 
 
-def _finish_ids(task: GatherTask, ids: NDArray[np.int32]) -> None:
-    """What TorchRec does to ids after they are contiguous: its shuffle rounds, its reader wraps."""
-    rules = task.job.rules
-    if rules.rounds_ids and task.split == "train":
-        ids[:] = ids.astype(np.float32)
-    if rules.wraps and rules.max_ind_range is not None and rules.order is not None:
-        ids %= np.int32(rules.max_ind_range)
+class MovedRows:
+    """The rows of scattered chunks, for the windows of a shard between `bounds`."""
+
+    def __init__(self, layout: RowLayout, chunks: Sequence[MovedChunk], bounds: Sequence[int]) -> None:
+        self._layout = layout
+        cuts = [between(chunk.indices, bounds).tolist() for chunk in chunks]
+        self._windows = [
+            [(chunk, *cut[i : i + 2]) for chunk, cut in zip(chunks, cuts, strict=True) if cut[i] < cut[i + 1]]
+            for i in range(len(bounds) - 1)
+        ]
+        self._contents = read_ranges(
+            (
+                rows_range(chunk.path, chunk.begin + first, chunk.begin + after, layout.row_bytes, np.uint8)
+                for window in self._windows
+                for chunk, first, after in window
+            )
+        )
+        self._starts = list(bounds)
+
+    def fill(self, number: int, window: Window) -> None:
+        """Put those of a window into its arrays; the windows come in their order."""
+        for chunk, first, after in self._windows[number]:
+            packed = next(self._contents).reshape(after - first, self._layout.row_bytes)
+            self._layout.unpack(packed, chunk.indices[first:after] - self._starts[number], window)
+
+
+def between(rising: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
+    """How many of rising numbers are below each of the bounds."""
+    return np.searchsorted(rising, np.array(bounds, rising.dtype))  # of another type all numbers are converted
+
+
+class KeptRows:
+    """The rows of chunks that keep their order, encoded, for a shard whose first row has the position `start`."""
+
+    def __init__(self, chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> None:
+        self._blocks = self._read(chunks, start, stop, worker)
+        self._block = next(self._blocks, None)  # of which nothing has been placed yet
+
+    def fill(self, start: int, stop: int, window: Window) -> None:
+        """Put the shard's rows start..stop that are of these chunks into a window's arrays; rows come rising."""
+        while self._block is not None and self._block[0] < stop:
+            index, block = self._block
+            rows = len(block["labels"])
+            count = min(stop - index, rows)
+            for kind in ROW_KINDS:
+                window[kind][index - start : index - start + count] = block[kind][:count]
+            if count < rows:
+                self._block = index + count, {kind: rest[count:] for kind, rest in block.items()}
+            else:
+                self._block = next(self._blocks, None)
+
+    @staticmethod
+    def _read(chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> Iterator[tuple[int, Window]]:
+        """All blocks, each with the shard's row that its first one is."""
+        for kept in sorted(chunks, key=lambda kept: kept.position):
+            for begin, rows in encoded_blocks(kept.chunk, worker, *kept.rows_between(start, stop)):
+                yield kept.position + begin - start, rows

@@ -1,111 +1,152 @@
-"""What a worker does with raw files: parse chunks into units, sum a file."""
+"""Raw files to chunks: rows parsed, written to a chunk's files, and their values counted for vocabularies."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
+from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, digest_file
 from data_prep.dataset.table_spec import Table
-from data_prep.engine.job import Job, UnitRecord, load_record
-from data_prep.engine.processes import counters
+from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, range_of, transform_into
+from data_prep.encoding.ids import encode_hash
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
+from data_prep.io.arrays import ArrayWriter, write_array
+from data_prep.io.atomic import temporary_path
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_lines
+from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.table_csv import parse_table
 from data_prep.parsing.table_parquet import num_rows, plan_chunks, read_chunk
-from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, Source
+from data_prep.sources.checksums import refuse_other
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
-from data_prep.stages.chunk_files import UnitFiles
-from data_prep.synthetic.days import described_blocks
-from data_prep.synthetic.rows import BLOCK_ROWS
+from data_prep.stages.columns import ValueBuffer, write_columns
+from data_prep.stages.encode import encode_block
+from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
+from data_prep.vocabulary.count import Coding
 
+PARSED = "parsed"
 MISSING_AS_ZERO = np.int32(0)
+TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
+COPY_VALUES = 1 << 20
+
+
+@dataclass
+class Reading:
+    """What came of reading a source or a part of it: chunks, and the file's digest where all of it was read."""
+
+    records: list[ChunkRecord]
+    digest: FileDigest | None = None
+
+
+@dataclass(frozen=True)
+class DigestTask:
+    """Checksums a raw file, which nothing waits for but the manifest."""
+
+    source: Source
+
+    def run(self, worker: Worker) -> Reading:
+        """Read the file."""
+        digest = digest_file(Path(self.source.path))
+        worker.count(0)  # stops if the job is to stop
+        return Reading([], digest)
 
 
 @dataclass(frozen=True)
 class ParseTask:
-    """One chunk of a plain or generated source, or (chunk None) all of a source, in one go; of Parquet, one unit."""
+    """Parses one chunk of a source, or (chunk None) all of them in one go."""
 
     job: Job
     source: int
     chunk: int | None
+
+    def run(self, worker: Worker) -> Reading:
+        """Parse and write the chunks that are not done yet.
+
+        Raises:
+            UserError: a row that does not fit the schema, or a damaged file.
+        """
+        if self.chunk is not None:
+            return Reading([_parse_chunk(self.job, self.source, self.chunk, worker)])
+        stream = SourceStream(self.job.sources[self.source])
+        with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
+            return Reading(_parse_stream(self.job, self.source, lines, worker), stream.digest())
 
 
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     """Tasks that cover all sources, in the order of the rows.
 
     Args:
-        whole: whether a source of text is one task: it is then read only once, for its rows and its sum.
+        whole: whether a source of text is one task: it is then read only once, for its rows and its checksum.
     """
     tasks = []
     for index, source in enumerate(job.sources):
-        is_text = source.generated_rows is None and (job.table is None or not job.table.is_parquet)
+        is_parquet = job.table is not None and job.table.is_parquet
+        is_text = source.generator is None and not is_parquet
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
-        elif source.generated_rows is not None:
-            chunks = -(-source.generated_rows // (BLOCK_ROWS * _blocks_per_chunk(job)))
-            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+            continue
+        if source.generator is not None:
+            rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
+            chunks = -(-source.generator.rows // rows)
         elif job.table is not None and job.table.is_parquet:
             chunks = len(plan_chunks(source, job.table, job.chunk_bytes))
-            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
         else:
             chunks = -(-source.bytes // job.chunk_bytes)
-            tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+        tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
     return tasks
 
 
-def _blocks_per_chunk(job: Job) -> int:
+def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
+    """All that is to be read: sources `whole`, or in chunks and by another task, at the same time, for the checksum."""
+    tasks: list[ParseTask | DigestTask] = []
+    for task in parse_tasks(job, whole):
+        if task.chunk == 0:
+            tasks.append(DigestTask(job.sources[task.source]))
+        tasks.append(task)
+    return tasks
+
+
+def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     """Generated blocks whose text would be about as long as a chunk."""
-    return max(1, job.chunk_bytes // (BLOCK_ROWS * TEXT_ROW_BYTES))
+    return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
-@dataclass
-class Reading:
-    """What came of reading a source or a part of it: units, and the file's sum where all of it was read."""
-
-    records: list[UnitRecord]
-    digest: FileDigest | None = None
-
-
-def _parse_source(job: Job, source: int) -> Reading:
-    """Parse and write all units of a source, but those that are finished already."""
-    stream = SourceStream(job.sources[source])
-    with LineBlocks(job.sources[source], reader=stream) as lines:
-        return Reading(_parse_stream(job, source, lines), stream.digest())
-
-
-def _parse_chunk(job: Job, index: int, chunk: int) -> list[UnitRecord]:
-    """Parse and write one unit, if that was not done already."""
+def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecord:
+    """Parse and write one chunk, if that was not done already."""
     source = job.sources[index]
-    record = load_record(job, "parsed", index, chunk)
-    if source.generated_rows is not None:
+    record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
+    if source.generator is not None:
         if record is None:
-            return [_generate_unit(job, index, chunk)]
-        counters().add(record.rows * GENERATED_ROW_BYTES, record.rows)
-        return [record]
+            return _generate_chunk(job, index, chunk, source.generator, worker)
+        worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
+        return record
     if job.table is not None and job.table.is_parquet:
-        return [record or _parse_parquet(job, job.table, index, chunk)]
+        return record or _parse_parquet(job, job.table, index, chunk, worker)
     start = chunk * job.chunk_bytes
     if record is not None:
-        counters().add(min(job.chunk_bytes, source.bytes - start), record.rows)
-        return [record]
+        worker.count(min(job.chunk_bytes, source.bytes - start), record.rows)
+        return record
     with LineBlocks(source, start) as lines:
-        return [_parse_unit(job, index, chunk, lines)]
+        return _finish(_parse_lines(job, index, chunk, lines, worker))
 
 
-def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
-    """All units of a source that is read from the start; one is finished while the next is parsed."""
-    records: list[UnitRecord] = []
-    unfinished: list[Future[UnitRecord]] = []  # one at most: what is parsed is held in memory until it is finished
+def _parse_stream(job: Job, source: int, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
+    """All chunks of a source that is read from the start; one is finished while the next is parsed."""
+    records: list[ChunkRecord] = []
+    unfinished: list[Future[ChunkRecord]] = []  # one at most: what is parsed is held in memory until it is finished
     with ThreadPoolExecutor(1) as finisher:
         while not lines.exhausted:
             chunk = len(records) + len(unfinished)
-            record = load_record(job, "parsed", source, chunk)
-            parsed = _parse_lines(job, source, chunk, lines) if record is None else None
+            record = load_record(job.chunk_stem(source, chunk), PARSED, ChunkRecord)
+            parsed = _parse_lines(job, source, chunk, lines, worker) if record is None else None
             try:
-                records += [unit.result() for unit in unfinished]
+                records += [each.result() for each in unfinished]
             except BaseException:
                 if parsed is not None:
                     parsed.abandon()
@@ -113,71 +154,45 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks) -> list[UnitRecord]:
             unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
             if record is not None:
                 for _ in lines.until((chunk + 1) * job.chunk_bytes):
-                    counters().add(lines.advance(), 0)
-                counters().add(0, record.rows)
+                    worker.count(lines.advance())
+                worker.count(0, record.rows)
                 records.append(record)
-        return records + [unit.result() for unit in unfinished]
+        return records + [each.result() for each in unfinished]
 
 
-def _parse_unit(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitRecord:
-    """Parse the lines of one chunk and write the unit's files."""
-    return _finish(_parse_lines(job, source, chunk, lines))
-
-
-def _finish(files: UnitFiles) -> UnitRecord:
-    """Write a parsed unit's files."""
+def _finish(files: "ChunkWriter") -> ChunkRecord:
+    """Write a parsed chunk's files."""
     with files:
         return files.finish()
 
 
-def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks) -> UnitFiles:
-    """Parse the lines of one chunk; the unit's files, not finished."""
-    room = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1 if job.table is None else 0, job.schema)
-    files = UnitFiles(job, source, chunk)
+def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
+    """Parse the lines of one chunk; its files, not finished."""
+    buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1 if job.table is None else 0, job.schema)
+    files = ChunkWriter(job, source, chunk)
     try:
         for block in lines.until((chunk + 1) * job.chunk_bytes):
             if job.table is None:
-                parsed = _parse_block(job, job.sources[source], block, room)
+                parsed = _parse_block(job, job.sources[source], block, buffer)
             else:
                 parsed = _parse_table_block(job.table, job.sources[source], block)
             files.append(parsed)
-            counters().add(lines.advance(), len(parsed.labels))
+            worker.count(lines.advance(), len(parsed.labels))
     except BaseException:
         files.abandon()
         raise
     return files
 
 
-def _generate_unit(job: Job, source: int, chunk: int) -> UnitRecord:
-    """As `_parse_unit`, of a day that is generated: the same rows as parsing its text would give."""
-    blocks = _blocks_per_chunk(job)
-    with UnitFiles(job, source, chunk) as files:
-        for block, truth in described_blocks(job.sources[source], chunk * blocks, (chunk + 1) * blocks):
-            files.append(block, truth)
-            counters().add(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
-        return files.finish()
-
-
-def _parse_parquet(job: Job, table: Table, source: int, chunk: int) -> UnitRecord:
-    """Read one unit of a Parquet file and write its files."""
-    file = job.sources[source]
-    bytes_per_row = file.bytes / max(1, num_rows(file))
-    with UnitFiles(job, source, chunk) as files:
-        for block in read_chunk(file, table, plan_chunks(file, table, job.chunk_bytes)[chunk]):
-            files.append(block)
-            counters().add(int(len(block.labels) * bytes_per_row), len(block.labels))
-        return files.finish()
-
-
-def _parse_block(job: Job, source: Source, lines: LineBlock, room: Block) -> Block:
-    """Parse a block into `room`; the result are views of it."""
-    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *room[:3])
+def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> Block:
+    """Parse a block into `buffer`; the result are views of it."""
+    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *buffer[:3])
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
         is_last = lines.is_last and position + len(line) + 1 >= lines.end
         row = count_lines_before(source, lines.offset + position - lines.start) + 1
         raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
-    return Block(room.labels[:rows], room.dense[:rows], room.sparse[:rows])
+    return Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows])
 
 
 def _parse_table_block(table: Table, source: Source, lines: LineBlock) -> Block:
@@ -194,33 +209,177 @@ def _parse_table_block(table: Table, source: Source, lines: LineBlock) -> Block:
         raise
 
 
-@dataclass(frozen=True)
-class DigestTask:
-    """A raw file to be summed, which nothing waits for but the manifest."""
-
-    source: Source
-
-
-def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
-    """All that is to be read of the sources: each `whole`, or in chunks, being summed by another at the same time."""
-    tasks: list[ParseTask | DigestTask] = []
-    for task in parse_tasks(job, whole):
-        if task.chunk == 0:
-            tasks.append(DigestTask(job.sources[task.source]))
-        tasks.append(task)
-    return tasks
+def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, worker: Worker) -> ChunkRecord:
+    """Write a chunk of a day that is generated: the same rows as parsing its text would give."""
+    blocks = _blocks_per_chunk(job, generator)
+    with ChunkWriter(job, source, chunk) as files:
+        for block, truth in generator.blocks(chunk * blocks, (chunk + 1) * blocks):
+            files.append(block, truth)
+            worker.count(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
+        return files.finish()
 
 
-def run_reading_task(task: ParseTask | DigestTask) -> Reading:
-    """Parse a task's units, or sum a raw file.
+def _parse_parquet(job: Job, table: Table, source: int, chunk: int, worker: Worker) -> ChunkRecord:
+    """Read one chunk of a Parquet file and write its files."""
+    file = job.sources[source]
+    bytes_per_row = file.bytes / max(1, num_rows(file))
+    with ChunkWriter(job, source, chunk) as files:
+        for block in read_chunk(file, table, plan_chunks(file, table, job.chunk_bytes)[chunk]):
+            files.append(block)
+            worker.count(int(len(block.labels) * bytes_per_row), len(block.labels))
+        return files.finish()
 
-    Raises:
-        UserError: a row that does not fit the schema, or a damaged file.
-    """
-    if isinstance(task, ParseTask):
-        if task.chunk is None:
-            return _parse_source(task.job, task.source)
-        return Reading(_parse_chunk(task.job, task.source, task.chunk))
-    digest = digest_file(Path(task.source.path))
-    counters().add(0, 0)  # stops if the job is to stop
-    return Reading([], digest)
+
+class BagWriter:
+    """The bags of a chunk's multi-valued columns: their lengths in memory, their values, column by column, on disk."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._chunk = job, (source, chunk)
+        self._paths = [
+            temporary_path(job.chunk_path(source, chunk, f"bags-{i}")) for i in range(len(job.schema.ragged))
+        ]
+        self._files = [open(path, "wb+") for path in self._paths]  # noqa: SIM115
+        self._lengths: list[list[NDArray[np.int64]]] = [[] for _ in self._paths]
+
+    def abandon(self) -> None:
+        """Close the files that are open."""
+        for file in self._files:
+            file.close()
+
+    def append(self, bags: Sequence[Bags]) -> None:
+        """Write the bags of a block, one entry a column."""
+        for file, lengths, column in zip(self._files, self._lengths, bags, strict=True):
+            file.write(np.ascontiguousarray(column.ids, np.uint32).data)
+            lengths.append(column.lengths)
+
+    def finish(self) -> dict[str, FileDigest]:
+        """Join the columns; the files that are there then."""
+        rules = self._job.rules
+        suffix, dtype = ("values.npy", np.int32) if rules.order is None else ("bags.npy", np.uint32)
+        lengths = np.concatenate([np.zeros(0, np.int64), *(each for column in self._lengths for each in column)])
+        path = self._job.chunk_path(*self._chunk, suffix)
+        values = ArrayWriter(path, dtype, None, int(lengths.sum()), self._job.checksum(suffix))
+        for path, file in zip(self._paths, self._files, strict=True):
+            file.seek(0)
+            while len(read := np.fromfile(file, np.uint32, COPY_VALUES)):
+                values.append(encode_block(rules, read) if rules.order is None else read)
+            file.close()
+            path.unlink()
+        path = self._job.chunk_path(*self._chunk, "offsets.npy")
+        offsets = write_array(path, offsets_of(lengths), self._job.checksum("offsets.npy"))
+        return {suffix: values.close(), "offsets.npy": offsets}
+
+
+class ChunkWriter:
+    """The files a chunk's rows go to while it is parsed; as a context, it leaves none open if that fails."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._source, self._chunk = job, source, chunk
+        self._files: dict[str, ArrayWriter] = {}
+        self._labels = self._array("labels.npy", np.int32, 1)
+        self._is_raw = job.rules.needs_statistics
+        suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
+        self._dense = self._array(suffix, dtype, len(job.schema.dense))
+        self._ranges: list[DenseRange] = []
+        self._positives = 0
+        self._truth: ArrayWriter | None = None
+        if job.sources[source].generator is not None:
+            self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
+        self._is_vocabulary = job.rules.order is not None
+        if self._is_vocabulary:
+            self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(job.schema.single))
+        else:
+            self._sparse = self._array("sparse.npy", np.int32, len(job.schema.single))
+        self._bags = BagWriter(job, source, chunk) if job.schema.ragged else None
+
+    def __enter__(self) -> "ChunkWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files that are open, and let go of the rows."""
+        for file in self._files.values():
+            file.abandon()
+        if self._is_vocabulary:
+            self._values.abandon()
+        if self._bags is not None:
+            self._bags.abandon()
+
+    def _array(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
+        path = self._job.chunk_path(self._source, self._chunk, suffix)
+        self._files[suffix] = ArrayWriter(path, dtype, width, None, self._job.checksum(suffix))
+        return self._files[suffix]
+
+    def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
+        """Write the rows of a block, with their click probabilities if they were generated."""
+        rules, rows = self._job.rules, len(block.labels)
+        if self._truth is not None and truth is not None:
+            self._truth.append(truth)
+        self._positives += int(block.labels.sum(dtype=np.int64))
+        self._labels.append(block.labels)
+        if self._is_raw:
+            self._dense.append(block.dense)
+            self._ranges += [range_of(block.dense)] if rows else []
+        else:
+            self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, dense))
+        if self._is_vocabulary:
+            self._values.append(block.sparse)
+        else:
+            self._sparse.extend(rows, lambda ids: encode_block(rules, block.sparse, ids))
+        if self._bags is not None:
+            self._bags.append(block.bags)
+
+    def finish(self) -> ChunkRecord:
+        """Close the files, count the values for a vocabulary, log the chunk."""
+        job, chunk = self._job, (self._source, self._chunk)
+        record = ChunkRecord(*chunk, self._labels.rows, self._positives, {})
+        if self._bags is not None:
+            record.files |= self._bags.finish()
+        codings: Sequence[Coding | None] = [None] * len(job.schema.single)
+        if job.rules.counts_while_parsing:
+            rows = np.arange(record.rows)
+            record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
+            record.files[PARSED_COUNTS] = digest
+        if self._is_vocabulary:
+            record.dictionaries, record.files["columns"] = write_columns(job, chunk, self._values, codings)
+        if self._ranges:
+            known = join_ranges(self._ranges)
+            record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+        if job.rules.order is None:
+            record.unknown = [0] * len(job.schema.sparse)
+        for suffix, file in self._files.items():
+            record.files[suffix] = file.close()
+        save_record(job.chunk_stem(*chunk), PARSED, record)
+        return record
+
+
+def refuse_changed(job: Job) -> None:
+    """Refuse files that were written to while they were read."""
+    for source in job.sources:
+        now = Path(source.path).stat()
+        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
+            raise UserError(f"{source.path}: changed while it was read; run the same command again")
+
+
+def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
+    """Refuse sources without rows: a compressed file can be empty without looking so."""
+    filled = {record.source for record in records if record.rows}
+    for index, source in enumerate(job.sources):
+        if index not in filled:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+
+
+def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
+    """Refuse files that differ from the published ones: somebody may have put or damaged them."""
+    if job.known_sums:
+        for source, known, digest in zip(job.sources, job.known_sums, digests, strict=True):
+            refuse_other(Path(source.path), known, digest)
+
+
+def compile_kernels() -> None:
+    """Compile the kernels of parsing and encoding, or load them from their cache, by running each on one row."""
+    block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
+    encode_dense(block.dense)
+    encode_hash(block.sparse, 2)

@@ -1,8 +1,8 @@
 """NumPy's legacy permutations of any number of rows, in memory that does not grow with them.
 
 Fisher and Yates' shuffle goes through the places from the last to the first and swaps each with one drawn from those
-not behind it. Here the places are cut into windows, worked through from the last to the first. A swap within a window
-is done at once. One with a place in a window further in front is sent there, in a file, with what it moves: when that
+up to it. Here the places are cut into windows, worked through from the last to the first. A swap within a window
+is done at once. One with a place in an earlier window is sent there, in a file, with what it moves: when that
 window's turn comes, all that was sent to it was drawn before its own swaps, and lies in the order in which it was
 drawn. With one window nothing is sent, and this is the usual shuffle.
 """
@@ -45,10 +45,10 @@ def inverse_permutation(
     if len(windows) == 1:
         yield shuffle.all(rows)
     else:
-        for low, behind in reversed(windows):
-            shuffle.go_through(low, behind)
-        for low, behind in windows:
-            yield shuffle.places(low, behind)
+        for low, stop in reversed(windows):
+            shuffle.go_through(low, stop)
+        for low, stop in windows:
+            yield shuffle.places(low, stop)
 
 
 class _Shuffle:
@@ -74,9 +74,9 @@ class _Shuffle:
             place[part] = np.arange(start, start + len(part), dtype=place.dtype)
         return place
 
-    def go_through(self, low: int, behind: int) -> None:
-        """Do what comes to the places low..behind, and send on what goes from them."""
-        window = np.arange(low, behind, dtype=self._sent.dtype)
+    def go_through(self, low: int, stop: int) -> None:
+        """Do what comes to the places low..stop, and send on what goes from them."""
+        window = np.arange(low, stop, dtype=self._sent.dtype)
         for place, number, value in self._swaps.take(low):
             self._check()
             exchange(window, low, place, value)
@@ -87,12 +87,12 @@ class _Shuffle:
             stays[sent[1] - sent.dtype.type(start)] = False
             number = np.arange(start, stop, dtype=window.dtype)
             self._places.send(window[start - low : stop - low][stays], number[stays])
-        if low == 0:  # the one place that is swapped with none in front of it
+        if low == 0:  # the one place that is swapped with no earlier one
             self._places.send(window[:1], np.zeros(1, window.dtype))
 
-    def places(self, low: int, behind: int) -> Places:
-        """Where each of the rows low..behind is, once all windows have been gone through."""
-        place = np.empty(behind - low, self._sent.dtype)
+    def places(self, low: int, stop: int) -> Places:
+        """Where each of the rows low..stop is, once all windows have been gone through."""
+        place = np.empty(stop - low, self._sent.dtype)
         for value, number in self._places.take(low):
             self._check()
             place[value - place.dtype.type(low)] = number
@@ -141,7 +141,7 @@ class _Sent:
         self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
 
     def send(self, *columns: Places) -> None:
-        """Add rows, given by columns, behind those that were sent before."""
+        """Append rows, given by columns, to those sent before."""
         window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
         order = np.argsort(window, kind="stable")  # of 16 bits: by their digits
         rows = np.stack([column[order] for column in columns], axis=1)
@@ -166,11 +166,11 @@ class _Sent:
 
 @jit
 def swap_rows(window, low, last, stop, draws, sent):  # type: ignore[no-untyped-def]
-    """Go on with a shuffle whose places behind `last` are done, down to `stop` or until there are no draws left.
+    """Continue a shuffle whose places after `last` are done, down to `stop` or until there are no draws left.
 
     Args:
         window: the places from `low` on.
-        sent: output: places in front of the window, each with the one that it is swapped with and what is there.
+        sent: output: places before the window, each with the one that it is swapped with and what is there.
 
     Returns:
         (the last place that is not done then, draws used, how many are in `sent`).

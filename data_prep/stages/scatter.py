@@ -1,144 +1,207 @@
-"""Rows from the units to shards in another order, first step: each unit's rows sorted by destination.
+"""Rows from chunks to shards in another order, first step: each chunk's rows sorted by position.
 
-In bounded memory, on any number of processes, and can be repeated after a kill; as the second, data_prep/gather.py.
+In bounded memory, on any number of processes; data_prep/stages/gather.py is the second step. On the way a row is
+packed into few bytes: ids of a feature take no more than its largest one needs.
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.jit import jit
 from data_prep.dataset.bags import BAG_KINDS, pack, unpack
-from data_prep.dataset.format import FileDigest
-from data_prep.engine.job import Job, UnitRecord, digest_unit_files, load_record, save_record, sum_of
-from data_prep.engine.processes import counters
-from data_prep.io.array_writer import ArrayWriter
-from data_prep.io.atomic import save_array
-from data_prep.stages.encode import EncodeTask, unit_blocks
-from data_prep.stages.row_layout import RecordLayout
-from data_prep.stages.shuffle_order import LEFT_OUT, kept_position, unit_positions
+from data_prep.dataset.format import ROW_KINDS, FileDigest
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import ChunkRecord, Job, LoggedTask
+from data_prep.io.arrays import open_array, write_array
+from data_prep.stages.encode import EncodeTask, encoded_blocks
+from data_prep.stages.shuffle_order import LEFT_OUT, chunk_positions, kept_position
 
 MOVED_SUFFIX = "moved.npy"
-POSITION_SUFFIX = "position.npy"
+POSITIONS_SUFFIX = "positions.npy"
+ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
+ALIGNMENT = 4
+FLOAT32 = np.dtype(np.float32)
+FIELD_BYTES = 4  # of a label, of a dense value
+
+
+@jit
+def pack_rows(labels, dense, ids, indices, fields, columns):  # type: ignore[no-untyped-def]
+    """Write row i to index indices[i] of the packed rows, unless that is negative.
+
+    Args:
+        labels, dense, ids: [rows, 1], [rows, N] and [rows, F].
+        fields: views of the packed rows: their labels, dense values, and the ids of each of ID_TYPES.
+        columns: the columns of `ids` that are of each type.
+    """
+    out_labels, out_dense, out_large, out_medium, out_small = fields
+    large, medium, small = columns
+    for i in range(len(indices)):
+        index = indices[i]
+        if index < 0:
+            continue
+        out_labels[index, 0] = labels[i, 0]
+        for column in range(dense.shape[1]):
+            out_dense[index, column] = dense[i, column]
+        for number in range(len(large)):
+            out_large[index, number] = ids[i, large[number]]
+        for number in range(len(medium)):
+            out_medium[index, number] = ids[i, medium[number]]
+        for number in range(len(small)):
+            out_small[index, number] = ids[i, small[number]]
+
+
+@jit
+def unpack_rows(fields, columns, indices, labels, dense, ids):  # type: ignore[no-untyped-def]
+    """The inverse: write packed row i to row indices[i] of the arrays."""
+    in_labels, in_dense, in_large, in_medium, in_small = fields
+    large, medium, small = columns
+    for i in range(len(indices)):
+        index = indices[i]
+        labels[index, 0] = in_labels[i, 0]
+        for column in range(dense.shape[1]):
+            dense[index, column] = in_dense[i, column]
+        for number in range(len(large)):
+            ids[index, large[number]] = in_large[i, number]
+        for number in range(len(medium)):
+            ids[index, medium[number]] = in_medium[i, number]
+        for number in range(len(small)):
+            ids[index, small[number]] = in_small[i, number]
 
 
 @dataclass(frozen=True)
-class ScatterTask:
-    """A unit, whose first row is row `begin` of the dataset; what is not encoded yet is encoded on the way."""
+class RowLayout:
+    """The bytes of a packed row: a label, N dense values, and an id of each feature in as few bytes as it needs.
 
-    unit: EncodeTask
+    largest_ids: of each feature the largest id there can be.
+    """
+
+    num_dense: int
+    largest_ids: tuple[int, ...]
+    dense: np.dtype[Any] = FLOAT32
+
+    @cached_property
+    def id_columns(self) -> tuple[NDArray[np.int64], ...]:
+        """The sparse columns whose ids are of each of ID_TYPES."""
+        fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
+        smallest = np.sum(fits, axis=0) - 1
+        return tuple(np.flatnonzero(smallest == number) for number in range(len(ID_TYPES)))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a packed row."""
+        ids = sum(kind.itemsize * len(columns) for kind, columns in zip(ID_TYPES, self.id_columns, strict=True))
+        return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT
+
+    def width(self, kind: str) -> int:
+        """Columns of an array of that kind."""
+        return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids)}[kind]
+
+    def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
+        """Pack rows of one array per kind into packed [n, row_bytes], row i at indices[i] unless that is negative."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        pack_rows(labels, dense, ids, indices, self._fields(packed), self.id_columns)
+
+    def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
+        """Write packed row i to row indices[i] of one array per kind."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        unpack_rows(self._fields(packed), self.id_columns, indices, labels, dense, ids)
+
+    def _fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
+        """Views of packed rows: labels, dense values, ids of each of ID_TYPES, [n, their number]."""
+        widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
+        dtypes = [np.dtype(np.int32), self.dense, *ID_TYPES]
+        fields, start = [], 0
+        for dtype, width in zip(dtypes, widths, strict=True):
+            stop = start + dtype.itemsize * width
+            fields.append(packed[:, start:stop].view(dtype))
+            start = stop
+        return tuple(fields)
+
+
+@dataclass(frozen=True)
+class ScatterTask(LoggedTask[ChunkRecord]):
+    """Sorts the rows of a chunk, whose first is row `begin` of the dataset; what is not encoded yet is encoded here.
+
+    The record has the number of rows that are not left out.
+    """
+
+    stage: ClassVar[str] = "moved"
+    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
+
+    chunk: EncodeTask
     begin: int
-    layout: RecordLayout
+    layout: RowLayout
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.chunk.stem
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        rows = self.chunk.record.rows  # those left out, too
+        return rows * self.layout.row_bytes, rows
+
+    def do(self, worker: Worker) -> ChunkRecord:
+        """See `LoggedTask`."""
+        job, record = self.chunk.job, self.chunk.record
+        positions = chunk_positions(job, self.begin, record.rows)
+        order = np.argsort(positions)
+        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
+        files = {POSITIONS_SUFFIX: self._write(POSITIONS_SUFFIX, positions[order])}
+        if job.schema.ragged:
+            values, offsets = (open_array(self._path(f"{kind}.npy")) for kind in BAG_KINDS)
+            bags = [feature.take(order) for feature in unpack(values, offsets, len(job.schema.ragged))]
+            moved = zip(BAG_KINDS, pack(bags), strict=True)
+            files |= {f"moved-{kind}.npy": self._write(f"moved-{kind}.npy", array) for kind, array in moved}
+        if len(order):
+            files[MOVED_SUFFIX] = self._write_rows(order, worker)
+        worker.count(*self.size)
+        return ChunkRecord(record.source, record.chunk, len(order), 0, files)
+
+    def _path(self, suffix: str) -> Path:
+        return self.chunk.job.chunk_path(self.chunk.record.source, self.chunk.record.chunk, suffix)
+
+    def _write(self, suffix: str, array: NDArray[Any]) -> FileDigest:
+        return write_array(self._path(suffix), array, self.chunk.job.checksum(suffix))
+
+    def _write_rows(self, order: NDArray[np.int64], worker: Worker) -> FileDigest:
+        """Write the chunk's rows, packed, in an order of theirs."""
+        indices = np.full(self.chunk.record.rows, -1)
+        indices[order] = np.arange(len(order))
+        packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
+        for begin, rows in encoded_blocks(self.chunk, worker):
+            self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
+        return self._write(MOVED_SUFFIX, packed)
 
 
 @dataclass(frozen=True)
-class KeptUnit:
-    """A unit whose rows keep their order, the first going to `position`: they are encoded when they are gathered."""
+class KeptChunk:
+    """A chunk whose rows keep their order, the first going to `position`: they are encoded when they are gathered."""
 
-    unit: EncodeTask
+    chunk: EncodeTask
     position: int
 
     def rows_between(self, start: int, stop: int) -> tuple[int, int]:
         """Which of its rows go to the positions start..stop; the second number is no larger if none do."""
-        return max(0, start - self.position), min(self.unit.record.rows, stop - self.position)
+        return max(0, start - self.position), min(self.chunk.record.rows, stop - self.position)
 
 
-def plan_scatter(job: Job, units: list[EncodeTask], layout: RecordLayout) -> tuple[list[ScatterTask], list[KeptUnit]]:
-    """Which units are to be scattered, and which go to shards as they are; where there are bags, all are scattered."""
+def plan_scatter(job: Job, chunks: list[EncodeTask], layout: RowLayout) -> tuple[list[ScatterTask], list[KeptChunk]]:
+    """Which chunks are to be scattered, and which go to shards as they are; where there are bags, all are scattered."""
     scatter, kept = [], []
     begin = 0
-    for unit in units:
-        position = None if job.schema.ragged else kept_position(job, begin, unit.record.rows)
+    for chunk in chunks:
+        position = None if job.schema.ragged else kept_position(job, begin, chunk.record.rows)
         if position is None:
-            scatter.append(ScatterTask(unit, begin, layout))
+            scatter.append(ScatterTask(chunk, begin, layout))
         else:
-            kept.append(KeptUnit(unit, position))
-        begin += unit.record.rows
+            kept.append(KeptChunk(chunk, position))
+        begin += chunk.record.rows
     return scatter, kept
-
-
-def scatter_groups(tasks: list[ScatterTask], most_rows: int, workers: int) -> list[tuple[ScatterTask, ...]]:
-    """The units, in their order, in groups that a worker scatters without a pause; small ones at the end, for balance.
-
-    most_rows: of a group of several, for their memory.
-    """
-    groups: list[list[ScatterTask]] = []
-    rows = size = 0
-    for number, task in enumerate(tasks):
-        rows += task.unit.record.rows
-        if not groups or len(groups[-1]) == size or rows > most_rows:
-            groups.append([])
-            rows, size = task.unit.record.rows, -(-(len(tasks) - number) // (2 * workers))
-        groups[-1].append(task)
-    return [tuple(group) for group in groups]
-
-
-def run_scatter_tasks(tasks: tuple[ScatterTask, ...]) -> list[UnitRecord]:
-    """Write the rows of units in the order of their positions, each unit while the next one is sorted."""
-    records: list[UnitRecord] = []
-    with ArrayWriter() as writer:
-        unfinished: list[_Scattered] = []  # one at most
-        for task in tasks:
-            record = load_record(task.unit.job, "moved", task.unit.record.source, task.unit.record.chunk)
-            begun = _scatter(task, writer) if record is None else _Scattered(task, record, {})
-            records += [unit.finish() for unit in unfinished]
-            unfinished = [begun]
-        return records + [unit.finish() for unit in unfinished]
-
-
-@dataclass(frozen=True)
-class _Scattered:
-    """A unit, what is known of it when it is scattered, and its files that are still being written."""
-
-    task: ScatterTask
-    record: UnitRecord
-    being_written: dict[str, "Future[FileDigest]"]
-
-    def finish(self) -> UnitRecord:
-        """Record that the unit is scattered, once it is."""
-        self.record.files |= {suffix: written.result() for suffix, written in self.being_written.items()}
-        save_record(self.task.unit.job, "moved", self.record)
-        rows = self.task.unit.record.rows  # those left out, too
-        counters().add(rows * self.task.layout.row_bytes, rows)
-        return self.record
-
-
-def _scatter(task: ScatterTask, writer: ArrayWriter) -> _Scattered:
-    """Sort a unit's rows by position, and have them written."""
-    job, record = task.unit.job, task.unit.record
-    unit = (record.source, record.chunk)
-    positions = unit_positions(job, task.begin, record.rows)
-    order = np.argsort(positions)
-    order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
-    done = UnitRecord(*unit, len(order), 0, {})
-    save_array(job.unit_path(*unit, POSITION_SUFFIX), positions[order])
-    done.files |= digest_unit_files(job, *unit, [POSITION_SUFFIX])
-    if job.schema.ragged:
-        done.files |= _scatter_bags(job, unit, order)
-    return _Scattered(task, done, {MOVED_SUFFIX: _write_records(task, order, writer)} if len(order) else {})
-
-
-def _write_records(task: ScatterTask, order: NDArray[np.int64], writer: ArrayWriter) -> "Future[FileDigest]":
-    """Write the records of a unit's rows, in that order of theirs; the file's size and sum, once it is there."""
-    job, record, layout = task.unit.job, task.unit.record, task.layout
-    places = np.full(record.rows, -1)
-    places[order] = np.arange(len(order))
-    path = job.unit_path(record.source, record.chunk, MOVED_SUFFIX)
-    shape = (len(order), layout.row_bytes)
-    # in the room that gathering fills with ids, which then need not be fresh memory
-    file = writer.create(path, "sparse", np.uint8, shape, sum_of(job, MOVED_SUFFIX))
-    records = file.window(len(order))
-    for begin, rows in unit_blocks(task.unit, 0, record.rows):
-        layout.pack(rows, places[begin : begin + len(rows["labels"])], records)
-    return file.close()
-
-
-def _scatter_bags(job: Job, unit: tuple[int, int], order: NDArray[np.int64]) -> dict[str, FileDigest]:
-    """Write a unit's bags in an order of its rows."""
-    values, offsets = (np.load(job.unit_path(*unit, f"{kind}.npy")) for kind in BAG_KINDS)
-    bags = unpack(values, offsets, len(job.schema.ragged))
-    moved = pack([feature.take(order) for feature in bags])
-    for kind, array in zip(BAG_KINDS, moved, strict=True):
-        save_array(job.unit_path(*unit, f"moved-{kind}.npy"), array)
-    return digest_unit_files(job, *unit, [f"moved-{kind}.npy" for kind in BAG_KINDS])

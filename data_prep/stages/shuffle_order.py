@@ -1,6 +1,6 @@
-"""Where every row goes, for splits and shuffles that do not keep the order of the raw files.
+"""The position of every row in the dataset, for splits and shuffles that reorder rows.
 
-The answer is an array on disk, int32 or, of as many rows, int64: position[i] of row i of the dataset, the train
+The positions are an array on disk, int32 or, of as many rows, int64: position[i] of row i of the dataset, the train
 split's rows coming first, then val's, then test's; -1 for a row that is left out.
 """
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from data_prep.config.presets import Rules
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import SplitMethod
-from data_prep.engine.job import Job, UnitRecord
-from data_prep.engine.processes import Stopped
+from data_prep.engine.executor import Stopped
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import open_array
 from data_prep.stages.permutation import inverse_permutation
 
 POSITION_DTYPES: dict[str, np.dtype[Any]] = {
@@ -51,8 +52,8 @@ def split_sizes(rules: Rules, total: int, last_day: int) -> dict[str, int]:
 
 
 @contextmanager
-def arranging(job: Job, records: list[UnitRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
-    """As `arrange`, beside what is done meanwhile, and ending where that fails; None where rows keep their order."""
+def ordering(job: Job, records: list[ChunkRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
+    """Run `order_rows` in a background thread; cancel it if the `with` body raises. None if rows keep their order."""
     if not job.rules.is_arranged:
         yield None
         return
@@ -62,19 +63,19 @@ def arranging(job: Job, records: list[UnitRecord], window_rows: int) -> Iterator
         if failed.is_set():
             raise Stopped
 
-    with ThreadPoolExecutor(1) as aside:
+    with ThreadPoolExecutor(1) as background:
         try:
-            yield aside.submit(arrange, job, records, window_rows, check)
+            yield background.submit(order_rows, job, records, window_rows, check)
         except BaseException:
             failed.set()
             raise
 
 
-def arrange(job: Job, records: list[UnitRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
+def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
     """Write the positions of all rows to one of POSITION_DTYPES in <work>.
 
     Args:
-        records: all units, in the order of the rows.
+        records: all chunks, in the order of the rows.
         window_rows: of a shuffle held in memory at once.
         check: called now and then; what it raises ends the work.
 
@@ -91,7 +92,7 @@ def arrange(job: Job, records: list[UnitRecord], window_rows: int, check: Callab
         sizes = split_sizes(rules, kept, kept_last_day)
         numbers = _number(job, records)
         if rules.split is SplitMethod.scikit_learn:
-            # which takes the test rows, that come last here, from the front
+            # it takes the test rows, which come last here, from the front
             places = inverse_permutation(kept, rules.split_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, kept, sizes["train"])
         elif rules.train_seed is not None:
@@ -103,37 +104,37 @@ def arrange(job: Job, records: list[UnitRecord], window_rows: int, check: Callab
     return sizes
 
 
-def unit_positions(job: Job, begin: int, rows: int) -> Positions:
-    """The positions of a unit's rows, of which the first is row `begin` of the dataset."""
+def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
+    """The positions of a chunk's rows, of which the first is row `begin` of the dataset."""
     path, dtype = _find_positions(job)
     return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
 
 
 def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
-    """Where the positions are, and of what type."""
+    """The file of the positions, and their type."""
     return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
 
 
 def kept_position(job: Job, begin: int, rows: int) -> int | None:
-    """The position of a unit's first row if the others come behind it, in their order; else None."""
+    """The position of a chunk's first row if the others follow it, in their order; else None."""
     if not rows:
         return None
     path, dtype = _find_positions(job)
     positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
-    first, last = int(positions[0]), int(positions[-1])  # which tell of most units whose rows do not
+    first, last = int(positions[0]), int(positions[-1])  # enough to tell for most chunks that are reordered
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 
-def _kept_rows(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.bool_]]:
-    """Which rows of each unit are not dropped; the same each time."""
+def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
+    """Which rows of each chunk are not dropped; the same each time."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
-        labels = np.load(job.unit_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        labels = np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
         yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
 
 
-def _count_kept(job: Job, records: list[UnitRecord]) -> tuple[int, int]:
+def _count_kept(job: Job, records: list[ChunkRecord]) -> tuple[int, int]:
     """How many rows are not dropped, and how many of the last source."""
     counts = [record.rows for record in records]
     if job.rules.negative_drop_rate:
@@ -143,7 +144,7 @@ def _count_kept(job: Job, records: list[UnitRecord]) -> tuple[int, int]:
     return sum(counts), sum(count for record, count in pairs if record.source == last)
 
 
-def _number(job: Job, records: list[UnitRecord]) -> Iterator[Positions]:
+def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
     """The rows that are not dropped numbered in their order, the others LEFT_OUT."""
     following = np.zeros(1, np.int64)
     if job.rules.negative_drop_rate:
@@ -156,7 +157,7 @@ def _number(job: Job, records: list[UnitRecord]) -> Iterator[Positions]:
 
 
 def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
-    """Give each row the next number of its choice, which are counted on in `following`; but LEFT_OUT if it has none."""
+    """Give each row the next number of its choice, counted in `following`, or LEFT_OUT if it has none."""
     numbers = np.full(len(choice), LEFT_OUT, np.int64)
     for number in range(len(following)):
         mine = choice == number
@@ -166,8 +167,8 @@ def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> 
     return numbers
 
 
-def _random_choices(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.signedinteger]]:
-    """The number of the split of every row of each unit, or LEFT_OUT; the same each time."""
+def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.signedinteger]]:
+    """The number of the split of every row of each chunk, or LEFT_OUT; the same each time."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
     bounds = (1 - rules.held_out, 1 - rules.held_out / 2)
@@ -177,7 +178,7 @@ def _random_choices(job: Job, records: list[UnitRecord]) -> Iterator[NDArray[np.
         yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
 
 
-def _random_sizes(job: Job, records: list[UnitRecord]) -> dict[str, int]:
+def _random_sizes(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
     """Rows of every split where each row is given one."""
     sizes = np.zeros(len(SPLITS), np.int64)
     for choice in _random_choices(job, records):
@@ -188,7 +189,7 @@ def _random_sizes(job: Job, records: list[UnitRecord]) -> dict[str, int]:
 def _permute(
     numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
-    """Replace the numbers below `rows`, which rise, by their places, moved on by `shift` modulo `rows`."""
+    """Replace the numbers below `rows`, which rise, by their permuted ones, shifted by `shift` modulo `rows`."""
     stream = _Stream(places)
     for part in numbers:
         mine = (part >= 0) & (part < rows)
@@ -222,7 +223,7 @@ class _Stream:
 
 
 def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
-    """Move the first half of the held-out rows behind the second."""
+    """Swap the halves of the held-out rows."""
     first, held_out = sizes["train"], sizes["val"] + sizes["test"]
     mine = part >= first
     part[mine] = first + (part[mine] - first + sizes["val"]) % max(1, held_out)

@@ -1,9 +1,5 @@
-"""Which rows go to which split, and the finished files from the units."""
+"""Rows to splits where they keep their order: shards cut out of the chunks; how finished shards move to the dataset."""
 
-import hashlib
-import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,61 +7,59 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import UserError
 from data_prep.dataset.bags import BAG_KINDS, Bags, pack, unpack
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    SPLITS,
-    FileDigest,
-    Manifest,
-    Shard,
-    digest_file,
-    load_manifest,
-    save_manifest,
-    shard_path,
-    sync,
-    write_atomically,
-)
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, table_files
-from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
-from data_prep.engine.job import Job, UnitRecord
-from data_prep.engine.processes import counters
-from data_prep.io.atomic import save_array
-from data_prep.io.buffered_file import HeldArray
-from data_prep.io.direct_io import read_rows
+from data_prep.dataset.format import SPLITS, FileDigest, Manifest, Shard, shard_path
+from data_prep.dataset.multi_hot import table_files
+from data_prep.encoding.lookup import vocabulary_path
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import ArrayWriter, open_array, read_rows, write_array
 from data_prep.stages.encode import count_unknown, unknown_of_all
-from data_prep.stages.gather import GatheredShard, GatherTask, gathered_path
+from data_prep.stages.gather import GatheredShard, GatherTask
 from data_prep.stages.shuffle_order import split_sizes
 
 COPY_ROWS = 1 << 16
-PLAN_NAME = "finish.json"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows start..end of a unit as one shard of a split."""
+class ChunkSlice:
+    """Rows start..end of a chunk as one shard of a split."""
 
     split: str
     name: str
-    record: UnitRecord
+    record: ChunkRecord
     start: int
     end: int
 
     @property
     def is_whole(self) -> bool:
-        """Whether the unit's own files are the shard's."""
+        """Whether the chunk's own files are the shard's."""
         return self.start == 0 and self.end == self.record.rows
 
 
-def split_rows(job: Job, records: list[UnitRecord]) -> dict[str, int]:
+def split_rows(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
     """Rows of train, val and test, where they follow each other in the order of the raw rows."""
     total = sum(record.rows for record in records)
     last_day = sum(record.rows for record in records if record.source == len(job.sources) - 1)
     return split_sizes(job.rules, total, last_day)
 
 
-def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
-    """The shards of every split, cut out of the units."""
-    pieces: list[Piece] = []
+def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
+    """Refuse a dataset that holds all its rows out."""
+    if not sum(rows.values()):
+        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    if not rows["train"]:
+        method = job.rules.split.value
+        raise UserError(
+            f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
+            "give more rows, or a smaller data.split.held_out"
+        )
+
+
+def plan_slices(records: list[ChunkRecord], rows: dict[str, int]) -> list[ChunkSlice]:
+    """The shards of every split, cut out of the chunks."""
+    slices: list[ChunkSlice] = []
     bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
     counts = dict.fromkeys(SPLITS, 0)
     begin = 0
@@ -74,10 +68,10 @@ def plan_pieces(records: list[UnitRecord], rows: dict[str, int]) -> list[Piece]:
         for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             start, stop = max(begin, low), min(end, high)
             if start < stop:
-                pieces.append(Piece(split, f"{counts[split]:05d}", record, start - begin, stop - begin))
+                slices.append(ChunkSlice(split, f"{counts[split]:05d}", record, start - begin, stop - begin))
                 counts[split] += 1
         begin = end
-    return pieces
+    return slices
 
 
 @dataclass
@@ -91,138 +85,90 @@ class BuiltShard:
     unknown: list[int]
 
 
+def move_of(work: Path, path: Path, split: str, name: str, kind: str) -> tuple[str, str]:
+    """The path of a shard's array relative to `work`, and where it goes relative to the dataset's directory."""
+    return str(path.relative_to(work)), str(shard_path(Path(), split, name, kind))
+
+
 @dataclass(frozen=True)
-class BuildTask:
-    """A piece that is to become a shard of the dataset at `root`."""
+class CutTask:
+    """Has the files of a slice's shard ready to be moved to the dataset; a part of a chunk is copied out first."""
 
     job: Job
-    root: Path
-    piece: Piece
+    slice: ChunkSlice
+
+    @property
+    def copied_bytes(self) -> int:
+        """About how much is copied: nothing if the chunk's files are the shard's."""
+        record = self.slice.record
+        chunk = sum(record.files[f"{kind}.npy"].bytes for kind in self.job.kinds)
+        return 0 if self.slice.is_whole else chunk * (self.slice.end - self.slice.start) // record.rows
+
+    def run(self, worker: Worker) -> BuiltShard:
+        """Do it."""
+        job, part, record = self.job, self.slice, self.slice.record
+        files: dict[str, FileDigest] = {}
+        moves = []
+        positives, unknown = record.positives, record.unknown
+        bags = () if part.is_whole else self._bags()
+        packed = dict(zip(BAG_KINDS, pack(bags), strict=True)) if bags else {}
+        for kind in job.kinds:
+            path = self._chunk_path(kind)
+            if part.is_whole:
+                files[kind] = record.files[f"{kind}.npy"]
+            else:
+                rows = open_array(path)[part.start : part.end]
+                path = self._cut_path(kind)
+                path.parent.mkdir(exist_ok=True)
+                files[kind] = write_array(path, packed[kind]) if kind in packed else self._copy(kind, rows, path)
+                if kind == "labels":
+                    positives = int(rows.sum(dtype=np.int64))
+                elif kind == "sparse" and any(record.unknown):
+                    blocks = (rows[i : i + COPY_ROWS] for i in range(0, len(rows), COPY_ROWS))
+                    # copies: kernels would be compiled again for arrays that cannot be written
+                    counts = np.sum([count_unknown(job, np.array(block)) for block in blocks], axis=0)
+                    unknown = unknown_of_all(job, counts, bags)
+            moves.append(move_of(job.work, path, part.split, part.name, kind))
+        worker.count(self.copied_bytes, part.end - part.start)
+        shard = Shard(part.name, part.end - part.start, files)
+        return BuiltShard(part.split, shard, moves, positives, unknown)
+
+    def _chunk_path(self, kind: str) -> Path:
+        return self.job.chunk_path(self.slice.record.source, self.slice.record.chunk, f"{kind}.npy")
+
+    def _cut_path(self, kind: str) -> Path:
+        return self.job.work / "cut" / f"{self.slice.split}-{self.slice.name}.{kind}.npy"
+
+    def _bags(self) -> tuple[Bags, ...]:
+        """The bags of the slice's rows."""
+        if not self.job.schema.ragged:
+            return ()
+        values, offsets = (open_array(self._chunk_path(kind)) for kind in BAG_KINDS)
+        bags = unpack(values, offsets, len(self.job.schema.ragged))
+        return tuple(each.part(self.slice.start, self.slice.end) for each in bags)
+
+    def _copy(self, kind: str, rows: NDArray[Any], path: Path) -> FileDigest:
+        """Write the slice's rows, mapped in `rows`, to a file of their own."""
+        writer = ArrayWriter(path, rows.dtype, rows.shape[1], len(rows))
+        starts = range(self.slice.start, self.slice.end, COPY_ROWS)
+        blocks = [(start, min(start + COPY_ROWS, self.slice.end)) for start in starts]
+        for block in read_rows(self._chunk_path(kind), blocks, rows.shape[1], rows.dtype):
+            writer.append(block)
+        return writer.close()
 
 
-def copied_bytes(job: Job, piece: Piece) -> int:
-    """About how much is copied for a piece to have files of its own: nothing if its unit's are the shard's."""
-    unit = sum(piece.record.files[f"{kind}.npy"].bytes for kind in job.kinds)
-    return 0 if piece.is_whole else unit * (piece.end - piece.start) // piece.record.rows
-
-
-def run_build_task(task: BuildTask) -> BuiltShard:
-    """Have the files of one shard ready to be moved to their place; a part of a unit is copied out first."""
-    job, root, piece = task.job, task.root, task.piece
-    record = piece.record
-    files: dict[str, FileDigest] = {}
-    moves = []
-    positives, unknown = record.positives, record.unknown
-    if not piece.is_whole and job.schema.ragged:
-        _cut_bags(job, piece)
-    for kind in job.kinds:
-        path = job.unit_path(record.source, record.chunk, f"{kind}.npy")
-        if piece.is_whole:
-            files[kind] = record.files[f"{kind}.npy"]
-        elif kind in BAG_KINDS:
-            path = cut_path(job, piece, kind)
-            files[kind] = digest_file(path)
-        else:
-            # private, not read-only: kernels are compiled anew for arrays that cannot be written
-            part = np.load(path, mmap_mode="c")[piece.start : piece.end]
-            files[kind] = _copy_rows(path, piece, part, cut_path(job, piece, kind))
-            path = cut_path(job, piece, kind)
-            if kind == "labels":
-                positives = int(part.sum(dtype=np.int64))
-            elif kind == "sparse" and any(record.unknown):
-                unknown = unknown_of_all(job, count_unknown(job, part), _bags_of(job, piece))
-        target = shard_path(root, piece.split, piece.name, kind)
-        moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
-    counters().add(copied_bytes(job, piece), piece.end - piece.start)
-    shard = Shard(piece.name, piece.end - piece.start, files)
-    return BuiltShard(piece.split, shard, moves, positives, unknown)
-
-
-def cut_path(job: Job, piece: Piece, kind: str) -> Path:
-    """Where the array of a shard that is a part of a unit lies before it is moved to its place."""
-    return job.work / "cut" / f"{piece.split}-{piece.name}.{kind}.npy"
-
-
-def _bags_of(job: Job, piece: Piece) -> tuple[Bags, ...]:
-    """The bags of a piece's rows."""
-    if not job.schema.ragged:
-        return ()
-    paths = [job.unit_path(piece.record.source, piece.record.chunk, f"{kind}.npy") for kind in BAG_KINDS]
-    values, offsets = (np.load(path, mmap_mode="r") for path in paths)
-    return tuple(bags.part(piece.start, piece.end) for bags in unpack(values, offsets, len(job.schema.ragged)))
-
-
-def _cut_bags(job: Job, piece: Piece) -> None:
-    """Copy the bags of a part of a unit."""
-    cut_path(job, piece, "values").parent.mkdir(exist_ok=True)
-    for kind, array in zip(BAG_KINDS, pack(_bags_of(job, piece)), strict=True):
-        save_array(cut_path(job, piece, kind), array)
-
-
-def place_gathered(job: Job, root: Path, task: GatherTask, gathered: GatheredShard) -> BuiltShard:
-    """As `run_build_task`, for a shard that was gathered."""
-    moves = []
-    for kind in job.kinds:
-        path = gathered_path(job, task.split, task.name, kind)
-        target = shard_path(root, task.split, task.name, kind)
-        moves.append((str(path.relative_to(job.work)), str(target.relative_to(root))))
-    shard = Shard(task.name, task.stop - task.start, gathered.files)
+def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
+    """A shard that was gathered, ready to be moved to the dataset."""
+    kinds = task.job.kinds
+    moves = [move_of(task.job.work, task.path(kind), task.split, task.name, kind) for kind in kinds]
+    shard = Shard(task.name, task.stop - task.start, {kind: gathered.files[f"{kind}.npy"] for kind in kinds})
     return BuiltShard(task.split, shard, moves, gathered.positives, gathered.unknown)
 
 
-def _copy_rows(source: Path, piece: Piece, like: NDArray[Any], path: Path) -> FileDigest:
-    """Write the rows of a piece to a file of their own, `like` them in dtype and width; its size and sum."""
-    path.parent.mkdir(exist_ok=True)
-    target = HeldArray(path, like.dtype, like.shape[1])
-    blocks = [(start, min(start + COPY_ROWS, piece.end)) for start in range(piece.start, piece.end, COPY_ROWS)]
-    for rows in read_rows(source, blocks, like.shape[1], like.dtype, "cut"):
-        target.append(rows)
-    return target.close(hashlib.sha256)
-
-
-def plan_finish(job: Job, manifest: Manifest, built: list[BuiltShard]) -> None:
-    """Write down all that is left to do, so that it can be done again after a kill."""
+def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:
+    """Of each file of the dataset its path in the work's directory and in the dataset's."""
     moves = [move for shard in built for move in shard.moves]
     for feature in manifest.encoding.get("vocabulary", {}):
         name = str(vocabulary_path(job.work, feature).relative_to(job.work))
         moves.append((name, name))
-    moves += [(name, name) for name in table_files(job.work)]
-    write_plan(job.work, manifest, moves)
-
-
-def write_plan(work: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> None:
-    """Write down the moves, from the work's directory to the dataset's, and the manifest that comes after them."""
-    save_manifest(work / "final", manifest)
-    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
-
-
-def finish(work: Path, root: Path) -> Manifest:
-    """Move every file to its place, have them on disk, then put the manifest beside them."""
-    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
-    directories = {root}
-    for source, target in moves:
-        path = root / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        directories.add(path.parent)
-        if (work / source).exists():
-            os.replace(work / source, path)
-        sync(path)
-    for directory in directories:
-        sync(directory)
-    if (work / "final" / MANIFEST_NAME).exists():
-        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
-    sync(root)
-    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != PLAN_NAME:
-            entry.unlink()
-    shutil.rmtree(work)
-    return load_manifest(root)
-
-
-def clear_dataset(root: Path) -> None:
-    """Remove a dataset, its manifest first."""
-    (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
-        shutil.rmtree(root / name, ignore_errors=True)
+    return moves + [(name, name) for name in table_files(job.work)]

@@ -1,6 +1,5 @@
 """A dataset from shards that a generator hands out, whole or not there: `data=random` and `data=trace`."""
 
-import json
 import shutil
 import sys
 import time
@@ -14,15 +13,12 @@ from data_prep.dataset.format import (
     Manifest,
     ShardArrays,
     build_manifest,
-    save_manifest,
     shard_path,
     write_shard,
 )
 from data_prep.dataset.schema import Schema
-from data_prep.engine.workspace import CLEARING_NAME, find_finished, finish_pending, locked, refuse_foreign_files
-from data_prep.io.atomic import write_atomically
+from data_prep.engine.workspace import claimed, find_finished, publish, refuse_foreign_files
 from data_prep.io.disk_space import Need, require_room
-from data_prep.stages.split import PLAN_NAME, clear_dataset, finish
 
 SHARD_ROWS = 1 << 18
 DISK_MARGIN = 1.05
@@ -52,9 +48,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
     Raises:
         UserError: another dataset is there, or the disk is too small.
     """
-    with locked(root) as work:
-        finish_pending(root, work)
-    with locked(root) as work:
+    with claimed(root) as work:
         found = find_finished(root, generator.encoding, None, (), data.overwrite)
         if found is not None:
             print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
@@ -65,11 +59,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
         begin = time.monotonic()
         manifest, moves = _write(work, generator)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
-        (work / CLEARING_NAME).touch()
-        clear_dataset(root)
-        save_manifest(work / "final", manifest)
-        write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
-        manifest = finish(work, root)
+        manifest = publish(work, root, manifest, moves)
     rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
     print(f"{root}: {manifest.rows:,} rows made, {rate:,.0f} a second", file=sys.stderr)
     return manifest

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS
-TRUTH_SUFFIX = "truth.npy"
 
 
 @dataclass(frozen=True)

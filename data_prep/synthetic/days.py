@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from common.errors import UserError
 from common.jit import compile_notice
 from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
 from data_prep.dataset.format import write_atomically
-from data_prep.io.npy import NpyWriter
+from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
+    BLOCK_ROWS,
     GENERATOR_VERSION,
     LabelledRows,
     as_block,
@@ -54,7 +55,7 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
         if not path.exists() or path.read_bytes() != content:
             write_atomically(path, content)
         [source] = resolve_sources(str(path))
-        sources.append(replace(source, generated_rows=day_rows(config, day)))
+        sources.append(replace(source, generator=DescribedDay(str(path), day_rows(config, day))))
     return sources
 
 
@@ -68,13 +69,21 @@ def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
     return config, day, calibrated_teacher(config, day)
 
 
-def described_blocks(source: Source, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
-    """Blocks first to stop - 1 of a described day, as parsed, with the click probabilities of their rows."""
-    config, day, teacher = _described(Path(source.path).read_bytes())
-    sizes = block_sizes(day_rows(config, day))
-    for block in range(first, min(stop, len(sizes))):
-        rows = label_rows(teacher, config.seed, day, block, sizes[block])
-        yield as_block(teacher, rows), rows.probability
+@dataclass(frozen=True)
+class DescribedDay:
+    """See data_prep.sources.discover.RowGenerator. Generates the rows of the day that the file at `path` describes."""
+
+    path: str
+    rows: int
+    block_rows: int = BLOCK_ROWS
+
+    def blocks(self, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
+        """Blocks first to stop - 1, as parsed, with the click probabilities of their rows."""
+        config, day, teacher = _described(Path(self.path).read_bytes())
+        sizes = block_sizes(day_rows(config, day))
+        for block in range(first, min(stop, len(sizes))):
+            rows = label_rows(teacher, config.seed, day, block, sizes[block])
+            yield as_block(teacher, rows), rows.probability
 
 
 def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[str]:
@@ -122,7 +131,7 @@ def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) 
     temporary = path.with_name(path.name + ".tmp")
     for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
         left_over.unlink()
-    truth = NpyWriter(truth_path(path), np.float32, 1)
+    truth = ArrayWriter(truth_path(path), np.float32, 1, day_rows(config, day))
     with open(temporary, "wb") as file:
         for text, rows in day_text(config, teacher, day, usable_cpus()):
             file.write(text)

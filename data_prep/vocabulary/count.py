@@ -1,7 +1,7 @@
-"""The values of a column of one work unit, counted.
+"""The values of a column of one chunk, counted.
 
-A *run* is a column's distinct values in rising order with their counts. Every work unit leaves one per column
-on disk; data_prep/vocabulary/merge.py makes one of them. A *coding* is a column as small numbers, where its values
+A *run* is a column's distinct values in rising order with their counts. Every chunk leaves one per column on disk;
+data_prep/vocabulary/merge.py makes one of them. A *coding* is a column as small numbers, where its values
 repeat.
 """
 
@@ -10,9 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.vocabulary.count_kernels import count_repeated, make_room
+from common.jit import jit
+from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert
 
-FEW_CODES, MOST_CODES = 1 << 8, 1 << 16  # of one byte, of two
+FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # of one byte, of two
+FIRST_BITS = 12
+ROWS_PER_VALUE = 4  # on average: where values repeat less, sorting them is faster
+FREE_VALUES = 4096  # before it is judged whether they do
 
 
 class Run(NamedTuple):
@@ -76,13 +80,15 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
 
 def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     """The run of values most of which occur again and again, `first` counting from 0; None of others."""
-    found, counts, first, codes = make_room(len(values))
+    max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
+    found, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
+    counts, first = np.empty(max_values, np.int64), np.empty(max_values, np.int64)
     number = count_repeated(values, found, counts, first, codes)
     if number < 0:
         return None
     order = _sorting_order(found[:number])
     run = Run(found[order], counts[order], first[order])
-    if number > MOST_CODES:
+    if number > MAX_CODES:
         return Counted(run, None)
     return Counted(run, Coding(found[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
 
@@ -99,3 +105,42 @@ def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
     if not len(values):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+
+
+@jit
+def count_repeated(values, found, counts, first, codes):  # type: ignore[no-untyped-def]
+    """Count the distinct values of a column, in their order of appearance.
+
+    Args:
+        values: [rows] uint32.
+        found, counts, first, codes: of `make_room`; outputs: each distinct value, how often it occurs, and where
+            first; of each row the number of its value in `found`, modulo 2^16.
+
+    Returns:
+        how many there are, or -1 if the values do not repeat enough.
+    """
+    bits = FIRST_BITS
+    slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
+    number = 0
+    for i in range(len(values)):
+        value = values[i]
+        slot = np.uint32(value * HASH_MULTIPLIER) >> shift
+        entry = slots[slot]
+        while entry != EMPTY_SLOT and np.uint32(entry >> np.uint64(32)) != value:
+            slot = (slot + np.uint32(1)) & mask
+            entry = slots[slot]
+        if entry != EMPTY_SLOT:
+            code = (entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)
+            counts[code] += 1
+            codes[i] = np.uint16(code)
+            continue
+        if number >= FREE_VALUES + i // ROWS_PER_VALUE:
+            return -1
+        found[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
+        number += 1
+        slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
+        if 2 * number > len(slots):
+            bits += 2
+            slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
+            insert(slots, shift, found[:number], np.arange(number, dtype=np.uint32))
+    return number

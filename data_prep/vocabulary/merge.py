@@ -1,7 +1,8 @@
-"""The runs of a column as one, value range by value range, so that memory does not grow with the data."""
+"""The runs of a column merged into one, value range by value range, so that memory does not grow with the data."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,30 +45,30 @@ def merge_in_parts(
         begins: numbers of the rows from which those in each run's `first` count; by default 0.
         threshold: values that occur less often in all are left out.
     """
-    most = part_bytes // PART_BYTES_PER_ENTRY
-    step_entries = max(1, min(most, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
+    max_entries = part_bytes // PART_BYTES_PER_ENTRY
+    step_entries = max(1, min(max_entries, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
     num_steps = -(-sum(run.entries for run in runs) // step_entries)
     cuts = _value_cuts(runs, num_steps)
     bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
     sizes = np.diff(bounds).sum(axis=0).tolist()
-    room = _Room(max(sizes))
-    part, number = _empty_run(max(most, *sizes)), 0
+    buffers = _MergeBuffers(max(sizes))
+    part, number = _empty_run(max(max_entries, *sizes)), 0
     for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
         if number + size > len(part.values):
             yield part.part(0, number)
             part, number = _empty_run(len(part.values)), 0
         rest = part.part(number, len(part.values))
-        number += room.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
+        number += buffers.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
     if number:
         yield part.part(0, number)
 
 
 def _empty_run(entries: int) -> Run:
-    """Room for that many entries: only as much memory is taken as is written to."""
+    """A run to be filled: only as much memory is taken as is written to."""
     return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
 
 
-class _Room:
+class _MergeBuffers:
     """Memory to merge up to that many entries, again and again: fresh memory would cost more than the merging."""
 
     def __init__(self, entries: int) -> None:
@@ -82,9 +83,9 @@ class _Room:
         ends: list[int],
         begins: Sequence[int],
         threshold: int,
-        to: Run,
+        out: Run,
     ) -> int:
-        """Merge the entries starts[i]..ends[i] of every run into the first ones of `to`; how many they are there.
+        """Merge the entries starts[i]..ends[i] of every run into the first ones of `out`; returns their number.
 
         For `begins` and `threshold` see `merge_in_parts`.
         """
@@ -102,21 +103,21 @@ class _Room:
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
         keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
-        return int(sum_equal(keys, self._counts, self._first, threshold, *to))
+        return int(sum_equal(keys, self._counts, self._first, threshold, *out))
 
 
 @jit
-def sum_equal(keys, counts, first, threshold, to_values, to_counts, to_first):  # type: ignore[no-untyped-def]
+def sum_equal(keys, counts, first, threshold, out_values, out_counts, out_first):  # type: ignore[no-untyped-def]
     """Sum the counts and take the earliest row of each value, without a branch.
 
     Args:
         keys: [n] uint64, rising: value << 32 | entry.
         counts, first: [n] int64, of each entry.
         threshold: values that occur less often are left out.
-        to_values, to_counts, to_first: outputs.
+        out_values, out_counts, out_first: outputs.
 
     Returns:
-        how many values there are in the outputs.
+        the number of values in the outputs.
     """
     number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
     for i in range(len(keys)):
@@ -126,7 +127,7 @@ def sum_equal(keys, counts, first, threshold, to_values, to_counts, to_first):  
         number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # else the last one is written over
         total = counts[entry] + (total if is_same else 0)
         earliest = min(first[entry], earliest) if is_same else first[entry]
-        to_values[number], to_counts[number], to_first[number] = value, total, earliest
+        out_values[number], out_counts[number], out_first[number] = value, total, earliest
         last = value
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
@@ -145,3 +146,48 @@ def _value_cuts(runs: Sequence[Mergeable], num_parts: int) -> NDArray[np.uint32]
     cumulative = np.cumsum(weight[order])
     positions = np.searchsorted(cumulative, cumulative[-1] * np.arange(1, num_parts) / num_parts)
     return np.unique(values[order][positions])
+
+
+class SpilledRun:
+    """A run on disk: each of its arrays is read when it is asked for."""
+
+    def __init__(self, run: Run, stem: Path) -> None:
+        self._stem = stem
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for name, array in run._asdict().items():
+            array.tofile(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._stem.with_name(f"{self._stem.name}.{name}")
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """As of `Run`."""
+        return np.fromfile(self._path("values"), np.uint32)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """As of `Run`."""
+        return np.fromfile(self._path("counts"), np.int64)
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """As of `Run`."""
+        return np.fromfile(self._path("first"), np.int64)
+
+
+AnyRun: TypeAlias = Run | SpilledRun
+
+
+def spill_parts(merged: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
+    """All parts: a single one in memory, several on disk."""
+    first = next(merged, None)
+    if first is None:
+        return []
+    second = next(merged, None)
+    if second is None:
+        return [first]
+    spilled = [SpilledRun(first, directory / "0"), SpilledRun(second, directory / "1")]
+    del first, second
+    spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(merged, 2)]
+    return spilled

@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.io.memory_map import unload
-from data_prep.io.npy import npy_header
+from data_prep.io.arrays import npy_header, unload
 from data_prep.vocabulary.count import Run
-from data_prep.vocabulary.merge import SAMPLES_PER_RUN
-from data_prep.vocabulary.spill import AnyRun
+from data_prep.vocabulary.merge import SAMPLES_PER_RUN, AnyRun
 
-ROWS_PER_KEY = 1 << 32  # a key has room for so many rows, and a value beside them
+ROWS_PER_KEY = 1 << 32  # that a key of 64 bits can hold beside a value
 
 
 class CountClasses(NamedTuple):
-    """How many values occur how often: counts rising, sizes beside them."""
+    """Number of values (sizes) of each count (counts, rising)."""
 
     counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -33,11 +31,11 @@ def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
     counts, sizes = count_classes(parts)
     no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
     whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
-    least = counts[whole] if whole < len(counts) else counts[-1] + 1
+    min_count = counts[whole] if whole < len(counts) else counts[-1] + 1
     left = limit - int(no_rarer[whole]) if whole < len(counts) else limit
     for part in parts:
         occurs = part.counts
-        kept = occurs >= least
+        kept = occurs >= min_count
         if whole and left:
             equal = np.flatnonzero(occurs == counts[whole - 1])[:left]
             kept[equal] = True

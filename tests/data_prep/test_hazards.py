@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.config.keys import SyntheticConfig
-from data_prep.engine.processes import Counters
+from data_prep.engine.executor import Counters
 from data_prep.sources.discover import resolve_sources
 from data_prep.synthetic.days import generate_days
 from tests.data_prep import oracle
@@ -96,17 +96,17 @@ def test_a_day_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep.stages import run as stages
+    from data_prep import pipeline
 
     path = tmp_path / "rows.tsv"
     path.write_bytes(oracle.make_rows(300, seed=0))
-    before = stages.refuse_empty
+    before = pipeline.refuse_empty
 
     def rewritten(*arguments: object) -> None:
         before(*arguments)  # type: ignore[arg-type]
         path.write_bytes(oracle.make_rows(300, seed=1))
 
-    monkeypatch.setattr(stages, "refuse_empty", rewritten)
+    monkeypatch.setattr(pipeline, "refuse_empty", rewritten)
     from data_prep.pipeline import preprocess
     from tests.data_prep.conftest import config
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline
-from data_prep.engine.processes import start_fork_server
-from data_prep.stages.run import run_stages
+from data_prep.engine.executor import start_fork_server
+from data_prep.pipeline import run_stages
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, sums

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.engine.processes import peak_memory
+from data_prep.engine.executor import peak_memory
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -175,8 +175,8 @@ def test_too_little_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("encoding", ["vocabulary", "torchrec_fixed", "amd_blog"])
 @pytest.mark.parametrize("allowance", [3_000, 40_000])
 def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
+    from data_prep import pipeline
     from data_prep.engine import memory_budget
-    from data_prep.stages import run as stages
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
@@ -187,7 +187,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
         passes.append(memory_budget.plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
-    monkeypatch.setattr(stages, "plan_encoding", plan)
+    monkeypatch.setattr(pipeline, "plan_encoding", plan)
     parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
     assert len(passes[0]) > 3
     assert any(wanted.bits for slices in passes[0] for wanted in slices) == (allowance == 3_000)
@@ -196,14 +196,33 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
 
 
+def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path, monkeypatch):
+    """As it may be with another memory budget or number of workers."""
+    from data_prep import pipeline
+    from data_prep.encoding.passes import plan_passes
+    from data_prep.stages.encode import EncodeTask
+
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
+    arguments = [f"data.raw={tmp_path}/rows.tsv", "data.chunk_bytes=50000"]
+    preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 40_000))))
+        patch.setattr(EncodeTask, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
+    monkeypatch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 3_000))))
+    preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
+    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
+
+
 def test_passes_are_planned_within_the_budget():
     from data_prep.config.keys import chunk_size
     from data_prep.config.presets import resolve_rules
     from data_prep.dataset.schema import CRITEO
     from data_prep.encoding.lookup import LookupTable
+    from data_prep.encoding.passes import plan_passes
     from data_prep.engine.job import Job
     from data_prep.engine.memory_budget import plan_encoding
-    from data_prep.stages.encode_in_passes import plan_passes
 
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     data = config("data.path=out", "data.memory_budget=1GiB")

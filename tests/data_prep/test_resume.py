@@ -8,9 +8,9 @@ import signal
 import numpy as np
 import pytest
 
-from data_prep.engine.processes import Pool
+from data_prep.engine.executor import Executor
 from data_prep.pipeline import preprocess
-from data_prep.stages import parse as units
+from data_prep.stages import parse
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, run, sums
@@ -48,7 +48,7 @@ def test_kill_and_go_on(tmp_path, rows, encoding, workers):
     assert not (tmp_path / "killed" / "manifest.json").exists()
     final = run(*arguments)
     assert final.returncode == 0, final.stderr
-    assert "going on where the last job stopped" in final.stderr
+    assert "resuming where the last job stopped" in final.stderr
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
     assert not (tmp_path / "killed" / ".work").exists()
     verify_dataset(tmp_path / "killed")
@@ -56,50 +56,50 @@ def test_kill_and_go_on(tmp_path, rows, encoding, workers):
 
 def die_at_a_result(number):
     """This process is killed when its workers have sent so many results, whatever they are at then."""
-    take, count = Pool._result, []
+    take, count = Executor._collect, []
 
-    def result(pool, future):
+    def result(executor, future):
         count.append(1)
         if len(count) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return take(pool, future)
+        return take(executor, future)
 
-    Pool._result = result
+    Executor._collect = result
 
 
 def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
     """What is done is not done again: a second start parses only what the first left."""
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
     parsed: list[int] = []
-    original = units._parse_lines
+    original = parse._parse_lines
 
-    def stop_after_five(job, source, chunk, lines):
+    def stop_after_five(job, source, chunk, lines, worker):
         if len(parsed) == 5:
             raise KeyboardInterrupt
         parsed.append(chunk)
-        return original(job, source, chunk, lines)
+        return original(job, source, chunk, lines, worker)
 
-    monkeypatch.setattr(units, "_parse_lines", stop_after_five)
+    monkeypatch.setattr(parse, "_parse_lines", stop_after_five)
     with pytest.raises(KeyboardInterrupt):
         preprocess(arguments)
-    assert len(list((tmp_path / "out" / ".work" / "units").glob("*.parsed.json"))) == 5
+    assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) == 5
     again: list[int] = []
-    monkeypatch.setattr(units, "_parse_lines", lambda *a: (again.append(1), original(*a))[1])
+    monkeypatch.setattr(parse, "_parse_lines", lambda *a: (again.append(1), original(*a))[1])
     manifest = preprocess(arguments)
     assert len(again) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
 
 
 def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
     """After a power cut a finished unit's file may be anything; its sum tells."""
-    from data_prep.stages import run as stages
+    from data_prep import pipeline
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000", "data.workers=1"))
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pipeline, "plan_slices", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
-    directory = tmp_path / "out" / ".work" / "units"
+    directory = tmp_path / "out" / ".work" / "chunks"
     for name in ("00000-00000.dense.npy", "00000-00001.columns", "00001-00000.sparse.npy"):
         content = bytearray((directory / name).read_bytes())
         content[-1] ^= 1
@@ -110,16 +110,16 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
 
 def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, capsys):
     """What its units' files are is not known here."""
+    from data_prep import pipeline
     from data_prep.engine import workspace
-    from data_prep.stages import run as stages
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     with monkeypatch.context() as patch:
         patch.setattr(workspace, "WORK_FORMAT", workspace.WORK_FORMAT - 1)
-        patch.setattr(stages, "plan_pieces", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pipeline, "plan_slices", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
-    for record in (tmp_path / "out" / ".work" / "units").glob("*.parsed.json"):
+    for record in (tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"):
         record.write_text(record.read_text().replace('"rows"', '"number"'))
     capsys.readouterr()
     preprocess(arguments)
@@ -127,7 +127,7 @@ def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, c
 
 
 def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
-    from data_prep.stages import split
+    from data_prep.engine import workspace
 
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000"))
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000")
@@ -135,14 +135,14 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
     original = os.replace
 
     def stop_after_seven(source, target):
-        if "units" in str(source):
+        if "chunks" in str(source):
             moves.append(target)
             if len(moves) == 7:
                 raise KeyboardInterrupt
         original(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(split.os, "replace", stop_after_seven)
+        patch.setattr(workspace.os, "replace", stop_after_seven)
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -152,15 +152,15 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
 
 
 def stop_in_the_third_unit():
-    parse, count = units._parse_lines, []
+    original, count = parse._parse_lines, []
 
     def parse_and_stop(*arguments):
         count.append(1)
         if len(count) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return parse(*arguments)
+        return original(*arguments)
 
-    units._parse_lines = parse_and_stop
+    parse._parse_lines = parse_and_stop
 
 
 def test_a_signal_stops_the_job_resumably(tmp_path, rows):
@@ -169,9 +169,9 @@ def test_a_signal_stops_the_job_resumably(tmp_path, rows):
     errors = stopped.stderr
     assert stopped.returncode == 75, errors
     assert "Traceback" not in errors
-    assert len(list((tmp_path / "out" / ".work" / "units").glob("*.parsed.json"))) in (2, 3)
-    assert errors.strip().splitlines()[-1] == "stopped; run the same command again to go on"
+    assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) in (2, 3)
+    assert errors.strip().splitlines()[-1] == "stopped; run the same command again to resume"
     assert not (tmp_path / "out" / "manifest.json").exists()
     final = run(*arguments)
     assert final.returncode == 0, final.stderr
-    assert "going on where the last job stopped" in final.stderr
+    assert "resuming where the last job stopped" in final.stderr

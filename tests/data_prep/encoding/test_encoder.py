@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from data_prep.encoding.dense import encode_dense, range_of
-from data_prep.encoding.encoder import Encoder, encode_hash
+from data_prep.encoding.encoder import Encoder
+from data_prep.encoding.ids import encode_hash
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from data_prep.engine.processes import Counters
+from data_prep.engine.executor import Counters
 from data_prep.io.progress import Progress
 
 

@@ -11,9 +11,9 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
-from data_prep.io.memory_map import MAPPED_BYTES
+from data_prep.io.arrays import MAPPED_BYTES
 from data_prep.pipeline import preprocess
-from data_prep.stages import run as stages
+from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums
@@ -79,18 +79,18 @@ def test_workers_and_kills_do_not_change_a_byte(tmp_path, monkeypatch):
     process = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/two", "data.chunk_bytes=20000",
                   "data.workers=2", *chosen)  # fmt: skip
     assert process.returncode == 0, process.stderr
-    expand, done = stages.run_expand_task, []
+    expand, done = ExpandTask.do, []
 
-    def stop_at_the_third(task):
+    def stop_at_the_third(task, worker):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(task)
-        return expand(task)
+        return expand(task, worker)
 
-    monkeypatch.setattr(stages, "run_expand_task", stop_at_the_third)
+    monkeypatch.setattr(ExpandTask, "do", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, "three", *chosen)
-    monkeypatch.setattr(stages, "run_expand_task", expand)
+    monkeypatch.setattr(ExpandTask, "do", expand)
     make(tmp_path, "three", *chosen)
     assert sums(one) == sums(tmp_path / "two") == sums(tmp_path / "three")
     assert load_manifest(one).digest == load_manifest(tmp_path / "three").digest
@@ -153,7 +153,7 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypa
 RESIDENT = """
 import sys
 import numpy as np
-from data_prep.io.memory_map import take_mapped
+from data_prep.io.arrays import take_mapped
 
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))

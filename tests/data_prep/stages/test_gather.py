@@ -1,39 +1,27 @@
-"""Shuffled rows on their way to shards: in which groups, windows and blocks they go changes no byte."""
+"""Shuffled rows on their way to shards: in which windows and blocks they go changes no byte."""
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.engine import job as work
+from data_prep.engine import job as job_module
 from data_prep.pipeline import preprocess
 from data_prep.stages import gather
 from data_prep.stages.gather import LAST_ROWS, WINDOW_ROWS, window_bounds
-from data_prep.stages.scatter import scatter_groups
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, sums
 
 
 @given(st.integers(0, 6 * WINDOW_ROWS), st.sampled_from([0, 1, LAST_ROWS + 1, 2 * WINDOW_ROWS]))
-def test_windows_get_smaller_to_the_end_of_a_shard(rows, least):
-    bounds = window_bounds(rows, least)
+def test_windows_get_smaller_to_the_end_of_a_shard(rows, min_rows):
+    bounds = window_bounds(rows, min_rows)
     sizes = [end - begin for begin, end in pairwise(bounds)]
     assert (bounds[0], bounds[-1]) == (0, rows)
     assert sizes == sorted(sizes, reverse=True)
-    assert all(max(LAST_ROWS, least) <= size <= max(WINDOW_ROWS, least) for size in sizes[:-1])
-    assert not sizes or 0 < sizes[-1] <= max(LAST_ROWS, least)
-
-
-@given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 8))
-def test_groups_of_units_are_all_units_in_order_with_no_more_rows_than_a_shard(unit_rows, workers):
-    tasks = [SimpleNamespace(unit=SimpleNamespace(record=SimpleNamespace(rows=rows))) for rows in unit_rows]
-    groups = scatter_groups(tasks, 500, workers)
-    assert [id(task) for group in groups for task in group] == [id(task) for task in tasks]
-    assert all(len(group) == 1 or sum(task.unit.record.rows for task in group) <= 500 for group in groups)
-    for i, group in enumerate(groups):  # however long the last ones take, there are others for the other workers
-        assert 1 <= len(group) <= -(-sum(map(len, groups[i:])) // (2 * workers))
+    assert all(max(LAST_ROWS, min_rows) <= size <= max(WINDOW_ROWS, min_rows) for size in sizes[:-1])
+    assert not sizes or 0 < sizes[-1] <= max(LAST_ROWS, min_rows)
 
 
 @pytest.mark.parametrize("encoding", ["torchrec_fixed", "amd_blog"])
@@ -47,7 +35,7 @@ def test_bytes_do_not_depend_on_windows_and_blocks(encoding, tmp_path, monkeypat
     monkeypatch.setattr(gather, "WINDOW_ROWS", 190)
     monkeypatch.setattr(gather, "LAST_ROWS", 23)
     monkeypatch.setattr(gather, "PART_ROWS", 1)
-    monkeypatch.setattr(work, "MOST_BLOCK_ROWS", 37)
-    monkeypatch.setattr(work, "LEAST_BLOCK_ROWS", 37)
+    monkeypatch.setattr(job_module, "MAX_BLOCK_ROWS", 37)
+    monkeypatch.setattr(job_module, "MIN_BLOCK_ROWS", 37)
     preprocess(config(f"data.path={tmp_path}/pieces", *job))
     assert sums(tmp_path / "pieces") == sums(tmp_path / "whole")

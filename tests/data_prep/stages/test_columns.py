@@ -5,26 +5,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_prep.engine.job import UnitRecord
-from data_prep.stages.column_store import HeldColumns, column_blocks, read_column, read_dictionaries, write_columns
+from data_prep.engine.job import ChunkRecord
+from data_prep.io.atomic import Crc32
+from data_prep.stages.columns import ValueBuffer, column_blocks, read_column, read_dictionaries, write_columns
 from data_prep.vocabulary.count import count_values
 
 ROWS = 9000
 DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
 
 
-def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, UnitRecord]:
+def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, ChunkRecord]:
     """A job and the record of its unit, whose columns have been written."""
     job = SimpleNamespace(
-        unit_path=lambda *unit: tmp_path / unit[2],
-        rules=SimpleNamespace(is_arranged=True),
+        chunk_path=lambda *chunk: tmp_path / chunk[2],
+        checksum=lambda suffix: Crc32,
         schema=SimpleNamespace(),
         block_rows=1024,
     )
-    held = HeldColumns(tmp_path / "values", values.shape[1])
+    held = ValueBuffer(tmp_path / "values", values.shape[1])
     for block in np.split(values, [3, 3, 5000]):
         held.append(block)
-    record = UnitRecord(0, 0, len(values), 0, {})
+    record = ChunkRecord(0, 0, len(values), 0, {})
     codings = [count_values(held.column(i)).coding if coded else None for i in range(values.shape[1])]
     record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), held, codings)
     return job, record

@@ -1,16 +1,16 @@
-"""Records of rows, against the rows."""
+"""Packed rows, against the rows."""
 
 import numpy as np
 import pytest
 
-from data_prep.stages.row_layout import RecordLayout
+from data_prep.stages.scatter import RowLayout
 
 
 @pytest.mark.parametrize("num_dense", [0, 3])
 @pytest.mark.parametrize("largest", [(), (255, 256, 65535, 65536, 0, 2**31 - 1), (10, 20, 30)])
-def test_rows_come_back_from_records_at_other_places(num_dense, largest):
+def test_packed_rows_come_back_at_other_indices(num_dense, largest):
     rng = np.random.default_rng(len(largest))
-    layout, rows = RecordLayout(num_dense, largest), 500
+    layout, rows = RowLayout(num_dense, largest), 500
     ids = [rng.integers(0, most, rows, endpoint=True) for most in largest]
     arrays = {
         "labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
@@ -31,7 +31,7 @@ def test_rows_come_back_from_records_at_other_places(num_dense, largest):
 
 
 def test_ids_take_as_few_bytes_as_they_need():
-    assert RecordLayout(13, (255,) * 4).row_bytes == 4 + 52 + 4
-    assert RecordLayout(13, (256, 65535)).row_bytes == 4 + 52 + 4
-    assert RecordLayout(13, (65536,)).row_bytes == 4 + 52 + 4
-    assert RecordLayout(0, (1,)).row_bytes == 4 + 4  # whole words
+    assert RowLayout(13, (255,) * 4).row_bytes == 4 + 52 + 4
+    assert RowLayout(13, (256, 65535)).row_bytes == 4 + 52 + 4
+    assert RowLayout(13, (65536,)).row_bytes == 4 + 52 + 4
+    assert RowLayout(0, (1,)).row_bytes == 4 + 4  # whole words

@@ -1,4 +1,4 @@
-"""A unit's categorical values on disk: as small numbers where a column's values repeat, which most do.
+"""A chunk's categorical values on disk: as codes of one or two bytes where a column's values repeat, as most do.
 
 The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of the job's
 `block_rows`, the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 from data_prep.dataset.bags import Bags, unpack
-from data_prep.engine.job import VALUE_BYTES, Job, UnitRecord, sum_of
+from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
+from data_prep.io.arrays import open_array
 from data_prep.io.atomic import FileDigest
-from data_prep.io.buffered_file import HeldFile
-from data_prep.io.buffers import scratch_array
-from data_prep.io.direct_io import Part, read_parts
+from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 from data_prep.vocabulary.count import FEW_CODES, Coding
 
 ALIGNMENT = 8
@@ -29,29 +28,29 @@ ALIGNMENT = 8
 
 @jit
 def transpose(rows, columns):  # type: ignore[no-untyped-def]
-    """columns[c, i] = rows[i, c]: row by row, as the caches hold the places of one row, but not those of a column."""
+    """columns[c, i] = rows[i, c]: row by row, as the caches hold the entries of one row, but not those of a column."""
     for i in range(rows.shape[0]):
         for c in range(rows.shape[1]):
             columns[c, i] = rows[i, c]
 
 
-class HeldColumns:
-    """A unit's values while it is parsed, in memory, or in a file that goes with them where that is too much."""
+class ValueBuffer:
+    """A chunk's values while it is parsed: in memory, or in a temporary file where that is too much."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
-        self._file = HeldFile(path)
+        self._file = FileWriter(path, held=True)
         self._num_columns = num_columns
         self._block_rows: list[int] = []
 
     def append(self, rows: NDArray[np.uint32]) -> None:
         """Add rows, [rows, F]."""
         rows = np.ascontiguousarray(rows, np.uint32)
-        self._file.extend(rows.shape[::-1], np.uint32, lambda room: transpose(rows, room))
+        self._file.extend(rows.shape[::-1], np.uint32, lambda out: transpose(rows, out))
         self._block_rows.append(len(rows))
 
-    def column(self, number: int, room: str = "column") -> NDArray[np.uint32]:
-        """A column's values [rows], in this thread's memory of that name: by default the same for all."""
-        column: NDArray[np.uint32] = scratch_array(room, (sum(self._block_rows),), np.uint32)
+    def column(self, number: int) -> NDArray[np.uint32]:
+        """A copy of a column's values [rows]."""
+        column = np.empty(sum(self._block_rows), np.uint32)
         row = position = 0
         for rows in self._block_rows:
             self._file.read_into(position + VALUE_BYTES * number * rows, column[row : row + rows])
@@ -60,7 +59,7 @@ class HeldColumns:
         return column
 
     def abandon(self) -> None:
-        """Hold nothing any more."""
+        """Let go of the values."""
         self._file.abandon()
 
 
@@ -82,23 +81,23 @@ class ColumnLayout:
         """Where the first block begins."""
         return _aligned(VALUE_BYTES * sum(self.dictionaries))
 
-    def part_bytes(self, feature: int, rows: int) -> int:
+    def feature_bytes(self, feature: int, rows: int) -> int:
         """Bytes of a feature in a block of that many rows."""
         return _aligned(self.dtype(feature).itemsize * rows)
 
     def block_bytes(self, rows: int) -> int:
         """Bytes of a block of that many rows."""
-        return sum(self.part_bytes(feature, rows) for feature in range(len(self.dictionaries)))
+        return sum(self.feature_bytes(feature, rows) for feature in range(len(self.dictionaries)))
 
     def block_of(self, row: int) -> tuple[int, int, int]:
-        """The block that a row is in: its first row, the row behind its last, its place in the file."""
+        """The block that a row is in: its first row, the row after its last, its offset in the file."""
         number = row // self.block_rows
         begin = number * self.block_rows
         return begin, min(begin + self.block_rows, self.rows), self.begin + number * self.block_bytes(self.block_rows)
 
 
 def row_blocks(start: int, stop: int, block_rows: int) -> list[tuple[int, int]]:
-    """Rows start..stop of a unit, cut where its blocks are: first row of each, row behind its last."""
+    """Rows start..stop of a chunk, cut at its blocks: first row of each, row after its last."""
     inner = range((start // block_rows + 1) * block_rows, stop, block_rows)
     return list(pairwise([start, *inner, stop])) if start < stop else []
 
@@ -108,21 +107,21 @@ def _aligned(num_bytes: int) -> int:
 
 
 def write_columns(
-    job: Job, unit: tuple[int, int], values: HeldColumns, codings: Sequence[Coding | None]
+    job: Job, chunk: tuple[int, int], values: ValueBuffer, codings: Sequence[Coding | None]
 ) -> tuple[list[int], FileDigest]:
-    """Write a unit's `columns` and let go of the values.
+    """Write a chunk's `columns` and let go of the values.
 
     Args:
-        unit: its source and chunk.
+        chunk: its source and its number.
         codings: one per feature; None: its values are written.
 
     Returns:
-        the number of values of each dictionary, 0 without one, and the size and sum of the file.
+        the number of values of each dictionary, 0 without one, and the size and checksum of the file.
     """
-    columns = [values.column(i, f"column {i}") if coding is None else coding.codes for i, coding in enumerate(codings)]
+    columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
     values.abandon()
     dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
-    file = HeldFile(job.unit_path(*unit, "columns"))
+    file = FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns"))
     try:
         file.append(np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)]))
         _pad(file, VALUE_BYTES * sum(dictionaries))
@@ -134,64 +133,67 @@ def write_columns(
     except BaseException:
         file.abandon()
         raise
-    return dictionaries, file.close(sum_of(job, "columns"))
+    return dictionaries, file.close()
 
 
-def _pad(file: HeldFile, num_bytes: int) -> None:
+def _pad(file: FileWriter, num_bytes: int) -> None:
     missing = _aligned(num_bytes) - num_bytes
     if missing:
         file.append(np.zeros(missing, np.uint8))
 
 
 def column_blocks(
-    job: Job, record: UnitRecord, start: int = 0, stop: int | None = None
+    job: Job, record: ChunkRecord, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
-    """A unit's rows start..stop (by default all), block by block: how many, and of each feature the codes or values.
-
-    A block is only valid until the next one is asked for.
-    """
+    """Rows start..stop (by default all) of a chunk, block by block: their number, each feature's codes or values."""
     stop = record.rows if stop is None else stop
     layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
-    path = job.unit_path(record.source, record.chunk, "columns")
+    path = job.chunk_path(record.source, record.chunk, "columns")
     chosen = row_blocks(start, stop, job.block_rows)
     blocks = [layout.block_of(first) for first, _ in chosen]
-    parts = [Part(path, place, layout.block_bytes(end - begin)) for begin, end, place in blocks]
-    for (first, behind), (begin, end, _), content in zip(chosen, blocks, read_parts(parts, "columns"), strict=True):
-        mine = slice(first - begin, behind - begin)
-        columns, place = [], 0
+    ranges = [FileRange(path, offset, layout.block_bytes(end - begin)) for begin, end, offset in blocks]
+    for (first, after), (begin, end, _), content in zip(chosen, blocks, read_ranges(ranges), strict=True):
+        mine = slice(first - begin, after - begin)
+        columns, offset = [], 0
         for feature in range(len(layout.dictionaries)):
             dtype = layout.dtype(feature)
-            columns.append(content[place : place + dtype.itemsize * (end - begin)].view(dtype)[mine])
-            place += layout.part_bytes(feature, end - begin)
-        yield behind - first, columns
+            columns.append(content[offset : offset + dtype.itemsize * (end - begin)].view(dtype)[mine])
+            offset += layout.feature_bytes(feature, end - begin)
+        yield after - first, columns
 
 
-def read_dictionaries(job: Job, record: UnitRecord) -> list[NDArray[np.uint32] | None]:
-    """The dictionaries of a unit's features, each with the value of every code; None where there are none."""
-    path = job.unit_path(record.source, record.chunk, "columns")
+def read_dictionaries(job: Job, record: ChunkRecord) -> list[NDArray[np.uint32] | None]:
+    """The dictionaries of a chunk's features, each with the value of every code; None where there are none."""
+    path = job.chunk_path(record.source, record.chunk, "columns")
     everything = np.fromfile(path, np.uint32, sum(record.dictionaries))
     ends = np.cumsum(record.dictionaries).tolist()
     lengths = zip(ends, record.dictionaries, strict=True)
     return [everything[end - length : end] if length else None for end, length in lengths]
 
 
-def read_column(job: Job, record: UnitRecord, feature: int) -> NDArray[np.uint32]:
-    """The values [rows] of a feature."""
+def read_codes(job: Job, record: ChunkRecord, feature: int) -> tuple[NDArray[Any], NDArray[np.uint32] | None]:
+    """The codes [rows] of a feature and its dictionary, or its values [rows] and None."""
     layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
-    with open(job.unit_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
+    with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
         for first, _ in row_blocks(0, record.rows, job.block_rows):
-            begin, end, place = layout.block_of(first)
-            before = sum(layout.part_bytes(i, end - begin) for i in range(feature))
-            os.preadv(file.fileno(), [column[begin:end].data], place + before)
+            begin, end, offset = layout.block_of(first)
+            before = sum(layout.feature_bytes(i, end - begin) for i in range(feature))
+            os.preadv(file.fileno(), [column[begin:end].data], offset + before)
         if not record.dictionaries[feature]:
-            return column.astype(np.uint32, copy=False)
+            return column, None
         dictionary = np.empty(record.dictionaries[feature], np.uint32)
         os.preadv(file.fileno(), [dictionary.data], VALUE_BYTES * sum(record.dictionaries[:feature]))
-    return dictionary[column]
+    return column, dictionary
 
 
-def unit_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
-    """The values, as read, of a unit's multi-valued columns, memory-mapped."""
-    values, offsets = (np.load(job.unit_path(source, chunk, f"{kind}.npy"), "r") for kind in ("bags", "offsets"))
+def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint32]:
+    """A copy of the values [rows] of a feature."""
+    column, dictionary = read_codes(job, record, feature)
+    return column if dictionary is None else dictionary[column]
+
+
+def chunk_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
+    """The values, as read, of a chunk's multi-valued columns, memory-mapped."""
+    values, offsets = (open_array(job.chunk_path(source, chunk, f"{kind}.npy")) for kind in ("bags", "offsets"))
     return unpack(values, offsets, len(job.schema.ragged))

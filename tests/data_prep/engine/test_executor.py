@@ -1,4 +1,4 @@
-"""Work units on a Dask cluster of two worker processes give the same bytes."""
+"""Tasks on a Dask cluster of two worker processes give the same bytes."""
 
 import gzip
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from common.errors import UserError
-from data_prep.engine import cluster
+from data_prep.engine import executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -23,7 +23,7 @@ def scheduler():
     patient = dask.config.set({f"distributed.comm.timeouts.{what}": "240s" for what in ("connect", "tcp")})
     local = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
     with pytest.MonkeyPatch.context() as patch, patient, distributed.LocalCluster(**local) as made:
-        patch.setattr(cluster, "CONNECT_SECONDS", 240)  # on a machine that does other work
+        patch.setattr(executor, "CONNECT_SECONDS", 240)  # on a machine that does other work
         yield made.scheduler_address
 
 
@@ -72,7 +72,7 @@ input()
 
 def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 240)
+    monkeypatch.setattr(executor, "CONNECT_SECONDS", 240)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", CLUSTER_ELSEWHERE]
@@ -87,7 +87,7 @@ def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch)
 
 def test_no_scheduler_there(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(executor, "CONNECT_SECONDS", 1)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
     with pytest.raises(UserError, match="no Dask scheduler answers"):

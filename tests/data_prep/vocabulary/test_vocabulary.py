@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import LookupTable
 from data_prep.vocabulary.count import _count_repeated, count_in_order, count_values
-from data_prep.vocabulary.merge import merge_in_parts
+from data_prep.vocabulary.merge import merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
-from data_prep.vocabulary.spill import held_parts
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
 
 
 def kept(parts, limit, path):
-    return held_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
+    return spill_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
 
 
 @settings(max_examples=80, deadline=None)
@@ -37,7 +36,7 @@ def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, thresh
     everything = [value for values in units for value in values]
     assert merged == sorted(set(everything))
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    often = held_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
+    often = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
     number = rank_values(often if cap is None else kept(often, cap - 1, path), path, VocabularyOrder.frequency)
     expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
     assert np.load(path).tolist() == expected
@@ -113,7 +112,7 @@ def test_other_orders(tmp_path_factory, units, gap, threshold, limit, part_bytes
     if order is VocabularyOrder.value:
         expected.sort()
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    parts = held_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
+    parts = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
     number = rank_values(parts if limit is None else kept(parts, limit, path), path, order)
     assert np.load(path).tolist() == expected
     assert number == len(expected)

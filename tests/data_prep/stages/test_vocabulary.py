@@ -1,4 +1,4 @@
-"""The runs of a unit on disk, against NumPy's own counting."""
+"""The value counts of a chunk on disk, against NumPy's own counting."""
 
 from types import SimpleNamespace
 
@@ -6,32 +6,34 @@ import numpy as np
 import pytest
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.engine.job import UnitRecord
-from data_prep.stages.value_counts import load_runs, write_runs
+from data_prep.engine.job import ChunkRecord
+from data_prep.io.atomic import Crc32
+from data_prep.stages.vocabulary import ChunkCounts, load_runs, write_counts
 from data_prep.vocabulary.count import Run
 from data_prep.vocabulary.merge import merge_in_parts
 
 FEATURES = ("none", "few", "many")
 
 
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30])  # read part by part, read at once
-def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, most_bytes):
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])  # read part by part, read at once
+def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, max_bytes):
     rng = np.random.default_rng(0)
     job = SimpleNamespace(
-        unit_path=lambda *unit: tmp_path / "-".join(map(str, unit)),
-        rules=SimpleNamespace(is_arranged=True, order=VocabularyOrder.first_appearance),
+        chunk_path=lambda *chunk: tmp_path / "-".join(map(str, chunk)),
+        checksum=lambda suffix: Crc32,
+        rules=SimpleNamespace(order=VocabularyOrder.first_appearance),
         schema=SimpleNamespace(sparse=FEATURES, ragged=()),
     )
     records, columns, rows = [], [], []
     for chunk, size in enumerate((0, 1, 20_000)):
         values = rng.integers(0, (1, 50, 2**32), (size, 3)).astype(np.uint32)
         chosen = np.flatnonzero(rng.random(size) < 0.9)
-        lengths, digest, _ = write_runs(job, (0, chunk), "runs", lambda i, v=values: v[:, i].copy(), chosen)
-        records.append(UnitRecord(0, chunk, size, 0, {"runs": digest}, run_lengths=lengths))
+        lengths, digest, _ = write_counts(job, (0, chunk), "counts", lambda i, v=values: v[:, i].copy(), chosen)
+        records.append(ChunkRecord(0, chunk, size, 0, {"counts": digest}, distinct=lengths))
         columns.append(values[chosen])
         rows.append(chosen)
     for feature in range(len(FEATURES)):
-        runs = load_runs(job, [(record, "runs") for record in records], feature, most_bytes)
+        runs = load_runs([ChunkCounts(record, "counts", 0).range(job, feature) for record in records], max_bytes)
         for run, values, chosen in zip(runs, columns, rows, strict=True):
             expected, first, counts = np.unique(values[:, feature], return_index=True, return_counts=True)
             np.testing.assert_array_equal(run.values, expected)
@@ -43,7 +45,7 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, most_bytes):
                 np.testing.assert_array_equal(part.first, chosen[first][start:stop])
 
 
-def test_rows_of_units_far_behind_the_first_are_numbered_on():
+def test_rows_of_chunks_far_after_the_first_are_numbered_on():
     runs = [Run(*(np.array(part, np.uint32) for part in ([5, 9], [1, 2], [3, 2**32 - 1]))) for _ in range(2)]
     (merged,) = merge_in_parts(runs, begins=[2**33, 2**34])
     assert merged.values.tolist() == [5, 9]

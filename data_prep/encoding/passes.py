@@ -1,0 +1,88 @@
+"""Vocabularies larger than the memory budget: cut into slices whose lookup tables fit, pass after pass.
+
+A *slice* is a feature's vocabulary, or the part of it whose values fall to one number under a second hash.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.encoding.lookup import LookupTable, vocabulary_path
+
+NOT_FOUND = -1
+BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
+SLICE_MARGIN = 1.2  # parts of a vocabulary are not quite equal
+MAX_BITS = 12
+READ_VALUES = 1 << 20  # of a vocabulary at once
+PART_MULTIPLIER = np.uint32(0x85EBCA6B)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The values of a feature whose part number of `bits` bits is `part`; with no bits, all."""
+
+    feature: str
+    part: int
+    bits: int
+
+
+def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, ...]]:
+    """Slices in passes whose tables need at most `allowance` bytes each.
+
+    Raises:
+        UserError: the allowance is too small for any sensible number of parts.
+    """
+    max_bytes = int(allowance / BUILD_OVERHEAD)
+    passes: list[list[Slice]] = []
+    left = 0
+    for feature, count in values.items():
+        bits = 0
+        while _slice_bytes(count, bits) > max_bytes:
+            bits += 1
+            if bits > MAX_BITS:
+                raise UserError(
+                    f"data.memory_budget: too small for the {count:,} values of column {feature}; raise it, "
+                    "or set data.frequency_threshold or data.max_ind_range"
+                )
+        size = _slice_bytes(count, bits)
+        for part in range(1 << bits):
+            if size > left:
+                passes.append([])
+                left = max_bytes
+            passes[-1].append(Slice(feature, part, bits))
+            left -= size
+    return [tuple(slices) for slices in passes]
+
+
+def _slice_bytes(count: int, bits: int) -> int:
+    return LookupTable.bytes_for(count if bits == 0 else int(count / (1 << bits) * SLICE_MARGIN) + 1)
+
+
+def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """Which part each value belongs to; another hash than that of the tables, whose slots would else collide."""
+    if bits == 0:
+        return np.zeros(len(values), np.uint32)
+    mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER
+    return (mixed ^ (mixed >> np.uint32(13))) & np.uint32((1 << bits) - 1)
+
+
+def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
+    """Name of a pass for files: another budget or number of workers, with other slices, has other files."""
+    return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
+
+
+def load_slice(root: Path, wanted: Slice, first_id: int) -> LookupTable:
+    """The lookup table of one slice; what it does not hold becomes NOT_FOUND."""
+    vocabulary = np.load(vocabulary_path(root, wanted.feature), mmap_mode="r")
+    values, numbers = [], []
+    for start in range(0, max(1, len(vocabulary)), READ_VALUES):
+        block = np.array(vocabulary[start : start + READ_VALUES])
+        mine = np.flatnonzero(part_numbers(block, wanted.bits) == wanted.part)
+        values.append(block[mine])
+        numbers.append((mine + start).astype(np.uint32))
+    return LookupTable.build(np.concatenate(values), first_id, NOT_FOUND, np.concatenate(numbers))

@@ -1,0 +1,383 @@
+"""Tasks on processes of this machine or the workers of a Dask cluster: results in order, shared counters, no orphans.
+
+A Dask cluster's workers share a file system with this machine; the tasks are the same, and so are the bytes.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import Executor as FuturesExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
+
+from common.errors import UserError
+from common.memory import give_back_freed_memory
+
+ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
+START_METHOD = "forkserver"  # imports and compiled kernels are loaded once, and no thread is ever forked
+PRELOADED = "data_prep.stages.preload"  # by the server that forks workers: what takes most of their start
+ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
+LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
+RETRIES = 3  # of a task whose worker in a cluster was lost
+CONNECT_SECONDS = 15
+
+_BYTES, _ROWS = range(2)
+
+
+class Stopped(Exception):
+    """The job was stopped; what is not finished stays undone."""
+
+
+class Counters:
+    """Bytes and rows done, and a flag that asks all to stop, shared by processes."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context(START_METHOD)
+        self._done = context.Array("q", 2)
+        self._stop = context.RawValue("b", 0)  # without a lock: whoever stops must not wait for the dead
+
+    @property
+    def bytes(self) -> int:
+        """Bytes done."""
+        return int(self._done.get_obj()[_BYTES])
+
+    @property
+    def rows(self) -> int:
+        """Rows done."""
+        return int(self._done.get_obj()[_ROWS])
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done.
+
+        Raises:
+            Stopped: the job is to stop.
+        """
+        lock = self._done.get_lock()
+        if lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                done: Any = self._done.get_obj()
+                done[_BYTES] += num_bytes
+                done[_ROWS] += num_rows
+            finally:
+                lock.release()
+        if self._stop.value:
+            raise Stopped
+
+    def reset(self) -> None:
+        """Start at nothing."""
+        self._done.get_obj()[_BYTES] = self._done.get_obj()[_ROWS] = 0
+
+    def stop(self) -> None:
+        """Ask every process to stop at its next count."""
+        self._stop.value = 1
+
+
+class LocalCounters:
+    """What one task counts, where memory is not shared."""
+
+    def __init__(self) -> None:
+        self.bytes = self.rows = 0
+
+    def add(self, num_bytes: int, num_rows: int) -> None:
+        """Count work done."""
+        self.bytes += num_bytes
+        self.rows += num_rows
+
+
+class Cache:
+    """The last thing that the tasks of a process have loaded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # a cluster's worker may have several threads
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of it."""
+        self._key: Hashable = None
+        self._value: Any = None
+
+    def get(self, key: Hashable, load: Callable[[], ResultT]) -> ResultT:
+        """What was loaded under a key; the one before is let go of first."""
+        with self._lock:
+            if self._key != key:
+                self.clear()
+                self._value = load()
+                self._key = key
+            return self._value
+
+
+class Worker:
+    """What a process offers the tasks that it runs: counters of work done, and a cache that outlives a task."""
+
+    def __init__(self, counters: Counters | LocalCounters, cache: Cache) -> None:
+        self.counters, self.cache = counters, cache
+
+    def count(self, num_bytes: int, num_rows: int = 0) -> None:
+        """Count work done.
+
+        Raises:
+            Stopped: the job is to stop.
+        """
+        self.counters.add(num_bytes, num_rows)
+
+
+class Task(Protocol[ResultT_co]):
+    """A piece of work; it and its result can be pickled."""
+
+    def run(self, worker: Worker) -> ResultT_co:
+        """Do it."""
+
+
+class Executor:
+    """Runs tasks in `workers` processes, or in this one if that is 1; a context, which ends them."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.counters = Counters()
+        self._here = Worker(self.counters, Cache())
+        self._peaks: dict[str, int] = {}  # of the processes there are
+        self._peak = 0  # of those before the last release
+        self._executor: FuturesExecutor | None = None
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None:
+            self.counters.stop()
+        self._shut_down()
+
+    def map(self, tasks: Iterable[Task[ResultT]]) -> Iterator[ResultT]:
+        """Results of all tasks, in their order; the first failure in that order is raised.
+
+        Raises:
+            UserError: as the tasks raise it, or a worker died.
+        """
+        if self._runs_here:
+            for task in tasks:
+                yield task.run(self._here)
+            return
+        if self._executor is None:
+            self._executor = self._start()
+        waiting: deque[Future[Any]] = deque()
+        with self._one_line_errors():
+            try:
+                for task in tasks:
+                    waiting.append(self._submit(task))
+                    if len(waiting) > TASKS_AHEAD * self.workers:
+                        yield self._collect(waiting.popleft())
+                while waiting:
+                    yield self._collect(waiting.popleft())
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def release(self, workers: int | None = None) -> None:
+        """Give the memory that tasks have taken back to the system; `workers` is how many there are from now on."""
+        self._peak = self.peak_bytes
+        self._shut_down()
+        self._peaks.clear()
+        self._here.cache.clear()
+        give_back_freed_memory()
+        self.workers = workers or self.workers
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper bound of the memory of all processes at any one time: the sum of each one's largest so far."""
+        self._peaks[str(os.getpid())] = peak_memory()
+        server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if server is not None:
+            self._peaks[str(server)] = peak_memory(server)
+        return max(self._peak, sum(self._peaks.values()))
+
+    @property
+    def _runs_here(self) -> bool:
+        return self.workers == 1
+
+    def _start(self) -> FuturesExecutor:
+        start_fork_server()
+        context = multiprocessing.get_context(START_METHOD)
+        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
+
+    def _submit(self, task: Task[Any]) -> "Future[Any]":
+        assert self._executor is not None
+        return self._executor.submit(_run_in_worker, task)
+
+    def _collect(self, future: "Future[Any]") -> Any:
+        result, process, peak = future.result()
+        self._peaks[process] = max(peak, self._peaks.get(process, 0))
+        return result
+
+    def _shut_down(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+    @contextlib.contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process died, killed or out of memory; run the same command again to resume, "
+                "perhaps with a smaller data.workers"
+            ) from error
+
+
+class ClusterExecutor(Executor):
+    """An `Executor` whose processes are the workers of a Dask scheduler."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise UserError("data.scheduler: needs Dask; install it with `pip install distributed`") from error
+        try:
+            self._client: Any = Client(address, timeout=CONNECT_SECONDS)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise UserError(f"data.scheduler={address}: no Dask scheduler answers there ({error})") from error
+        self._address = address
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        if not workers:
+            self._client.close()
+            raise UserError(f"data.scheduler={address}: it has no workers; start some with `dask worker {address}`")
+        try:
+            for run in (self._client.run_on_scheduler, self._client.run):
+                run(exec, ON_CLUSTER)
+        except ImportError as error:
+            self._client.close()
+            raise UserError(
+                f"data.scheduler={address}: it or one of its workers cannot load this program ({error}); start each of "
+                "them with the same environment as here and PYTHONPATH=<this checkout>"
+            ) from error
+        super().__init__(sum(worker["nthreads"] for worker in workers.values()))
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        super().__exit__(kind, *exception)
+        self._client.close()
+
+    def release(self, workers: int | None = None) -> None:
+        """Let the workers go of what they have loaded; how many there are the cluster decides."""
+        self._client.run(clear_cache)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest memory of any one process; a cluster's budget is each worker's."""
+        return max([peak_memory(), *self._peaks.values()])
+
+    @property
+    def _runs_here(self) -> bool:
+        return False
+
+    def _start(self) -> FuturesExecutor:
+        return self._client.get_executor(pure=False, retries=RETRIES)
+
+    def _submit(self, task: Task[Any]) -> "Future[Any]":
+        assert self._executor is not None
+        return self._executor.submit(_run_on_cluster, task)
+
+    def _collect(self, future: "Future[Any]") -> Any:
+        measured, num_bytes, num_rows = future.result()
+        self.counters.add(num_bytes, num_rows)
+        done: Future[Any] = Future()
+        done.set_result(measured)
+        return super()._collect(done)
+
+    def _shut_down(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+            self._executor = None
+
+    @contextlib.contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        from distributed import CancelledError as TaskCancelledError
+        from distributed import KilledWorker
+        from distributed.comm.core import CommClosedError
+
+        try:
+            yield
+        except KilledWorker as error:
+            raise UserError(
+                "a task killed several workers, perhaps for want of memory; run the same command again to resume, "
+                "with a smaller data.chunk_bytes or more memory per worker"
+            ) from error
+        except (CancelledError, TaskCancelledError, CommClosedError) as error:
+            raise UserError(
+                f"data.scheduler={self._address}: the connection to it was lost; run the same command again to resume"
+            ) from error
+
+
+def open_executor(scheduler: str | None, workers: int) -> Executor:
+    """Processes of this machine, or of the cluster whose scheduler has that address.
+
+    Raises:
+        UserError: no such cluster, or Dask is not installed.
+    """
+    return Executor(workers) if scheduler is None else ClusterExecutor(scheduler)
+
+
+def start_fork_server() -> None:
+    """Start the process that workers are forked from, unless it runs; it loads what they need on its own time."""
+    multiprocessing.set_forkserver_preload([PRELOADED])
+    forkserver.ensure_running()
+
+
+def peak_memory(pid: int | None = None) -> int:
+    """The largest resident memory, in bytes, that a process had, by default this one; 0 if another cannot be asked."""
+    try:
+        with open(f"/proc/{pid or 'self'}/status") as file:  # ru_maxrss would include the parent before exec
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if pid is not None:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+_worker = Worker(LocalCounters(), Cache())  # this process as a worker: nothing else of it outlives a task
+
+
+def _start_worker(shared: Counters) -> None:
+    _worker.counters = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent killed with -9 cannot end its workers, and an orphan would write into the next job."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _run_in_worker(task: Task[ResultT]) -> tuple[ResultT, str, int]:
+    """The result, which process this is, and its peak memory."""
+    return task.run(_worker), str(os.getpid()), peak_memory()
+
+
+def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
+    """As `_run_in_worker`, and the bytes and rows that were counted."""
+    counters = LocalCounters()
+    result = task.run(Worker(counters, _worker.cache))
+    return (result, f"{socket.gethostname()}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows
+
+
+def clear_cache() -> None:
+    """Let this worker of a cluster go of what its tasks have loaded."""
+    _worker.cache.clear()

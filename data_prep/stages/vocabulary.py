@@ -1,0 +1,247 @@
+"""The vocabulary of every feature: its values counted chunk by chunk, the counts merged, the values ranked.
+
+A chunk's file `counts` has, feature by feature, a run (see data_prep/vocabulary/count.py) of uint32: values, counts,
+first rows of the chunk.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.dataset.format import FileDigest, digest_file
+from data_prep.dataset.options import VocabularyOrder
+from data_prep.encoding.lookup import vocabulary_path
+from data_prep.engine.executor import Executor, Worker
+from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
+from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
+from data_prep.stages.columns import chunk_bags, read_column
+from data_prep.stages.shuffle_order import chunk_positions
+from data_prep.vocabulary.count import Coding, Run, count_in_order, count_values
+from data_prep.vocabulary.merge import merge_in_parts, spill_parts
+from data_prep.vocabulary.rank import most_frequent, rank_values
+
+PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # of all rows of a chunk; of those that a vocabulary is of
+ENTRY_BYTES = 12  # value, count, first row: uint32, as no chunk has more rows
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """The value counts of a chunk: the suffix of their file, and the number of the chunk's first row."""
+
+    record: ChunkRecord
+    suffix: str
+    begin: int
+
+    def range(self, job: Job, feature: int) -> FileRange:
+        """Where those of a feature lie."""
+        path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
+        entries = self.record.distinct
+        return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
+
+
+def write_counts(
+    job: Job,
+    chunk: tuple[int, int],
+    suffix: str,
+    read_column: Callable[[int], NDArray[np.uint32]],
+    rows: NDArray[np.int64],
+) -> tuple[list[int], FileDigest, list[Coding | None]]:
+    """Count the values of a chunk, feature by feature; first appearances are rows of the chunk, from 0.
+
+    Args:
+        chunk: its source and its number.
+        read_column: the values of a single-valued feature, by its number; they are overwritten.
+        rows: which rows of the chunk to count, rising.
+
+    Returns:
+        the number of distinct values of each feature, the size and checksum of the file, and of each single-valued
+        feature its coding, where it has one.
+    """
+    in_order = job.rules.order is VocabularyOrder.first_appearance
+    bags = dict(zip(job.schema.ragged, chunk_bags(job, *chunk), strict=True)) if job.schema.ragged else {}
+    distinct: list[int] = []
+    codings: list[Coding | None] = []
+    file = FileWriter(job.chunk_path(*chunk, suffix), job.checksum(suffix))
+    for feature in job.schema.sparse:
+        if feature in bags:
+            chosen = bags[feature].take(rows)
+            column, its_rows = np.array(chosen.ids), np.repeat(rows, chosen.lengths)
+        else:
+            column, its_rows = read_column(len(codings)), rows
+            column = column if len(rows) == len(column) else column[rows]
+        counted = count_in_order(column, its_rows) if in_order else count_values(column)
+        if feature not in bags:
+            codings.append(counted.coding)
+        for array in counted.run:
+            file.append(array.astype(np.uint32, copy=False))
+        distinct.append(len(counted.run.values))
+    return distinct, file.close(), codings
+
+
+class StoredRun:
+    """A run on disk, of which parts are read: memory and open files do not grow with the number of runs."""
+
+    def __init__(self, file_range: FileRange) -> None:
+        self._range = file_range
+        self.entries = file_range.num_bytes // ENTRY_BYTES
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """Its values, read now."""
+        return np.fromfile(self._range.path, np.uint32, self.entries, offset=self._range.offset)
+
+    def part(self, start: int, stop: int) -> Run:
+        """Some of its entries, read now."""
+        columns: list[NDArray[Any]] = []
+        with open(self._range.path, "rb", buffering=0) as file:
+            for column in range(len(Run._fields)):
+                file.seek(self._range.offset + VALUE_BYTES * (column * self.entries + start))
+                columns.append(np.fromfile(file, np.uint32, stop - start))
+        return Run(*columns)
+
+
+def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | StoredRun]:
+    """Runs of counts and rows of uint32: read if `max_bytes` are enough for all, else part by part."""
+    if sum(each.page_bytes for each in ranges) > max_bytes:
+        return [StoredRun(each) for each in ranges]
+    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
+
+
+@dataclass(frozen=True)
+class CountTask(LoggedTask[ChunkRecord]):
+    """Counts the values of a chunk's rows at positions below `limit`; its first row is row `begin`.
+
+    The record has the number of those rows and of the distinct values.
+    """
+
+    stage: ClassVar[str] = "counted"
+    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
+
+    job: Job
+    record: ChunkRecord
+    begin: int
+    limit: int
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its rows count and were counted when it was parsed."""
+        return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        return self.record.value_bytes, self.record.rows
+
+    def do(self, worker: Worker) -> ChunkRecord:
+        """See `LoggedTask`."""
+        rows = self._rows()
+        chunk = (self.record.source, self.record.chunk)
+        distinct, digest, _ = write_counts(
+            self.job, chunk, FITTED_COUNTS, partial(read_column, self.job, self.record), rows
+        )
+        worker.count(*self.size)
+        return ChunkRecord(*chunk, len(rows), 0, {FITTED_COUNTS: digest}, distinct=distinct)
+
+    def _rows(self) -> NDArray[np.int64]:
+        """Rows of the chunk, from 0, at positions below the limit."""
+        if not self.job.rules.is_arranged:
+            return np.arange(min(self.record.rows, self.limit - self.begin))
+        positions = chunk_positions(self.job, self.begin, self.record.rows)
+        return np.flatnonzero((positions >= 0) & (positions < self.limit))
+
+
+def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[CountTask]:
+    """The chunks with rows that may count.
+
+    Args:
+        records: all chunks, in the order of the rows.
+        limit: rows at positions below it count.
+    """
+    begins = [0, *accumulate(record.rows for record in records)]
+    tasks = (CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False))
+    return [task for task in tasks if task.is_done or job.rules.is_arranged or task.begin < limit]
+
+
+def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
+    """The value counts of all chunks with rows that count."""
+    counts = [ChunkCounts(task.record, PARSED_COUNTS, task.begin) for task in tasks if task.is_done]
+    to_do = [task for task in tasks if not task.is_done]
+    counted = executor.map(to_do)
+    counts += [ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, counted, strict=True)]
+    return tuple(each for each in counts if each.record.rows)
+
+
+@dataclass
+class VocabularyRecord:
+    """A feature's vocabulary: `values` have an id of their own."""
+
+    values: int
+    files: dict[str, FileDigest]
+
+    @property
+    def digest(self) -> FileDigest:
+        """Of the file vocab/<feature>.npy."""
+        return self.files["npy"]
+
+
+@dataclass(frozen=True)
+class FitTask(LoggedTask[VocabularyRecord]):
+    """Merges and ranks one feature's values.
+
+    max_bytes: of memory for its value counts, and as much again to merge and rank them.
+    """
+
+    stage: ClassVar[str] = "fitted"
+    record_type: ClassVar[type[VocabularyRecord]] = VocabularyRecord
+
+    job: Job
+    feature: int
+    counts: tuple[ChunkCounts, ...]
+    max_bytes: int
+
+    @property
+    def stem(self) -> Path:
+        """See `LoggedTask`."""
+        return vocabulary_path(self.job.work, self.job.schema.sparse[self.feature]).with_suffix("")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `LoggedTask`."""
+        return ENTRY_BYTES * sum(each.record.distinct[self.feature] for each in self.counts), 0
+
+    def do(self, worker: Worker) -> VocabularyRecord:
+        """See `LoggedTask`."""
+        rules, path = self.job.rules, self.stem.with_name(f"{self.stem.name}.npy")
+        scratch = self.job.work / "fit" / self.stem.name
+        runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
+        begins = [each.begin for each in self.counts]
+        parts = spill_parts(merge_in_parts(runs, self.max_bytes, begins, rules.frequency_threshold), scratch / "all")
+        # where ids wrap, all values have one; else the cap leaves room for those before the first
+        cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
+        if cap is not None and sum(len(part.values) for part in parts) > cap:
+            parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
+        assert rules.order is not None
+        values = rank_values(parts, path, rules.order)
+        shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
+        worker.count(*self.size)
+        return VocabularyRecord(values, {"npy": digest_file(path)})
+
+
+def fit_vocabularies(
+    job: Job, counts: tuple[ChunkCounts, ...], max_bytes: int, executor: Executor
+) -> dict[str, VocabularyRecord]:
+    """Write `job.work`/vocab/<feature>.npy of all features from the chunks' value counts."""
+    tasks = [FitTask(job, feature, counts, max_bytes) for feature in range(len(job.schema.sparse))]
+    return dict(zip(job.schema.sparse, executor.map(tasks), strict=True))

@@ -1,0 +1,87 @@
+"""Array files, against NumPy's own."""
+
+import hashlib
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.io import direct_io
+from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, open_array, read_rows, write_array
+
+PIECE, MAX_HELD = 4096, 3 * 4096
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(direct_io, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(direct_io, "MAX_HELD_BYTES", MAX_HELD)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6), st.sampled_from([None, 0, 1, 3, 26]),
+    st.sampled_from([np.int32, np.float32, np.uint8]), st.booleans(),
+)  # fmt: skip
+def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(tmp_path_factory, steps, width, dtype, known):
+    """Whether the number of rows is known from the start or not."""
+    directory = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(sum(steps))
+    shape = (sum(steps),) if width is None else (sum(steps), width)
+    arrays = [rng.integers(0, 200, shape).astype(dtype) for _ in range(2)]
+    rows = sum(steps) if known else None
+    writers = [ArrayWriter(directory / f"{i}.npy", dtype, width, rows) for i in range(2)]
+    begin = 0
+    for number, step in enumerate(steps):
+        for writer, array in zip(writers, arrays, strict=True):
+            part = array[begin : begin + step]
+            if number % 2:
+                writer.extend(step, partial(np.copyto, src=part.reshape(step, -1) if width is None else part))
+            else:
+                writer.append(part)
+        begin += step
+    digests = [writer.close() for writer in writers]
+    for i, array in enumerate(arrays):
+        path = directory / f"{i}.npy"
+        found = open_array(path) if array.size else np.load(path)
+        assert (found.dtype, found.shape) == (dtype, shape)
+        np.testing.assert_array_equal(found, array)
+        assert path.stat().st_size == HEADER_BYTES + array.nbytes
+        assert (digests[i].bytes, digests[i].sha256) == (
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+    assert sorted(path.name for path in directory.iterdir()) == ["0.npy", "1.npy"]
+
+
+@pytest.mark.parametrize("width", [None, 0, 1, 3])
+def test_an_array_grows_by_rows_that_are_made_in_place(tmp_path, width):
+    columns = 1 if width is None else width
+    array = ArrayWriter(tmp_path / "00000-00000.dense.npy", np.int32, width, None)
+    parts = [np.arange(rows * columns, dtype=np.int32).reshape(rows, columns) for rows in (0, 5, 900, 2000)]
+    for part in parts:
+        array.extend(len(part), partial(np.copyto, src=part))
+    array.close()
+    found = np.load(tmp_path / "00000-00000.dense.npy")
+    assert found.shape == ((2905,) if width is None else (2905, width))
+    np.testing.assert_array_equal(found.reshape(-1), np.concatenate(parts).reshape(-1))
+    assert (tmp_path / "00000-00000.dense.npy").stat().st_size == HEADER_BYTES + 4 * found.size
+
+
+def test_a_whole_array_has_the_bytes_that_numpy_writes(tmp_path):
+    for array in (np.arange(5000, dtype=np.int64), np.ones((300, 26), np.float32), np.zeros((0, 3), np.int32)):
+        digest = write_array(tmp_path / "ours.npy", array)
+        np.save(tmp_path / "numpy.npy", array)
+        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+        assert digest.sha256 == hashlib.sha256((tmp_path / "numpy.npy").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_rows_of_an_array(tmp_path, width):
+    array = np.arange(1000 * width, dtype=np.int32).reshape(1000, width)
+    np.save(tmp_path / "array.npy", array)
+    blocks = [(0, 10), (10, 10), (990, 1000), (0, 1000)]
+    for (start, stop), rows in zip(blocks, read_rows(tmp_path / "array.npy", blocks, width, np.int32), strict=True):
+        np.testing.assert_array_equal(rows, array[start:stop])
