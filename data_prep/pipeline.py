@@ -113,7 +113,7 @@ def preprocess(data: DataConfig) -> Manifest:
 
 
 def _generator(data: DataConfig) -> Generator:
-    """What makes the rows of data=random or data=trace."""
+    """Return the generator of data=random or data=trace."""
     threads = data.workers or usable_cpus()
     return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
 
@@ -147,7 +147,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
 
 @dataclass
 class Result:
-    """What the stages found out, on the way to the manifest.
+    """Results of the stages, on the way to the manifest.
 
     Attributes:
         features: the sparse features that are kept.

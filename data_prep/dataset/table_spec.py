@@ -30,7 +30,7 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to read a table.
+    """Description of a user's table.
 
     Attributes:
         delimiter: of a text file, one character.
@@ -60,7 +60,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return Schema(self.label, self.dense, self.sparse, tuple(name for name in self.sparse if name in several))
 
     def to_manifest(self) -> dict[str, Any]:
-        """As the manifest's `encoding` holds it; `separators` and `is_parquet` only where they are not the default."""
+        """Convert to the manifest's form; `separators` and `is_parquet` only where they are not the default."""
         return to_json(self)
 
     @classmethod
@@ -69,7 +69,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return msgspec.convert(entry, cls)
 
     def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
-        """The same table where a file's columns are others, or the same in another order.
+        """Return the table for a file with other columns, or the same in another order.
 
         Raises:
             UserError: a column that is used is not there.

@@ -53,7 +53,7 @@ def range_of(dense: NDArray[np.int32]) -> DenseRange:
 
 
 def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
-    """As of_two.reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow where rows are short."""
+    """Reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow on short rows."""
     folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
     if folded:
         wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))

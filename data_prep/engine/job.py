@@ -45,7 +45,7 @@ SHUFFLED_VALUE_BYTES = 7  # of a multi-valued column, likewise
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides what chunks contain; sent to every worker."""
+    """Everything that decides what chunks contain; sent to every worker."""
 
     work: Path
     sources: tuple[Source, ...]
@@ -63,12 +63,12 @@ class Job:
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Of the arrays of a shard that have one entry a row."""
+        """Dtypes of a shard's arrays with one entry a row."""
         return {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS} | {"dense": self.rules.dense.dtype}
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:
-        """Of integers before their transform."""
+        """Dtype of integers before their transform."""
         return np.dtype(np.int32 if self.table is None else np.float64)
 
     @property
@@ -87,16 +87,16 @@ class Job:
         return _with_suffix(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
-        """What the paths of a chunk's files begin with."""
+        """Common prefix of the paths of a chunk's files."""
         return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
 
     def checksum(self, suffix: str) -> Callable[[], Any]:
-        """How one of a chunk's files is checksummed: those that end in the dataset by SHA-256."""
+        """Checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
         return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
 
 
 class Record(Protocol):
-    """What a task found out; `files` are those it wrote, by what follows their stem and a dot."""
+    """Result of a task; `files` are those it wrote, by their suffix after the stem and a dot."""
 
     files: dict[str, FileDigest]
 
@@ -174,7 +174,7 @@ class LoggedTask(Generic[RecordT]):
 
     @property
     def stem(self) -> Path:
-        """What the paths of its files begin with."""
+        """Common prefix of the paths of its files."""
         raise NotImplementedError
 
     @property

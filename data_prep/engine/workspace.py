@@ -63,7 +63,7 @@ def locked(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def claimed(root: Path) -> Iterator[Path]:
-    """As `locked`, once the last moves of a job that was killed during them are done."""
+    """Hold the lock as `locked` does, after completing the moves of a job that was killed during them."""
     with locked(root) as work:
         if (work / PLAN_NAME).exists():
             _finish(work, root)

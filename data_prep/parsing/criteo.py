@@ -155,7 +155,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
 
 
 def _is_text(line: bytes) -> bool:
-    """Whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
+    """Return whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
     try:
         return not any(character < " " and character not in "\t\r\n" for character in line.decode())
     except UnicodeDecodeError:
@@ -163,7 +163,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def _fault(field: bytes, column: str, schema: Schema) -> str | None:
-    """What is wrong with one field, or None."""
+    """Describe the fault of one field; None if it has none."""
     if column == schema.label:
         return None if field in (b"0", b"1") else "is not a label (0 or 1)"
     if not field:

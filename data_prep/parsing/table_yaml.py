@@ -75,7 +75,7 @@ def _parquet_table(path: Path, document: dict[str, Any], sources: tuple[Source, 
 
 
 def _separator(path: Path, source: Source, table: Table, name: str, kind: str) -> str | None:
-    """What stands between the values of a Parquet column, "" in a column of lists; None where fields hold one."""
+    """Separator of a Parquet column's values, "" in a column of lists; None for single values."""
     separator = dict(table.separators).get(name)
     if kind == "list":
         if separator is not None:

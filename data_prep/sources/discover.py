@@ -120,7 +120,7 @@ def _expand(entry: str) -> list[Path]:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file is compressed by gzip, by its first bytes."""
+    """Return whether a file is compressed by gzip, by its first bytes."""
     with open(path, "rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
@@ -131,7 +131,7 @@ def open_gzip(file: Any) -> Any:
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
+    """Return whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
     with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
         return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
     return False

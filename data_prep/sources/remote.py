@@ -108,7 +108,7 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Where fetched files are kept."""
+    """Directory of downloaded files."""
     return Path(data.remote.directory) if data.remote.directory else root / "raw"
 
 
@@ -140,7 +140,7 @@ def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
 
 
 def _is_finished(data: DataConfig, root: Path) -> bool:
-    """Whether there is a finished dataset that is not to be replaced."""
+    """Return whether there is a finished dataset that is not to be replaced."""
     return not data.overwrite and (root / MANIFEST_NAME).exists()
 
 

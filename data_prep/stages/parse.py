@@ -38,7 +38,7 @@ COPY_VALUES = 1 << 20
 
 @dataclass
 class Reading:
-    """What came of reading a source or a part of it: chunks, and the file's digest where all of it was read."""
+    """Result of reading a source or a part of it: chunks, and the file's digest if all of it was read."""
 
     records: list[ChunkRecord]
     digest: FileDigest | None = None
@@ -103,7 +103,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
-    """All that is to be read: sources `whole`, or in chunks and by another task, at the same time, for the checksum."""
+    """Plan the reading: sources `whole`, or in chunks, with another task beside them for the checksum."""
     tasks: list[ParseTask | DigestTask] = []
     for task in parse_tasks(job, whole):
         if task.chunk == 0:
