@@ -97,7 +97,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """As it would be typed."""
+    """Format a value as it would be typed."""
     if value is None:
         return "null"
     if value == MISSING:

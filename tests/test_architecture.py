@@ -109,7 +109,7 @@ def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -
 
 
 def test_the_top_of_app_has_commands_only() -> None:
-    assert sorted(path.stem for path in (ROOT / "app").glob("*.py")) == sorted(["__init__", *COMMANDS])
+    assert sorted(path.stem for path in (ROOT / "app").glob("*.py")) == sorted(["__init__", "__main__", *COMMANDS])
 
 
 def test_files_and_functions_stay_small() -> None:
@@ -157,3 +157,18 @@ def plant(root: Path, file: str, code: str) -> None:
     """A tree with one file of ours in it."""
     (root / file).parent.mkdir(parents=True, exist_ok=True)
     (root / file).write_text(code)
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+def test_a_page_names_what_is_there(page: str) -> None:
+    """Links lead to files, a code span after a link names something defined there, and paths in code spans exist."""
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)(?:\s+`(\w+)`)?", text)
+    assert len(links) > 1
+    for target, name in links:
+        assert (ROOT / target).exists(), f"{page}: {target}"
+        if name:
+            assert re.search(rf"^(?:def|class) {name}\b", (ROOT / target).read_text(), re.MULTILINE), (target, name)
+    for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
+        named = ROOT / path
+        assert named.exists() or ("NAME" in named.name and named.parent.is_dir()), f"{page}: {path}"

@@ -29,12 +29,12 @@ OPTIMIZERS = {
 
 
 def lookup_bytes(shape: Shape) -> int:
-    """Of one lookup of a batch: ids and rows read, pooled vectors written."""
+    """Bytes of one lookup of a batch: ids and rows read, pooled vectors written."""
     return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
 
 
 def update_bytes(shape: Shape, optimizer: str) -> int:
-    """Of one fused update: the pooled vectors' gradients read, rows and state read and written once an id."""
+    """Bytes of one fused update: the pooled vectors' gradients read, rows and state read and written once an id."""
     row = shape.embedding_dim + state_elements(optimizer, shape.embedding_dim)
     return FLOAT_BYTES * (shape.pooled + 2 * shape.ids * row) + ID_BYTES * shape.ids
 

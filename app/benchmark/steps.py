@@ -86,7 +86,7 @@ def inference_cases(
 
 
 def forward_bytes(shape: Shape, precision: TablePrecision, dense: int) -> int:
-    """Of one scoring of a batch: ids, rows, dense features and parameters read, pooled vectors and logits written."""
+    """Bytes of scoring a batch: ids, rows, dense features and parameters read, pooled vectors and logits written."""
     rows = shape.ids * row_bytes(precision, shape.embedding_dim)
     samples = shape.batch_size * (shape.num_dense + 1)
     return ID_BYTES * shape.ids + rows + FLOAT_BYTES * (shape.pooled + samples + dense)

@@ -33,7 +33,7 @@ FILES = "files"  # key of state.json: size and digest of every other file
 
 @dataclass
 class CheckpointState:
-    """What a checkpoint holds besides tensors: JSON values, and arrays by name."""
+    """A checkpoint's contents besides tensors: JSON values, and arrays by name."""
 
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
@@ -114,7 +114,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def read(checkpoint: Path) -> CheckpointState:
-    """What a checkpoint holds besides tensors.
+    """Read a checkpoint's contents besides tensors.
 
     Raises:
         UserError: there is no checkpoint here, or it is damaged.

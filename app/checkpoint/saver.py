@@ -81,7 +81,7 @@ class Saver:
             self._done.append(pending.result())
 
     def failed(self) -> bool:
-        """Whether `wait` would raise immediately."""
+        """Return whether `wait` would raise immediately."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def finished(self) -> list[WrittenCheckpoint]:

@@ -13,7 +13,7 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """What was checked, the verdict, what was found, and, unless it is ok, what to do."""
+    """Result of one check: its name, the verdict, the finding, and the remedy unless it is ok."""
 
     name: str
     verdict: Verdict

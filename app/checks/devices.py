@@ -53,7 +53,7 @@ def _without_devices(built_for: str | None) -> Check:
 
 
 def has_kernels_for(architecture: str, kernels: Sequence[str]) -> bool:
-    """Whether kernels built for these architectures run on a GPU.
+    """Return whether kernels built for these architectures run on a GPU.
 
     AMD: the name without its features, such as gfx942. NVIDIA: sm_XY runs on the same major version with a minor
     version no smaller; compute_XY is compiled for anything newer.
@@ -86,7 +86,7 @@ def _check_driver() -> Check:
 
 
 def check_groups(kfd: Path = AMD_DEVICE, nodes: Path = RENDER_NODES) -> Iterator[Check]:
-    """Whether this user may open AMD's devices."""
+    """Return whether this user may open AMD's devices."""
     if not kfd.exists():
         return
     paths = [kfd, *sorted(nodes.glob("renderD*"))]

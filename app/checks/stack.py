@@ -26,7 +26,7 @@ PROBE_SECONDS = 180
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Whether this Python is one of those supported."""
+    """Return whether this Python is one of those supported."""
     found = ".".join(map(str, version))
     if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
         return ok("python", found)
@@ -45,7 +45,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
-    """Whether all packages are there, and torch, FBGEMM and TorchRec of releases that belong together."""
+    """Return whether all packages are there, and torch, FBGEMM and TorchRec of releases that belong together."""
     for name in NEEDED:
         if name not in versions:
             yield fail(name, "not installed", REMAKE)

@@ -81,7 +81,7 @@ def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
 
 
 def check_host_name() -> Check:
-    """Whether the host's own name resolves, as launchers assume."""
+    """Return whether the host's own name resolves, as launchers assume."""
     name = socket.gethostname()
     try:
         return ok("host name", f"{name} is {socket.gethostbyname(name)}")

@@ -114,7 +114,7 @@ def validate_bench(config: BenchConfig) -> None:
 
 @dataclass
 class DoctorConfig:
-    """What to check, and the form of the result."""
+    """The directories to check, and the form of the result."""
 
     data_path: str | None = None  # dataset to look at; null: the default one, if it is there
     runs: str = "runs"  # directory of the runs
@@ -124,7 +124,7 @@ class DoctorConfig:
 
 @dataclass
 class ExportConfig:
-    """Which run's model becomes which file."""
+    """The run to export and the file to write."""
 
     run: str = MISSING  # the run's directory
     out: str = MISSING  # the file, NAME.pt2
@@ -174,7 +174,7 @@ def validate_plan(plan: PlanConfig) -> None:
 
 @dataclass
 class RecommendConfig:
-    """Which run scores which candidates, and how many of them are wanted."""
+    """The run, the candidates to score, and the number of results."""
 
     run: str = MISSING  # the run's directory
     candidates: str = MISSING  # TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates

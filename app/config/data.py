@@ -16,7 +16,7 @@ FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "worker
 
 
 class VerifyData(Enum):
-    """When to compare shards with their checksums: `auto` does if there are at most 4 GiB of them."""
+    """Times to compare shards with their checksums: `auto` does if there are at most 4 GiB of them."""
 
     auto = "auto"
     always = "always"
@@ -39,7 +39,7 @@ class MultiHotConfig(keys.MultiHotConfig):
 
 @dataclass
 class DataConfig:
-    """Where the dataset is, or what to make it from, and how it is read."""
+    """The dataset, the raw rows it is made from, and how it is read."""
 
     path: str | None = None  # dataset directory; null with data.raw null: default_path
     raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet

@@ -13,7 +13,7 @@ MAX_WIDTH = 1_000_000
 
 
 class Interaction(Enum):
-    """How the features' vectors are combined: see docs/models.md.
+    """Combinations of the features' vectors: see docs/models.md.
 
     dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
     al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection); scalar_pairs: products of

@@ -11,7 +11,7 @@ MAX_MINUTES, MAX_THREADS = 100_000, 4_096
 
 
 class Platform(Enum):
-    """Where the computation runs; `auto` takes the GPUs that torch was built for, if it sees any."""
+    """Devices to compute on; `auto` takes the GPUs that torch was built for, if it sees any."""
 
     auto = "auto"
     cpu = "cpu"

@@ -54,7 +54,7 @@ class TableShardingConfig:
 
 @dataclass
 class ShardingConfig:
-    """How tables are spread over processes.
+    """Distribution of tables over processes.
 
     One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
     it for the `topology`.

@@ -21,7 +21,7 @@ class TableKind(Enum):
 
 
 class QROperation(Enum):
-    """How a quotient's and a remainder's row are combined; pooled_mult multiplies after pooling, the others before."""
+    """Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
 
     mult = "mult"
     add = "add"
@@ -30,7 +30,7 @@ class QROperation(Enum):
 
 
 class Pooling(Enum):
-    """How a bag's rows are combined."""
+    """Combinations of a bag's rows."""
 
     sum = "sum"
     mean = "mean"

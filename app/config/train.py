@@ -27,7 +27,7 @@ class Pipeline(Enum):
 
 @dataclass
 class RunConfig:
-    """Where the run is recorded."""
+    """The run's name and directory."""
 
     name: str = MISSING
     dir: str = "runs/${run.name}"
@@ -67,7 +67,7 @@ class EvalConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When state is saved, how much is kept, where a run starts from."""
+    """Intervals of saving, checkpoints kept, and the one to start from."""
 
     every_steps: int | None = None
     every_minutes: float | None = None
@@ -121,7 +121,7 @@ def _validate_batch(train: TrainConfig) -> None:
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
-    """The same with the global batch size, if that of each process was given."""
+    """Return the configuration with the global batch size, if the local one was given."""
     if train.local_batch_size is None:
         return train
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)

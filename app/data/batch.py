@@ -32,7 +32,7 @@ class Batch(Pipelineable):
     num_valid: int
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """The same on a device; to a GPU from page-locked memory, without which no copy runs beside a kernel."""
+        """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
         here = self.pinned() if device.type != "cpu" and self.labels.device.type == "cpu" else self
         return replace(
             here,
@@ -42,7 +42,7 @@ class Batch(Pipelineable):
         )
 
     def pinned(self) -> "Batch":
-        """The same in page-locked memory, which torch keeps for the next batches."""
+        """Copy to page-locked memory, which torch reuses for the next batches."""
         return replace(
             self,
             dense_features=self.dense_features.pin_memory(),

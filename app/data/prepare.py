@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def dataset_path(config: DataConfig) -> Path:
-    """Where the dataset is or will be.
+    """Return the directory of the dataset, which need not exist yet.
 
     Raises:
         UserError: data.raw without data.path.
@@ -79,7 +79,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
 
 
 def _job(config: DataConfig) -> PrepConfig | None:
-    """What data_prep is to do; None if the dataset is there."""
+    """Return the configuration of the preprocessing to run; None if the dataset exists."""
     usual = SyntheticConfig()
     for_synthetic = {
         f"synthetic.{key}": value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)

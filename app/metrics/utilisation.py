@@ -62,7 +62,7 @@ def utilisation(
 
 
 def _table_bytes(config: AppConfig, manifest: Manifest, tables: Sequence[TableSpec]) -> float:
-    """Of one sample's lookups and updates."""
+    """Bytes of one sample's lookups and updates."""
     bags = from_config.bag_sizes_of(config, manifest)
     optimizer = config.optimizer.name.value
     total = 0.0

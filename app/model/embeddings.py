@@ -189,7 +189,7 @@ class _RowWeights(nn.Module):
 
 
 def _projection(width: int, embedding_dim: int) -> nn.Linear:
-    """Of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does."""
+    """Projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does."""
     projection = nn.Linear(width, embedding_dim, bias=False)
     nn.init.xavier_uniform_(projection.weight)
     return projection

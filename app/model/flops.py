@@ -8,7 +8,7 @@ from app.model.interaction import make_interaction, mlp
 
 
 def training_flops(config: ModelConfig, num_dense: int, num_sparse: int) -> int:
-    """Of matrix products, forward and backward, of one sample: dense_arch, interaction and over_arch.
+    """FLOPs of matrix products, forward and backward, of one sample: dense_arch, interaction and over_arch.
 
     A multiplication and an addition count as two; lookups, which multiply nothing, as none.
     """

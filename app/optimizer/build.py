@@ -77,7 +77,7 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def has_fused(name: OptimizerName, device: torch.device) -> bool:
-    """Whether FBGEMM has the algorithm for tables on this kind of device."""
+    """Return whether FBGEMM has the algorithm for tables on this kind of device."""
     return device.type != "cpu" or name in _FUSED_ON_CPU
 
 

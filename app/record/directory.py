@@ -138,7 +138,7 @@ class RunDirectory:
         log.addHandler(handler)
 
     def was_killed(self) -> bool:
-        """Whether a run trained here and ended without a summary."""
+        """Return whether a run trained here and ended without a summary."""
         return self._is_run() and not (self.path / SUMMARY).exists()
 
     def release(self) -> None:
@@ -224,7 +224,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
-    """Whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
+    """Return whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
         event = json.loads(line)
         if event["step"] == step and event["event"] == "eval":

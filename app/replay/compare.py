@@ -45,7 +45,7 @@ def bitwise_difference(
 
 
 def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | None) -> BitwiseDifference | None:
-    """Of the differences in two parts of an array: the earlier index, the larger difference."""
+    """Merge the differences of two parts of an array: the earlier index, the larger difference."""
     if one is None or other is None:
         return one or other
     return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
@@ -119,7 +119,7 @@ def _short(name: str) -> str:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """As NumPy has it; bfloat16, which it has not, becomes float32, value for value."""
+    """Convert to NumPy; bfloat16, which NumPy lacks, becomes float32, value for value."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 

@@ -66,7 +66,7 @@ class Chart:
     from_zero: bool = False
 
     def measured(self) -> bool:
-        """Whether there is anything but references to draw."""
+        """Return whether there is anything but references to draw."""
         return any(series.x for series in self.series if series.kind != "reference")
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ def welch(first: Values, second: Values) -> MeanDifference:
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:
-    """How many times faster the second is, from seconds a sample of either; a 95% interval by the delta method.
+    """Estimate how many times faster the second is from seconds a sample; a 95% interval by the delta method.
 
     The logarithm of a ratio of means has the sum of their squared relative errors as its variance.
     """

@@ -54,7 +54,7 @@ def _sharding(run: RunFiles) -> str:
 
 
 def _stability(run: RunFiles) -> str:
-    """How many launches it took, and how the last one ended."""
+    """Describe the number of launches and how the last one ended."""
     launches = 1 + len(run.manifest.get("earlier") or [])
     return f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}"
 

@@ -151,7 +151,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _launched() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     given = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
     if given and len(given) < len(LAUNCHER_VARIABLES):
         missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in given)
@@ -214,7 +214,7 @@ def _platform(wanted: Platform) -> Platform:
 
 
 def _fbgemm_has_gpu_code() -> bool:
-    """Whether FBGEMM has GPU kernels: a CUDA build of torch may be installed beside a CPU-only FBGEMM."""
+    """Return whether FBGEMM has GPU kernels: a CUDA build of torch may be installed beside a CPU-only FBGEMM."""
     try:
         importlib.metadata.version("fbgemm_gpu-cpu")
     except importlib.metadata.PackageNotFoundError:

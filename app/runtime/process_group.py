@@ -28,7 +28,7 @@ _LOST = re.compile(
 
 
 class FailureAdvice(NamedTuple):
-    """What to do about a command that ran out of memory, and about one that lost a process."""
+    """Advice for a command that ran out of memory, and for one that lost a process."""
 
     less_memory: str
     resume: str

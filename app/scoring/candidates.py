@@ -157,7 +157,7 @@ def _from_objects(path: Path, objects: Sequence[Any], separators: Mapping[str, s
 
 
 def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[str, str]) -> str:
-    """As it would stand in a raw file."""
+    """Format a value as in a raw file."""
     if isinstance(value, list) and column in separators:
         return separators[column].join(_to_text(item, path, row, column, {}) for item in value)
     if value is None:

@@ -124,7 +124,7 @@ def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) 
 
 
 def uses_fbgemm(exported: torch.export.ExportedProgram) -> bool:
-    """Whether the program calls FBGEMM's operators, so that fbgemm_gpu must be imported before it is loaded."""
+    """Return whether the program calls FBGEMM's operators, so that fbgemm_gpu must be imported before it is loaded."""
     return any(str(node.target).startswith("fbgemm.") for node in exported.graph.nodes if node.op == "call_function")
 
 

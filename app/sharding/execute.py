@@ -44,7 +44,7 @@ class EverySharder(EmbeddingBagCollectionSharder):
 
 
 class EveryByIdSharder(EmbeddingCollectionSharder):
-    """The same for tables that are looked up id by id."""
+    """Sharder of tables that are looked up id by id, data-parallel ones included."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return list(BY_ID_TYPES)

@@ -43,7 +43,7 @@ class RankForecast:
 
 @dataclass
 class Forecast:
-    """Of a whole plan.
+    """Cost of a whole plan.
 
     Attributes:
         capacity_bytes: memory that tables may take on a device (of the host, for a CPU), without the reserve.
@@ -73,7 +73,7 @@ class Forecast:
 
 
 class _Cost(NamedTuple):
-    """Of one way to spread a table: ms on its busiest process and bytes on its fullest."""
+    """Cost of one way to shard a table: ms on its busiest process and bytes on its fullest."""
 
     ms: float
     bytes: int

@@ -103,7 +103,7 @@ def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str,
 
 
 def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
-    """The same for a dataset."""
+    """Return the mean bag size of each feature of a dataset."""
     return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding)
 
 

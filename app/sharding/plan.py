@@ -45,7 +45,7 @@ class TableBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """How one table is spread; a data-parallel one has a shard of full size on every process."""
+    """Shards of one table; a data-parallel one has a shard of full size on every process."""
 
     type: str
     kernel: str
@@ -67,7 +67,7 @@ class Plan:
     tables: dict[str, TablePlan]
 
     def to_torchrec(self, device_type: str) -> EmbeddingModuleShardingPlan:
-        """As DistributedModelParallel wants it."""
+        """Convert to the form that DistributedModelParallel takes."""
         plan = EmbeddingModuleShardingPlan()
         for name, table in self.tables.items():
             spec = [
@@ -118,7 +118,7 @@ class Plan:
         return Plan(content["world_size"], content["local_world_size"], tables)
 
     def summary(self) -> str:
-        """How many tables of which type, such as `table_wise` or `data_parallel 10, table_wise 16`."""
+        """Count tables by type, such as `table_wise` or `data_parallel 10, table_wise 16`."""
         kinds = Counter(table.type for table in self.tables.values())
         return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
 

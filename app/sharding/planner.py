@@ -191,7 +191,7 @@ class Workload:
 
 
 class Estimate(NamedTuple):
-    """Of a part of a table on its process: bytes, and milliseconds a step forward and backward."""
+    """Cost of a table's part on its process: bytes, and milliseconds a step forward and backward."""
 
     rank: int
     device_bytes: int

@@ -155,7 +155,7 @@ def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
 
 
 def _example(device: Device) -> str:
-    """How to describe this device, on one line."""
+    """Return the overrides that describe this device, on one line."""
     given = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
     text = ", ".join(f"{key}: {value}" for key, value in {**given, **dict.fromkeys(HARDWARE[2:], "...")}.items())
     return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"

@@ -32,7 +32,7 @@ class Checkpointer:
             self.saved_step = step
 
     def due(self, step: int) -> bool:
-        """Whether to save at this step; the same on all processes."""
+        """Return whether to save at this step; the same on all processes."""
         if self.config.every_steps is not None and step % self.config.every_steps == 0:
             return True
         if self.config.every_minutes is None or step % AGREE_EVERY_STEPS:
@@ -70,7 +70,7 @@ class Checkpointer:
                                  stall_seconds=self._stalls.pop(written.step))  # fmt: skip
 
     def failed(self) -> bool:
-        """Whether a checkpoint could not be written; `wait` raises the reason."""
+        """Return whether a checkpoint could not be written; `wait` raises the reason."""
         return self._saver.failed()
 
     def wait(self) -> None:

@@ -59,7 +59,7 @@ class DataLoader:
 
 
 def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
-    """Whether train.pipeline means sparse_dist here: `auto` does where several processes have a GPU each."""
+    """Return whether train.pipeline means sparse_dist here: `auto` does where several processes have a GPU each."""
     if setting is Pipeline.auto:
         return device.type != "cpu" and world_size > 1
     return setting is Pipeline.sparse_dist

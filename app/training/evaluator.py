@@ -58,7 +58,7 @@ class Evaluator:
 
 
 def is_collapsed(evaluation: dict[str, Any]) -> bool:
-    """Whether the model ranks no better than chance and knows no more than the base rate."""
+    """Return whether the model ranks no better than chance and knows no more than the base rate."""
     auc, ne = evaluation["auc"], evaluation["ne"]
     return auc is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 

@@ -129,14 +129,14 @@ class TrainingLoop:
         return "completed" if state.step == self.length.total_steps else None
 
     def _evaluation_due(self) -> bool:
-        """Whether the state's step is one to be evaluated and has not been."""
+        """Return whether the state's step is one to be evaluated and has not been."""
         step, evaluation = self.state.step, self.state.evaluation
         due = step > 0 and (step == self.length.total_steps or _every(self.length.train.eval_every_steps, step))
         return due and (evaluation is None or evaluation["step"] != step)
 
 
 def target_reached(state: RunState, length: RunLength) -> bool:
-    """Whether this step's evaluation reached train.target_auc or train.target_accuracy."""
+    """Return whether this step's evaluation reached train.target_auc or train.target_accuracy."""
     result, train = state.evaluation, length.train
     if result is None or result["step"] != state.step:
         return False

@@ -33,7 +33,7 @@ NUM_DENSE = 13  # of Criteo's rows, which all recipes use
 
 
 def is_wanted(config: AppConfig) -> bool:
-    """Whether to build the run from published sizes: nothing is to be trained and there is no data."""
+    """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
     if config.train.max_steps != 0 or config.data.published_tables is None or config.data.raw is not None:
         return False
     return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()

@@ -28,7 +28,7 @@ log = logging.getLogger("clickwork")
 
 
 class Resumed(NamedTuple):
-    """Where a session resumes: its state, the seconds already spent, and a line for the log."""
+    """The point at which a session resumes: its state, the seconds already spent, and a line for the log."""
 
     state: RunState
     seconds: dict[str, float]
@@ -36,7 +36,7 @@ class Resumed(NamedTuple):
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
-    """What a checkpoint holds besides tensors; a collective call."""
+    """Return a checkpoint's contents besides tensors; a collective call."""
     runtime = session.runtime
     values = {
         "step": state.step,
@@ -112,7 +112,7 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
 
 
 def _layout(session: Session) -> dict[str, Any]:
-    """What may differ after a resumption, at the price of different rounding."""
+    """Return the settings that may differ after a resumption, at the price of different rounding."""
     return {
         "processes": session.runtime.world_size,
         "threads": session.runtime.num_threads,

@@ -52,7 +52,7 @@ class TrainingRun:
         self.checkpointer.start_from(path, self.state.step)
 
     def is_done(self, before: dict[str, Any]) -> bool:
-        """Whether the run that wrote this summary had come to the end that the configuration now asks for."""
+        """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
         if before["steps"] != self.state.step or before["status"] not in ("completed", "target_reached"):
             return False
         self.state.evaluation = before["eval"]

@@ -123,7 +123,7 @@ class Predictor:
 
 @dataclass
 class Session(Predictor):
-    """What training needs on this process: the sharded model, its loss and its optimizer."""
+    """Everything training needs on this process: the sharded model, its loss and its optimizer."""
 
     plan: Plan
     optimizer: CombinedOptimizer
@@ -137,7 +137,7 @@ class Session(Predictor):
         return lr
 
     def is_finite(self, loss: Tensor) -> bool:
-        """Whether the loss is finite on all processes; waits for the device."""
+        """Return whether the loss is finite on all processes; waits for the device."""
         return self.runtime.highest(float(not torch.isfinite(loss))) == 0
 
     def finite_checks(self) -> FiniteChecks:

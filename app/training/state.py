@@ -15,7 +15,7 @@ AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a 
 
 @dataclass
 class RunState:
-    """All that the next step depends on besides tensors, and the run's history."""
+    """Everything the next step depends on besides tensors, and the run's history."""
 
     step: int = 0
     epoch: int = 0

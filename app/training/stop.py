@@ -10,7 +10,7 @@ from app.training.state import AGREE_EVERY_STEPS
 
 
 class StopCheck:
-    """The same answer on all processes."""
+    """Decision to stop, the same on all processes."""
 
     def __init__(
         self, request: StopRequest, checkpointer: Checkpointer, train: TrainConfig, runtime: Runtime, began: float
@@ -20,7 +20,7 @@ class StopCheck:
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
     def requested(self, step: int) -> bool:
-        """Whether to stop after this step, or batch of an evaluation; several processes agree every tenth.
+        """Return whether to stop after this step, or batch of an evaluation; several processes agree every tenth.
 
         Raises:
             UserError: a checkpoint could not be written in the background; on all processes at once.

@@ -28,7 +28,7 @@ MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 
 
 class IdDistribution(Enum):
-    """How often ids occur.
+    """Distributions of ids.
 
     uniform: evenly; zipf: id k as often as 1 / (k + 1)^exponent; pareto: Pareto-distributed numbers of shape
     `exponent`, rounded down, modulo the table's rows, as in MLPerf's multi-hot data.
@@ -195,7 +195,7 @@ class TraceConfig:
 
 @dataclass
 class DataConfig:
-    """What to read, how to encode it, where to write it, and what may be used for that.
+    """Input, encoding and output of preprocessing, and the resources it may use.
 
     Attributes:
         source: where the rows come from; set by data=NAME.
@@ -247,7 +247,7 @@ class DataConfig:
 
 @dataclass
 class ExchangeConfig:
-    """What `python -m data_prep.interchange` is to do.
+    """Keys of `python -m data_prep.interchange`.
 
     Attributes:
         to: directory to export to.
@@ -268,7 +268,7 @@ class ExchangeConfig:
 
 @dataclass
 class LocalityConfig:
-    """What `python -m data_prep.profile`, `.generate` and `.compare` are to do.
+    """Keys of `python -m data_prep.profile`, `.generate` and `.compare`.
 
     Attributes:
         trace: a dataset's directory, a profile, or text files, one per table.
@@ -323,7 +323,7 @@ def usable_cpus() -> int:
 
 
 def may_use_processes(data: DataConfig) -> bool:
-    """Whether other processes of this machine may be started."""
+    """Return whether other processes of this machine may be started."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
     return data.workers != 1 and data.scheduler is None and budget >= MIN_BUDGET_OF_SEVERAL
 

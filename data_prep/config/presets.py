@@ -25,7 +25,7 @@ AMD_BLOG_MAX_CATEGORIES = 10_000
 
 @dataclass(frozen=True)
 class Rules:
-    """How values become ids and rows become splits.
+    """Rules by which values become ids and rows become splits.
 
     Attributes:
         encoding: whose rules these are.
@@ -68,7 +68,7 @@ class Rules:
     sampling_seed: int = 0
 
     def to_manifest(self) -> dict[str, Any]:
-        """As the manifest's `encoding` holds it: plain values, the encoding as `name`."""
+        """Convert to the manifest's form: plain values, the encoding as `name`."""
         entry = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(self).items()}
         return {"name": entry.pop("encoding"), "dense_transform": entry.pop("dense"), **entry}
 

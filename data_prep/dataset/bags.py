@@ -39,7 +39,7 @@ class Bags(NamedTuple):
         return Bags(self.values, self.offsets[start : stop + 1])
 
     def copy(self) -> "Bags":
-        """The same in memory of their own."""
+        """Copy to memory of their own."""
         return Bags(np.array(self.ids), self.offsets - self.offsets[0])
 
     def take(self, rows: NDArray[np.integer]) -> "Bags":
@@ -56,7 +56,7 @@ class Bags(NamedTuple):
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where bags of these lengths [n] begin and the last one ends, [n + 1] int64."""
+    """Offsets of bags of these lengths [n]: where each begins and the last one ends, [n + 1] int64."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -137,5 +137,5 @@ def verify_file(path: Path, expected: FileDigest) -> None:
 
 
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
-    """Where the array `kind` (labels, dense, sparse, values or offsets) of a shard lies."""
+    """Path of the array `kind` (labels, dense, sparse, values or offsets) of a shard."""
     return root / split / f"{name}.{kind}.npy"

@@ -43,7 +43,7 @@ class Split:
 
 @dataclass
 class Manifest:
-    """All that a reader must know of a dataset.
+    """Everything a reader must know of a dataset.
 
     Attributes:
         schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order, and, where features are
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def dense_dtype(self) -> np.dtype[Any]:
-        """Of the shards' dense arrays."""
+        """Dtype of the shards' dense arrays."""
         is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
         return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
 

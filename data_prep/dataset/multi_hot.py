@@ -38,7 +38,7 @@ TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
 
 
 class Distribution(Enum):
-    """How a bag's further ids are drawn: evenly, or few ids very often."""
+    """Distribution of a bag's further ids: uniform, or few ids very often."""
 
     uniform = "uniform"
     pareto = "pareto"
@@ -46,7 +46,7 @@ class Distribution(Enum):
 
 @dataclass(frozen=True)
 class MultiHot:
-    """What decides the bags besides the sizes of the tables: `sizes` are ids per bag of every feature."""
+    """Settings that decide the bags besides table sizes: `sizes` are ids per bag of every feature."""
 
     sizes: tuple[int, ...]
     distribution: Distribution = Distribution.uniform
@@ -54,7 +54,7 @@ class MultiHot:
 
     @classmethod
     def of(cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None) -> "MultiHot | None":
-        """As configured under `key`; None where no sizes are given.
+        """Build from the settings under `key`; None if no sizes are given.
 
         Args:
             sizes: ids per bag of every feature, or the name mlperf_v2.
@@ -92,7 +92,7 @@ class MultiHot:
         return msgspec.convert(entry, cls)
 
     def to_plain(self) -> dict[str, Any]:
-        """As the manifest's `encoding` holds it."""
+        """Convert to the manifest's form."""
         return to_json(self)
 
 
@@ -173,7 +173,7 @@ class MultiHotTables:
 
 
 def table_path(directory: Path, feature: int) -> Path:
-    """Where the table of the feature of that number lies."""
+    """Path of the table of the feature with that number."""
     return directory / f"{feature}.npy"
 
 
@@ -184,7 +184,7 @@ def table_files(work: Path) -> list[str]:
 
 
 def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
-    """Whether the record has this content and every table's file has its size."""
+    """Return whether the record has this content and every table's file has its size."""
     if not record.is_file() or record.read_bytes() != content:
         return False
     return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class DataSource(Enum):
-    """Where raw rows come from.
+    """Sources of raw rows.
 
     local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
     random: random ids, for speed alone; trace: ids with the locality of a trace.
@@ -22,7 +22,7 @@ class DataSource(Enum):
 
 
 class Encoding(Enum):
-    """How a categorical value becomes an id.
+    """Encodings of categorical values as ids.
 
     vocabulary: ids from 1 by falling count over the train split, 0 for values that are rare or absent there.
     hash: value modulo max_ind_range; one pass, no memory, collisions.
@@ -43,7 +43,7 @@ class Encoding(Enum):
 
 
 class DenseTransform(Enum):
-    """How an integer x is transformed, a missing one being 0; to float32 but for the last.
+    """Transforms of an integer x (missing: 0), to float32 except for the last.
 
     log1p: log(1 + max(x, 0)), rounded once.
     log_float32: the same in single precision, as facebookresearch/dlrm computes it.
@@ -67,7 +67,7 @@ class DenseTransform(Enum):
 
 
 class VocabularyOrder(Enum):
-    """What decides the order of ids: falling count (ties by rising value), first appearance, rising value."""
+    """Orders of ids: descending count (ties by ascending value), first appearance, ascending value."""
 
     frequency = "frequency"
     first_appearance = "first_appearance"
@@ -75,7 +75,7 @@ class VocabularyOrder(Enum):
 
 
 class SplitMethod(Enum):
-    """Which rows are held out.
+    """Choices of held-out rows.
 
     auto: last_day if there are several files, else fraction.
     last_day: the last file, in the order of data.raw.

@@ -36,7 +36,7 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return tuple(name for name in self.sparse if name not in self.ragged)
 
     def to_manifest(self) -> dict[str, Any]:
-        """As `data_prep.dataset.manifest.Manifest.schema` holds it."""
+        """Convert to the form of `Manifest.schema`."""
         return to_json(self)
 
     @classmethod

@@ -45,7 +45,7 @@ class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to read a table.
+    """Description of a user's table.
 
     Attributes:
         delimiter: of a text file, one character.
@@ -91,7 +91,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return tuple(dict.fromkeys(self.column_of(feature) for feature in (*self.dense, *self.sparse)))
 
     def to_manifest(self) -> dict[str, Any]:
-        """As the manifest's `encoding` holds it; keys after `names` only where they are not the default."""
+        """Convert to the manifest's form; keys after `names` only where they are not the default."""
         return to_json(self)
 
     @classmethod
@@ -100,7 +100,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return msgspec.convert(entry, cls)
 
     def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
-        """The same table where a file's columns are others, or the same in another order.
+        """Return the table for a file with other columns, or the same in another order.
 
         Raises:
             UserError: a column that is used is not there.

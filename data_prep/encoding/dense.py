@@ -46,14 +46,14 @@ def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = 
     return result
 
 
-def range_of(dense: NDArray[np.int32]) -> DenseRange:
+def range_of(dense: NDArray[Any]) -> DenseRange:
     """Smallest and largest value of each column of a block that has rows."""
     dtype = np.int64 if dense.dtype.kind == "i" else np.float64
     return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
 
 
 def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
-    """As of_two.reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow where rows are short."""
+    """Reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow on short rows."""
     folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
     if folded:
         wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))

@@ -118,7 +118,7 @@ class Encoder:
 
     @property
     def separators(self) -> dict[str, str]:
-        """What stands between the values of each multi-valued column where rows are given as text."""
+        """Separator of each multi-valued column's values where rows are given as text."""
         return text_separators(self._table)
 
     def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
@@ -126,7 +126,7 @@ class Encoder:
         return parse_fields(columns, self.schema, self._table, name, first_row, max_input(self._transform))
 
     def unknown(self, block: Block) -> NDArray[np.bool_]:
-        """Which fields have a value without an id of its own, [rows, F] of `features`; none with `hash`."""
+        """Mask of fields whose value has no id of its own, [rows, F] of `features`; none with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, (feature, table) in enumerate(self._tables.items()):
             bags = self._raw_bags(block, feature)

@@ -55,7 +55,7 @@ class LookupTable:
 
 @dataclass(frozen=True)
 class CodeTable:
-    """As a `LookupTable`, of the codes of a dictionary: the id of each, and which of them have none of their own."""
+    """Lookup table of a dictionary's codes: the id of each, and which of them have none of their own."""
 
     ids: NDArray[np.int32]
     missing: NDArray[np.bool_] | None
@@ -138,7 +138,7 @@ def encode_columns(columns: NDArray[np.uint32], tables: list[LookupTable]) -> tu
 
 
 def vocabulary_path(root: Path, feature: str) -> Path:
-    """Where the vocabulary of a feature lies: uint32 values, values[i] having the id i + 1."""
+    """Path of a feature's vocabulary: uint32 values, of which values[i] has the id i + 1."""
     return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
 
 

@@ -64,7 +64,7 @@ def _slice_bytes(count: int, bits: int) -> int:
 
 
 def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Which part each value belongs to; another hash than that of the tables, whose slots would else collide."""
+    """Part of each value, by another hash than the tables', whose slots would otherwise collide."""
     if bits == 0:
         return np.zeros(len(values), np.uint32)
     mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER

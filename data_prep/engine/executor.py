@@ -85,7 +85,7 @@ class Counters:
 
 
 class LocalCounters:
-    """What one task counts, where memory is not shared."""
+    """Counters of one task, where memory is not shared."""
 
     def __init__(self) -> None:
         self.bytes = self.rows = 0
@@ -109,7 +109,7 @@ class Cache:
         self._value: Any = None
 
     def get(self, key: Hashable, load: Callable[[], ResultT]) -> ResultT:
-        """What was loaded under a key; the one before is let go of first."""
+        """Return the value loaded under a key; the previous one is released first."""
         with self._lock:
             if self._key != key:
                 self.clear()
@@ -119,7 +119,7 @@ class Cache:
 
 
 class Worker:
-    """What a process offers the tasks that it runs: counters of work done, and a cache that outlives a task."""
+    """Services of a process for its tasks: counters of work done, and a cache that outlives a task."""
 
     def __init__(self, counters: Counters | LocalCounters, cache: Cache) -> None:
         self.counters, self.cache = counters, cache
@@ -372,7 +372,7 @@ def _run_in_worker(task: Task[ResultT]) -> tuple[ResultT, str, int]:
 
 
 def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """As `_run_in_worker`, and the bytes and rows that were counted."""
+    """Run a task as `_run_in_worker` does; return also the bytes and rows it counted."""
     counters = LocalCounters()
     result = task.run(Worker(counters, _worker.cache))
     return (result, f"{socket.gethostname()}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows

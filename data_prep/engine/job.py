@@ -35,7 +35,7 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 5  # of the files and records in it: an unfinished job of another format is not resumed
+WORK_FORMAT = 6  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
@@ -45,7 +45,7 @@ SHUFFLED_VALUE_BYTES = 7  # of a multi-valued column, likewise
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides what chunks contain; sent to every worker."""
+    """Everything that decides what chunks contain; sent to every worker."""
 
     work: Path
     sources: tuple[Source, ...]
@@ -63,12 +63,12 @@ class Job:
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Of the arrays of a shard that have one entry a row."""
+        """Dtypes of a shard's arrays with one entry a row."""
         return {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS} | {"dense": self.rules.dense.dtype}
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:
-        """Of integers before their transform."""
+        """Dtype of integers before their transform."""
         return np.dtype(np.int32 if self.table is None else np.float64)
 
     @property
@@ -87,16 +87,16 @@ class Job:
         return _with_suffix(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
-        """What the paths of a chunk's files begin with."""
+        """Common prefix of the paths of a chunk's files."""
         return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
 
     def checksum(self, suffix: str) -> Callable[[], Any]:
-        """How one of a chunk's files is checksummed: those that end in the dataset by SHA-256."""
+        """Checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
         return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
 
 
 class Record(Protocol):
-    """What a task found out; `files` are those it wrote, by what follows their stem and a dot."""
+    """Result of a task; `files` are those it wrote, by their suffix after the stem and a dot."""
 
     files: dict[str, FileDigest]
 
@@ -110,7 +110,8 @@ class ChunkRecord:
         files: size and checksum of what the stage wrote.
         dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
         distinct: number of distinct values of each feature in .counts.
-        dense_low, dense_high: the range of each integer column, a missing one counting as 0.
+        dense_low, dense_high: the range of each integer column, a missing one counting as 0, where it is needed.
+        sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
         unknown: values of each feature without an id of their own.
     """
 
@@ -123,6 +124,8 @@ class ChunkRecord:
     distinct: list[int] = field(default_factory=list)
     dense_low: list[int | float] = field(default_factory=list)
     dense_high: list[int | float] = field(default_factory=list)
+    sparse_low: list[int | float] = field(default_factory=list)
+    sparse_high: list[int | float] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
 
     @property
@@ -174,7 +177,7 @@ class LoggedTask(Generic[RecordT]):
 
     @property
     def stem(self) -> Path:
-        """What the paths of its files begin with."""
+        """Common prefix of the paths of its files."""
         raise NotImplementedError
 
     @property

@@ -132,7 +132,7 @@ def _allowed(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
 
 
 def _within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
-    """As many processes as wanted, or as the budget allows, which is logged."""
+    """Return the wanted number of processes, or as many as the budget allows, which is logged."""
     allowed = _allowed(data, need, parent_bytes)
     if allowed < wanted:
         print(

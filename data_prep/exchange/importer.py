@@ -38,7 +38,7 @@ INTEGERS, FLOAT32 = "integers", "float32"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where rows come from: the files of their labels, dense values and ids, and how many rows come before them."""
+    """Files of some rows' labels, dense values and ids, and the number of rows before them."""
 
     labels: Path
     dense: Path

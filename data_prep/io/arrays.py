@@ -105,7 +105,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 def rows_range(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) -> FileRange:
-    """Where rows start..stop of a .npy file [rows, width] lie."""
+    """Byte range of rows start..stop of a .npy file [rows, width]."""
     row_bytes = width * np.dtype(dtype).itemsize
     return FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes)
 

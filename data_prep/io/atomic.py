@@ -54,7 +54,7 @@ def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> Fi
 
 
 def is_unchanged(path: Path, digest: FileDigest) -> bool:
-    """Whether a file is there with that size and checksum, of whichever kind the checksum is."""
+    """Return whether a file is there with that size and checksum, of whichever kind the checksum is."""
     start = Crc32 if digest.sha256.startswith(Crc32.PREFIX) else hashlib.sha256
     try:
         return path.stat().st_size == digest.bytes and digest_file(path, start) == digest

@@ -120,7 +120,7 @@ class FileWriter:
             self._temporary.unlink(missing_ok=True)
 
     def _out(self) -> NDArray[np.uint8]:
-        """What is left of the last piece, or a new one."""
+        """Return the rest of the last piece, or a new one."""
         if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
             if not self._is_held:
                 self._send_all()

@@ -12,7 +12,7 @@ BLOCKS = 4
 
 
 class ReadAhead(io.RawIOBase):
-    """What `fill` gives, call after call, block by block or as a stream.
+    """Reader of the blocks that `fill` produces, block by block or as a stream.
 
     Args:
         fill: fills some of the memory it is handed and returns how much, 0 at the end; called in one thread only.
@@ -61,7 +61,7 @@ class ReadAhead(io.RawIOBase):
         return filled
 
     def at_end(self) -> bool:
-        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        """Return whether the next block will be the empty one; the last block stays valid."""
         self._peeked = self._peeked or self._filled.get()
         return not isinstance(self._peeked, Exception) and not self._peeked[1]
 

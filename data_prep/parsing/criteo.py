@@ -140,7 +140,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
     if len(fields) != len(columns) and not _is_text(line):
         return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
     if len(fields) == 1 and line.count(b",") > 1:
-        return f"{where}: separated by commas, not tabs; for a table of your own, use data=custom with data.schema"
+        return f"{where}: separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
         if len(fields) < len(columns) and is_last:
@@ -158,7 +158,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
 
 
 def _is_text(line: bytes) -> bool:
-    """Whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
+    """Return whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
     try:
         return not any(character < " " and character not in "\t\r\n" for character in line.decode())
     except UnicodeDecodeError:
@@ -166,7 +166,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def _fault(field: bytes, column: str, schema: Schema) -> str | None:
-    """What is wrong with one field, or None."""
+    """Describe the fault of one field; None if it has none."""
     if column == schema.label:
         return None if field in (b"0", b"1") else "is not a label (0 or 1)"
     if not field:

@@ -70,7 +70,7 @@ def plan_chunks(source: Source, table: Table, chunk_bytes: int) -> list[RowRange
 
 
 def _list_values(group: Any, table: Table) -> int:
-    """How many values the fields of a row group's multi-valued columns hold, where they are lists."""
+    """Count the values in a row group's multi-valued columns that are lists."""
     columns = (group.column(i) for i in range(group.num_columns))
     return sum(
         column.num_values for column in columns if column.path_in_schema.partition(".")[0] in table.schema.ragged
@@ -105,7 +105,7 @@ MAGIC = b"PAR1"
 
 
 def is_parquet(source: Source) -> bool:
-    """Whether a file is Parquet, by its first bytes."""
+    """Return whether a file is Parquet, by its first bytes."""
     with open(source.path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 

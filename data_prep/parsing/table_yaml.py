@@ -92,7 +92,7 @@ def _remedy(name: str, kinds: dict[str, str]) -> str:
 
 
 def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:
-    """What stands between the values of a Parquet column, "" in a column of lists; None where fields hold one."""
+    """Separator of a Parquet column's values, "" in a column of lists; None for single values."""
     separator, kind = dict(table.separators).get(name), kinds[name]
     if kind == "list":
         if separator is not None:
@@ -137,7 +137,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) 
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
     parts: list[DatePart] = []
-    dense = [_feature(path, entry, names, parts) for entry in lists[0]]
+    dense = [_feature(path, "dense", entry, names, parts) for entry in lists[0]]
     sparse, separators = [], []
     for entry in lists[1]:
         if isinstance(entry, dict) and "separator" in entry:
@@ -145,7 +145,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) 
             sparse.append(_name(path, column, names))
             separators.append((sparse[-1], separator))
         else:
-            sparse.append(_feature(path, entry, names, parts))
+            sparse.append(_feature(path, "sparse", entry, names, parts))
     for name in sparse:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
@@ -191,7 +191,7 @@ def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
     return entry["column"], separator
 
 
-def _feature(path: Path, entry: Any, names: tuple[str, ...] | None, parts: list[DatePart]) -> str:
+def _feature(path: Path, key: str, entry: Any, names: tuple[str, ...] | None, parts: list[DatePart]) -> str:
     """The feature's name from COLUMN or {column: COLUMN, part: hour}, which is added to `parts`."""
     if not isinstance(entry, dict):
         return _name(path, entry, names)
@@ -199,8 +199,8 @@ def _feature(path: Path, entry: Any, names: tuple[str, ...] | None, parts: list[
     is_known = {"column", "part"} <= set(entry) <= {"column", "part", "format"}
     if not is_known or part not in PARTS or not isinstance(form, str | None):
         raise UserError(
-            f'{path}: {entry}: give a column, {{column: NAME, separator: "|"}} (sparse only), or '
-            f'{{column: NAME, part: {"|".join(PARTS)}, format: "%d.%m.%Y"}}'
+            f'{path}: key {key}, {entry}: give a column, {{column: NAME, separator: "|"}} (sparse only), or '
+            f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
         )
     column = _name(path, entry["column"], names)
     parts.append(DatePart(f"{column}_{part}", column, part, form))

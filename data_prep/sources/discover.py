@@ -24,6 +24,7 @@ except ImportError:  # the same bytes, but slower
 
 
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
+RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 GLOB_CHARACTERS = frozenset("*?[")
@@ -78,6 +79,8 @@ def resolve_sources(raw: Any) -> list[Source]:
         UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
     """
     entries = [raw] if isinstance(raw, (str, Path)) else raw
+    if isinstance(raw, (int, float)):
+        raise UserError(f"data.raw={raw}: a number; if that is the name of a file, write 'data.raw=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     paths = [path for entry in entries for path in _expand(str(entry))]
@@ -121,7 +124,7 @@ def _expand(entry: str) -> list[Path]:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file is compressed by gzip, by its first bytes."""
+    """Return whether a file is compressed by gzip, by its first bytes."""
     with open(path, "rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
@@ -132,7 +135,7 @@ def open_gzip(file: Any) -> Any:
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
+    """Return whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
     with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
         return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
     return False

@@ -59,7 +59,7 @@ class RemoteFile:
     urls: tuple[str, ...]
     sha256: str | None = None
     given_by: str = PUBLISHED
-    otherwise: str = "get the file yourself and name it in data.raw with data=local"
+    otherwise: str = "get the file yourself and name it in data.raw with data.source=local"
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Origin:
         return self.etag is not None and not self.etag.startswith("W/")
 
     def vouches(self, url: str) -> bool:
-        """Whether the server at `url` can say which bytes belong to these."""
+        """Return whether the server at `url` can say which bytes belong to these."""
         return self.url == url and self.validator is not None
 
     def differs(self, other: "Origin") -> bool:
-        """Whether another reply is about another file; between mirrors only the size tells.
+        """Return whether another reply is about another file; between mirrors only the size tells.
 
         A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), the time it need not.
         """

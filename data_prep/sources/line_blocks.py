@@ -38,7 +38,7 @@ class PlainReader:
         return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
 
     def at_end(self) -> bool:
-        """Whether the next block will be the empty one; the last one handed out stays valid."""
+        """Return whether the next block will be the empty one; the last block stays valid."""
         return self._file.tell() >= os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class SourceStream:
             raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """As that of PlainReader, but nothing is to be asked for after the end.
+        """Return the next block as PlainReader does; not to be called after the end.
 
         Raises:
             UserError: a compressed file is truncated or damaged.
@@ -81,7 +81,7 @@ class SourceStream:
         return self._content.next_block()
 
     def at_end(self) -> bool:
-        """As that of PlainReader."""
+        """Return whether the next block will be the empty one; the last block stays valid."""
         return self._content.at_end()
 
     def consumed(self) -> int:

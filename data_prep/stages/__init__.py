@@ -1,1 +1,1 @@
-"""The stages of a job, one file each, in the order of `run`."""
+"""The stages of a job, in the order of `pipeline.run_stages`: parse, vocabulary, order, encode, scatter, gather."""

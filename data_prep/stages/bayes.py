@@ -49,7 +49,7 @@ def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArr
 def _chunks(
     job: Job, records: list[ChunkRecord]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
-    """Of each chunk's rows: position in the dataset (-1: left out), probability, label."""
+    """Yield for each chunk's rows: position in the dataset (-1: left out), probability, label."""
     begin = begin_in_source = 0
     source = -1
     for record in records:

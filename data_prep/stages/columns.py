@@ -65,20 +65,20 @@ class ValueBuffer:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Where things lie in a `columns` file; dictionaries: of each feature the number of values, 0 without one."""
+    """Layout of a `columns` file; dictionaries: number of values of each feature's, 0 without one."""
 
     rows: int
     dictionaries: Sequence[int]
     block_rows: int
 
     def dtype(self, feature: int) -> np.dtype[Any]:
-        """Of a feature's numbers."""
+        """Dtype of a feature's numbers."""
         values = self.dictionaries[feature]
         return np.dtype(np.uint32 if not values else np.uint8 if values <= FEW_CODES else np.uint16)
 
     @property
     def begin(self) -> int:
-        """Where the first block begins."""
+        """Offset of the first block."""
         return _aligned(VALUE_BYTES * sum(self.dictionaries))
 
     def feature_bytes(self, feature: int, rows: int) -> int:

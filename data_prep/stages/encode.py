@@ -181,7 +181,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return writer.close()
 
     def _merged_rows(self, unknown: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """As `_sparse_rows`, of the ids that the passes have left."""
+        """Yield ids as `_sparse_rows` does, merged from the passes."""
         for start, stop in row_blocks(0, self.record.rows, self.job.block_rows):
             ids = np.empty((len(self.single), stop - start), np.int32)
             for column, feature in enumerate(self.single):
@@ -239,7 +239,7 @@ def _stored_rows(
 
 
 def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """As `_stored_rows`, a chunk's integers as their transform makes them."""
+    """Yield a chunk's transformed integers as `_stored_rows` does."""
     job, rules = chunk.job, chunk.job.rules
     stored = _stored_rows(chunk, "integers.npy", len(job.schema.dense), job.raw_dense_dtype, start, stop)
     for begin, block in stored:
@@ -249,7 +249,7 @@ def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int,
 def _sparse_rows(
     chunk: EncodeTask, worker: Worker, unknown: NDArray[np.int64], start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """As `_stored_rows`, a chunk's ids by its vocabularies; `unknown` counts each feature's values without an id."""
+    """Yield a chunk's ids as `_stored_rows` does; `unknown` counts each feature's values without an id."""
     tables = chunk.tables(worker)
     numbers = [chunk.features.index(feature) for feature in chunk.single]
     columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
@@ -279,7 +279,7 @@ def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
 
 
 def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Of each single-valued feature the number of values without an id of their own, in [rows, F] ids."""
+    """Count each single-valued feature's values without an id of their own, in [rows, F] ids."""
     counts = np.zeros(ids.shape[1], np.int64)
     if _reserves_id(job.rules):
         count_equal(np.asarray(ids), job.rules.unknown_id, counts)
@@ -287,13 +287,13 @@ def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _reserves_id(rules: Rules) -> bool:
-    """Whether an id is kept for unknown values and for nothing else."""
+    """Return whether an id is kept for unknown values and for nothing else."""
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
 
 
 def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) -> list[int]:
-    """As `count_unknown`, of all features, from the single-valued ones' counts and the others' bags."""
+    """Count unknown values of all features, from the single-valued ones' counts and the others' bags."""
     if not bags:
         return single.tolist()
     is_reserved = _reserves_id(job.rules)

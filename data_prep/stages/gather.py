@@ -74,7 +74,7 @@ class GatherTask(LoggedTask[GatheredShard]):
         return 4 * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
     def path(self, kind: str) -> Path:
-        """Where the array of a kind lies before it is moved into the dataset."""
+        """Path of the array of a kind before it is moved into the dataset."""
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
     def do(self, worker: Worker) -> GatheredShard:
@@ -90,7 +90,7 @@ class GatherTask(LoggedTask[GatheredShard]):
         return shard
 
     def _slice(self, source: int, chunk: int) -> slice:
-        """Which rows of a chunk, as scattered, are of this shard."""
+        """Slice of a scattered chunk's rows that belong to this shard."""
         positions = open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))
         return slice(*between(positions, (self.start, self.stop)).tolist())
 
@@ -173,7 +173,7 @@ def gather_tasks(
 
 
 def window_bounds(rows: int, min_rows: int) -> list[int]:
-    """Where a shard's windows begin, and its end; the last ones are smaller and smaller, but none below `min_rows`."""
+    """Bounds of a shard's windows; the last ones get smaller, but none below `min_rows`."""
     bounds = [0]
     while bounds[-1] < rows:
         left = rows - bounds[-1]
@@ -218,7 +218,7 @@ class MovedRows:
 
 
 def between(rising: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
-    """How many of rising numbers are below each of the bounds."""
+    """Count the ascending numbers below each bound."""
     return np.searchsorted(rising, np.array(bounds, rising.dtype))  # of another type all numbers are converted
 
 

@@ -38,7 +38,7 @@ COPY_VALUES = 1 << 20
 
 @dataclass
 class Reading:
-    """What came of reading a source or a part of it: chunks, and the file's digest where all of it was read."""
+    """Result of reading a source or a part of it: chunks, and the file's digest if all of it was read."""
 
     records: list[ChunkRecord]
     digest: FileDigest | None = None
@@ -103,7 +103,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
-    """All that is to be read: sources `whole`, or in chunks and by another task, at the same time, for the checksum."""
+    """Plan the reading: sources `whole`, or in chunks, with another task beside them for the checksum."""
     tasks: list[ParseTask | DigestTask] = []
     for task in parse_tasks(job, whole):
         if task.chunk == 0:
@@ -294,6 +294,7 @@ class ChunkWriter:
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
+        self._sparse_ranges: list[DenseRange] = []
         self._positives = 0
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
@@ -334,9 +335,12 @@ class ChunkWriter:
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)
-            self._ranges += [range_of(block.dense)] if rows else []
         else:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, dense))
+        if rows and (self._is_raw or self._job.table is not None):
+            self._ranges.append(range_of(block.dense))
+        if rows and self._job.table is not None:
+            self._sparse_ranges.append(range_of(block.sparse))
         if self._is_vocabulary:
             self._values.append(block.sparse)
         else:
@@ -360,6 +364,9 @@ class ChunkWriter:
         if self._ranges:
             known = join_ranges(self._ranges)
             record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+        if self._sparse_ranges:
+            known = join_ranges(self._sparse_ranges)
+            record.sparse_low, record.sparse_high = known.low.tolist(), known.high.tolist()
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

@@ -25,7 +25,7 @@ Places: TypeAlias = NDArray[Any]  # of unsigned integers
 def inverse_permutation(
     rows: int, seed: int, directory: Path, window_rows: int, check: Callable[[], None] = lambda: None
 ) -> Iterator[Places]:
-    """Where each row is in np.random.RandomState(seed).permutation(rows): of v the k with permutation[k] = v.
+    """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v the k with permutation[k] = v.
 
     It is also where np.random.shuffle puts the rows of a two-dimensional array: both swap by the same random integers.
 
@@ -64,7 +64,7 @@ class _Shuffle:
         self._sent: NDArray[Any] = np.empty((3, DRAWS), dtype)
 
     def all(self, rows: int) -> Places:
-        """Where each of so many rows is, which one window holds."""
+        """Positions of rows that fit into one window."""
         permutation = np.arange(rows, dtype=self._sent.dtype)
         for _ in self._swap(permutation, 0):
             pass
@@ -91,7 +91,7 @@ class _Shuffle:
             self._places.send(window[:1], np.zeros(1, window.dtype))
 
     def places(self, low: int, stop: int) -> Places:
-        """Where each of the rows low..stop is, once all windows have been gone through."""
+        """Positions of rows low..stop, once all windows are done."""
         place = np.empty(stop - low, self._sent.dtype)
         for value, number in self._places.take(low):
             self._check()
@@ -152,7 +152,7 @@ class _Sent:
                     rows[start:end].tofile(file)
 
     def take(self, low: int) -> Iterator[NDArray[Any]]:
-        """What was sent to the window that begins with `low`, as columns [width, n], part by part."""
+        """Swaps sent to the window that begins with `low`, as columns [width, n], part by part."""
         path = self._path(low // self._window_rows)
         if path.exists():
             with open(path, "rb") as file:

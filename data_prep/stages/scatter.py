@@ -189,12 +189,12 @@ class KeptChunk:
     position: int
 
     def rows_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Which of its rows go to the positions start..stop; the second number is no larger if none do."""
+        """Return the range of its rows that go to positions start..stop; empty if none do."""
         return max(0, start - self.position), min(self.chunk.record.rows, stop - self.position)
 
 
 def plan_scatter(job: Job, chunks: list[EncodeTask], layout: RowLayout) -> tuple[list[ScatterTask], list[KeptChunk]]:
-    """Which chunks are to be scattered, and which go to shards as they are; where there are bags, all are scattered."""
+    """Divide chunks into those to scatter and those whose rows keep their order; with bags, scatter all."""
     scatter, kept = [], []
     begin = 0
     for chunk in chunks:

@@ -126,7 +126,7 @@ def kept_position(job: Job, begin: int, rows: int) -> int | None:
 
 
 def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
-    """Which rows of each chunk are not dropped; the same each time."""
+    """Yield each chunk's mask of rows that are not dropped; the same each time."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
@@ -135,7 +135,7 @@ def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool
 
 
 def _count_kept(job: Job, records: list[ChunkRecord]) -> tuple[int, int]:
-    """How many rows are not dropped, and how many of the last source."""
+    """Count the rows that are not dropped, of all sources and of the last."""
     counts = [record.rows for record in records]
     if job.rules.negative_drop_rate:
         counts = [int(part.sum()) for part in _kept_rows(job, records)]

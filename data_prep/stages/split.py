@@ -166,7 +166,7 @@ def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
 
 
 def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:
-    """Of each file of the dataset its path in the work's directory and in the dataset's."""
+    """Return for each file of the dataset its path in the work's directory and in the dataset's."""
     moves = [move for shard in built for move in shard.moves]
     for feature in manifest.encoding.get("vocabulary", {}):
         name = str(vocabulary_path(job.work, feature).relative_to(job.work))

@@ -40,7 +40,7 @@ class ChunkCounts:
     begin: int
 
     def range(self, job: Job, feature: int) -> FileRange:
-        """Where those of a feature lie."""
+        """Range of the file that holds a feature's counts."""
         path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
         entries = self.record.distinct
         return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
@@ -192,7 +192,7 @@ class VocabularyRecord:
 
     @property
     def digest(self) -> FileDigest:
-        """Of the file vocab/<feature>.npy."""
+        """Digest of the file vocab/<feature>.npy."""
         return self.files["npy"]
 
 

@@ -25,7 +25,7 @@ DISK_MARGIN = 1.05
 
 
 class Generator(Protocol):
-    """What makes the rows; `encoding` has all that decides them."""
+    """A generator of rows; `encoding` has everything that decides them."""
 
     schema: Schema
     num_embeddings: dict[str, int]

@@ -1,1 +1,1 @@
-"""Rows made from a formula: days with a known ground-truth model, and random ids; `traces` imitates given accesses."""
+"""Rows generated from a formula: days whose labels a known ground-truth model draws, and random ids."""

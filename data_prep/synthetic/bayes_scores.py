@@ -66,5 +66,5 @@ def _logloss(rows: NDArray[np.float64], positives: NDArray[np.float64], probabil
 
 
 def truth_path(day: Path) -> Path:
-    """Where the click probabilities of a generated day lie: [rows] float32."""
+    """Path of a generated day's click probabilities: [rows] float32."""
     return day.with_name(f"truth_{day.stem.removeprefix('day_')}.npy")

@@ -1,1 +1,1 @@
-"""Locality of given accesses: profiles of stack distances, and rows with the same; `synthetic` needs no example."""
+"""Locality of given accesses: profiles of their stack distances, and rows generated with the same locality."""

@@ -126,7 +126,7 @@ def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> N
 
 
 def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
-    """What `save_profiles` wrote.
+    """Load profiles written by `save_profiles`.
 
     Raises:
         UserError: not there, or not such a file.

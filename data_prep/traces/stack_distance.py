@@ -34,16 +34,16 @@ class LruStack:
     def arrays(
         self,
     ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """What the kernels of this module change: words, tree, id_at, slot_of, state."""
+        """State that the kernels of this module update: words, tree, id_at, slot_of, state."""
         return self._words, self._tree, self._id_at, self._slot_of, self._state
 
     @property
     def depth(self) -> int:
-        """How many ids are in the stack."""
+        """Number of ids in the stack."""
         return int(self._state[LIVE])
 
     def room(self) -> int:
-        """How many uses can be made at once, at least one; moves the ids to the front or to more room if need be."""
+        """Return the number of accesses that fit, at least one; compacts or grows the stack if needed."""
         capacity = len(self._id_at)
         if self._state[NEXT] == capacity:
             live = self.depth

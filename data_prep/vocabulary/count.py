@@ -94,14 +94,14 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """As a stable argsort, but by sorting numbers of 64 bits, which NumPy does several times faster."""
+    """Stable argsort by sorting 64-bit numbers, which NumPy does several times faster."""
     keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Where each distinct value of a sorted array begins."""
+    """Index at which each distinct value of a sorted array begins."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))

@@ -22,7 +22,7 @@ class Mergeable(Protocol):
 
     @property
     def entries(self) -> int:
-        """How many distinct values it has."""
+        """Number of distinct values."""
 
     @property
     def values(self) -> NDArray[np.uint32]:
@@ -162,17 +162,17 @@ class SpilledRun:
 
     @property
     def values(self) -> NDArray[np.uint32]:
-        """As of `Run`."""
+        """See `Run`."""
         return np.fromfile(self._path("values"), np.uint32)
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """As of `Run`."""
+        """See `Run`."""
         return np.fromfile(self._path("counts"), np.int64)
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """As of `Run`."""
+        """See `Run`."""
         return np.fromfile(self._path("first"), np.int64)
 
 

@@ -27,7 +27,7 @@ class CountClasses(NamedTuple):
 
 
 def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
-    """Of every part the values that are among the `limit` most frequent of all; of equal counts the smaller values."""
+    """Yield of every part the values among the `limit` most frequent of all; of equal counts the smaller values."""
     counts, sizes = count_classes(parts)
     no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
     whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
