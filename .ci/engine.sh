@@ -73,7 +73,11 @@ find_room() {
 }
 
 install_packages() {
-  command -v runc iptables mmdebstrap ip >/dev/null && return
+  local tool missing=""
+  for tool in runc iptables mmdebstrap ip; do
+    command -v "$tool" >/dev/null || missing+=" $tool" # with several names it succeeds if any one is there
+  done
+  [ -n "$missing" ] || return 0
   apt-get -qq update
   DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
     runc iptables mmdebstrap iproute2 ca-certificates

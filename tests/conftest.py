@@ -13,6 +13,28 @@ settings.register_profile("clickwork", derandomize=True, deadline=None)
 settings.load_profile("clickwork")
 
 
+# Skips that are right on any machine without what they name.
+OPTIONAL = ("no GPU", "MLflow's client is not installed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true",
+                     help="fail if a test was skipped that this machine should run: as .ci/run does")  # fmt: skip
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With --fail-on-skip, count a skipped test as a failure unless it names something optional."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput") or not session.config.getoption("--fail-on-skip"):
+        return
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])]
+    unexpected = sorted({reason for reason in reasons if not reason.startswith(OPTIONAL)})
+    for reason in unexpected:
+        reporter.write_line(f"not to be skipped here: {reason}", red=True)
+    if unexpected and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """On a fresh checkout, once: else each of the processes that run tests compiles the same kernels."""
     if not hasattr(session.config, "workerinput"):

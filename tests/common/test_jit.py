@@ -7,8 +7,8 @@ from tests.data_prep.conftest import REPOSITORY
 
 PROGRAM = """
 import numpy as np
-from data_prep.encode import encode_hash
-from data_prep.jit import compile_notice
+from data_prep.encoding.encoder import encode_hash
+from common.jit import compile_notice
 
 with compile_notice("the parser"):
     encode_hash(np.ones((1, 1), np.uint32), 2)

@@ -18,21 +18,15 @@ from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("CLICKWORK_SHARED", REPOSITORY.parent / "shared"))
+REFERENCE = REPOSITORY / "tests/golden/reference"  # rows, and what other programs make of them
+# Criteo's rows may not be redistributed: whoever has some can have them tried besides.
+REAL_ROWS = os.environ.get("CLICKWORK_REAL_ROWS")
 
 
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The directory with the real rows and the golden arrays."""
-    if not (SHARED / "golden").is_dir():
-        pytest.skip(f"no golden data at {SHARED}; set CLICKWORK_SHARED to the directory that holds it")
-    return SHARED
-
-
-@pytest.fixture(scope="session")
-def real_rows(shared: Path) -> Path:
-    """1,999 rows of Criteo Kaggle."""
-    return shared / "data" / "criteo_kaggle_sample.tsv"
+@pytest.fixture(scope="session", params=[str(REFERENCE / "rows.tsv"), *([REAL_ROWS] if REAL_ROWS else [])])
+def rows(request: pytest.FixtureRequest) -> Path:
+    """A file of rows in Criteo's format: generated, and real ones where CLICKWORK_REAL_ROWS names a file."""
+    return Path(request.param)
 
 
 @pytest.fixture

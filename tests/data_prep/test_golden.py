@@ -10,12 +10,13 @@ from data_prep.parsing.criteo import parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.stages.permutation import inverse_permutation
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import REFERENCE, config, load_split
 
 KINDS = ("labels", "dense", "sparse")
 SPLITS = ("train", "val", "test")
-DAYS = {0: slice(0, 800), 1: slice(800, 1600), 2: slice(1600, 1999)}
-TRAIN_ROWS = 1600
+DAYS = {0: slice(0, 400), 1: slice(400, 800), 2: slice(800, 999)}
+TRAIN_ROWS = 800
+ROWS = REFERENCE / "rows.tsv"
 
 
 def assert_all_equal(ours, golden, rounded=()):
@@ -60,7 +61,7 @@ def torchrec_steps(raw, root):
     overrides = ["data.encoding=torchrec", "data.frequency_threshold=3", "data.chunk_bytes=20000"]
     manifest = preprocess(config(raw, f"data.path={root}", *overrides))
     verify_dataset(root)
-    assert len(load_split(root, "val")[0]) == 200
+    assert len(load_split(root, "val")[0]) == 100
     ours = {
         "shuffle_perm_n2": permutation(TRAIN_ROWS, root),
         "raw_int_min_per_day": [min(known["low"]) for known in manifest.encoding["dense_range"]],
@@ -90,12 +91,12 @@ def contiguous_ids(raw, root, threshold):
     return by_day(f"contig_t{threshold}_day{{day}}", ids)
 
 
-def as_one_file(real_rows, root):
+def as_one_file(root):
     """The rows as one file, whose smallest integer shifts all of them."""
-    preprocess(config(f"data.raw={real_rows}", f"data.path={root}", "data.encoding=torchrec_fixed"))
+    preprocess(config(f"data.raw={ROWS}", f"data.path={root}", "data.encoding=torchrec_fixed"))
     rows = load_all(root)
     train_rows = len(load_split(root, "train")[0])
-    values = parse_bytes(real_rows.read_bytes(), "rows").sparse
+    values = parse_bytes(ROWS.read_bytes(), "rows").sparse
     ours = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
     return {**ours, "all_sparse": values, **by_day("day{day}_sparse", values)}
 
@@ -118,28 +119,28 @@ def batches_of(root, split, size):
     return SplitReader(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
 
 
-def test_torchrec(tmp_path, real_rows, shared):
-    lines = real_rows.read_bytes().splitlines(keepends=True)
+def test_torchrec(tmp_path):
+    lines = ROWS.read_bytes().splitlines(keepends=True)
     for day, part in DAYS.items():
         (tmp_path / f"day_{day}").write_bytes(b"".join(lines[part]))
     raw = f"data.raw={tmp_path}/day_?"
     ours = torchrec_steps(raw, tmp_path / "steps")
     for threshold in (0, 2, 3):
         ours |= contiguous_ids(raw, tmp_path / f"ids_{threshold}", threshold)
-    ours |= as_one_file(real_rows, tmp_path / "one") | hashed_batches(raw, tmp_path / "hashed")
-    assert_all_equal(ours, np.load(shared / "golden" / "torchrec_criteo_tiny.npz"))
+    ours |= as_one_file(tmp_path / "one") | hashed_batches(raw, tmp_path / "hashed")
+    assert_all_equal(ours, np.load(REFERENCE / "torchrec_criteo.npz"))
 
 
-def test_dlrm_kaggle(tmp_path, real_rows, shared):
-    golden = np.load(shared / "golden" / "fb_kaggle_tiny.npz")
+def test_dlrm_kaggle(tmp_path):
+    golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     root, raw = tmp_path / "out", tmp_path / "raw"
-    overrides = [f"data.raw={real_rows}", "data.encoding=dlrm_kaggle"]
+    overrides = [f"data.raw={ROWS}", "data.encoding=dlrm_kaggle"]
     manifest = preprocess(config(*overrides, f"data.path={root}"))
     verify_dataset(root)
-    preprocess(config(*overrides, f"data.path={raw}", "data.dense_transform=raw"))
+    preprocess(config(*overrides, f"data.path={raw}", "data.dense_transform=integers"))
     encoder = Encoder.load(root)
-    read = parse_bytes(real_rows.read_bytes(), "rows", missing=np.int32(0))
-    encoded = encoder.encode(encoder.parse(real_rows.read_bytes(), "rows"))
+    read = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
+    encoded = encoder.encode(encoder.parse(ROWS.read_bytes(), "rows"))
     ours = {
         "X_int": np.maximum(read.dense, 0),  # negatives are 0 there
         "X_cat_raw_int32": read.sparse.view(np.int32),

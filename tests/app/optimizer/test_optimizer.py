@@ -1,6 +1,5 @@
 """Schedules against golden numbers; that the learning rate reaches tables and dense parameters alike."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +33,9 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
 
-GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden/lr_policy.npz"
+GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 def test_schedule_equals_facebookresearch() -> None:
     golden = np.load(GOLDEN)
     assert len(golden) == 3

@@ -1,6 +1,5 @@
 """Our training path against numbers from facebookresearch/dlrm's dlrm_s_pytorch.py."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 from tests import reference
 from tests.app import loops
 
-GOLDEN = Path(os.environ.get("CLICKWORK_SHARED", Path(__file__).parents[4] / "shared")) / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden/reference"
 FEATURES = [f"cat_{i}" for i in range(26)]
 STEPS, BATCH = 20, 16
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-6, 1e-5  # relative; absolute
@@ -52,7 +51,6 @@ CASES = {
 }
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
@@ -172,7 +170,6 @@ def _batches(golden: Any) -> Iterator[Batch]:
         yield Batch(dense, sparse_features, labels, BATCH)
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden numbers at {GOLDEN}; set CLICKWORK_SHARED")
 def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Path) -> None:
     """The bags that the twenty steps above are trained on, written as a dataset and read by the reader."""
     golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")

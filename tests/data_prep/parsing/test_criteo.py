@@ -7,6 +7,7 @@ from common.errors import UserError
 from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.criteo_row import parse_rows
 from tests.data_prep import oracle
+from tests.data_prep.conftest import REFERENCE
 
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
 CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
@@ -21,15 +22,15 @@ def row(label="0", integers=("1",) * 13, categories=("68fd1e64",) * 26) -> bytes
     return "\t".join([label, *integers, *categories]).encode()
 
 
-def test_real_rows_equal_the_reference_parser(real_rows, shared):
-    block = parse_bytes(real_rows.read_bytes(), "sample")
-    golden = np.load(shared / "golden" / "fb_kaggle_tiny.npz")
+def test_rows_equal_the_reference_parsers():
+    block = parse_bytes((REFERENCE / "rows.tsv").read_bytes(), "sample")
+    golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     np.testing.assert_array_equal(block.labels, golden["y"])
     np.testing.assert_array_equal(np.maximum(block.dense, 0), golden["X_int"])
     np.testing.assert_array_equal(block.sparse.view(np.int32), golden["X_cat_raw_int32"])
-    days = np.load(shared / "golden" / "torchrec_criteo_tiny.npz")
+    days = np.load(REFERENCE / "torchrec_criteo.npz")
     np.testing.assert_array_equal(block.sparse, days["all_sparse"])
-    smallest = np.where(block.dense == MISSING_INTEGER, 0, block.dense)[:800].min()
+    smallest = np.where(block.dense == MISSING_INTEGER, 0, block.dense)[:400].min()
     assert smallest == days["raw_int_min_per_day"][0]
 
 

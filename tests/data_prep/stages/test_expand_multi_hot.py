@@ -153,7 +153,7 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypa
 RESIDENT = """
 import sys
 import numpy as np
-from data_prep.mapped import take_mapped
+from data_prep.io.memory_map import take_mapped
 
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -1,0 +1,201 @@
+"""The Python half of the pretended CUDA device: torch.cuda, NCCL's name, and the moment at which both are put in place.
+
+The library (device.cpp) must be loaded before torch is imported, which looks for CUDA once; the rest is put in place
+when torch and FBGEMM have been imported. `install_on_import` sees to both.
+
+Environment: PRETEND_CUDA_DEVICES (1), PRETEND_CUDA_MEMORY (bytes, 80 GiB), PRETEND_CUDA_COUNTS (see `counting`).
+"""
+
+import ctypes
+import importlib.abc
+import importlib.metadata
+import os
+import sys
+import types
+import uuid
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from tests.pretend_cuda import build
+
+NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
+MEMORY_BYTES = int(os.environ.get("PRETEND_CUDA_MEMORY", str(80 << 30)))
+PYTHON_PATH = f"{build.SOURCE.parent / 'site'}{os.pathsep}{build.SOURCE.parents[2]}"  # of processes to be put on it
+SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def install_on_import() -> None:
+    """Put the device in place when torch is imported, which must not have happened yet."""
+    if "torch" in sys.modules:
+        raise ImportError("the pretended CUDA device must be installed before torch is imported")
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Does something before or after the import of a few modules."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        after = {"torch": _after_torch, "fbgemm_gpu": _cover, "torchrec": _after_torchrec}.get(name)
+        if after is None:
+            return None
+        if name == "torch":
+            _load_library()
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, after)
+        return spec
+
+
+def _call_after(loader: Any, after: Callable[[], object]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: types.ModuleType) -> None:
+        execute(module)
+        after()
+
+    loader.exec_module = exec_module
+
+
+def _load_library() -> None:
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(build.torch_directory() / "lib" / name))
+    ctypes.CDLL(str(build.library()))
+
+
+def _cover() -> None:
+    import torch
+
+    torch.ops.pretend_cuda.cover()
+
+
+def _after_torchrec() -> None:
+    if "PRETEND_CUDA_COUNTS" in os.environ:
+        from tests.pretend_cuda import counting
+
+        counting.count_steps(os.environ["PRETEND_CUDA_COUNTS"])
+
+
+def _after_torch() -> None:
+    """Make torch one that was built for CUDA."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    for name, value in _cuda_functions(torch).items():
+        setattr(torch.cuda, name, value)
+        if name in vars(torch.cuda.random):
+            setattr(torch.cuda.random, name, value)
+    torch.cuda.nccl.version = lambda: (2, 27, 3)
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: None
+    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    torch.version.cuda = "13.0"
+    torch.backends.cuda.is_built = lambda: True
+    torch.Tensor.record_stream = lambda self, stream: None
+    c10d._NCCL_AVAILABLE = True
+    c10d.ProcessGroupNCCL = torch.distributed.ProcessGroupNCCL = _nccl(c10d)
+    _cover()
+    _hide_cpu_build_of_fbgemm()
+
+
+def _hide_cpu_build_of_fbgemm() -> None:
+    """A program may look at the names of installed packages to learn what FBGEMM was built for."""
+    version = importlib.metadata.version
+
+    def visible(name: str) -> str:
+        if name == "fbgemm_gpu-cpu":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    importlib.metadata.version = visible
+
+
+def _cuda_functions(torch: Any) -> dict[str, Any]:
+    """What torch.cuda is made of here, by name."""
+    from tests.pretend_cuda import streams
+
+    ops, index_of = torch.ops.pretend_cuda, streams.index_of
+
+    def exchange(index: int) -> int:
+        before = ops.current()
+        if index >= 0:
+            ops.select(index)
+        return before
+
+    def properties(device: Any = None) -> types.SimpleNamespace:
+        return types.SimpleNamespace(
+            name="Pretended GPU", total_memory=MEMORY_BYTES, multi_processor_count=132, major=9, minor=0, warp_size=32,
+            gcnArchName="", is_integrated=0, uuid=uuid.UUID(int=index_of(device) + 1), L2_cache_size=50 << 20,
+            max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+            clock_rate=1_980_000, memory_clock_rate=2_619_000, memory_bus_width=5120, pci_bus_id=1,
+        )  # fmt: skip
+
+    def get_rng_state(device: Any = "cuda") -> Any:
+        return ops.rng_state(index_of(device))
+
+    def set_rng_state(state: Any, device: Any = "cuda") -> None:
+        ops.set_rng_state(index_of(device), state)
+
+    def manual_seed_all(seed: int) -> None:
+        for index in range(NUM_DEVICES):
+            ops.seed(index, int(seed) & (2**63 - 1))
+
+    def set_sync_debug_mode(mode: int | str) -> None:
+        ops.set_sync_debug_mode(SYNC_DEBUG_MODES[mode] if isinstance(mode, str) else mode)
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda function, **_: function(),
+        "_is_compiled": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: NUM_DEVICES,
+        "current_device": ops.current,
+        "set_device": lambda device: ops.select(index_of(device)),
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
+        "get_device_properties": properties,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_arch_list": lambda: ["sm_80", "sm_90"],
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_tf32_supported": lambda: True,
+        "synchronize": lambda device=None: ops.wait("synchronize"),
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "get_sync_debug_mode": ops.sync_debug_mode,
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "memory_allocated": lambda device=None: ops.memory()[0],
+        "memory_reserved": lambda device=None: ops.memory()[0],
+        "max_memory_allocated": lambda device=None: ops.memory()[1],
+        "max_memory_reserved": lambda device=None: ops.memory()[1],
+        "reset_peak_memory_stats": lambda device=None: ops.reset_peak(),
+        "mem_get_info": lambda device=None: (MEMORY_BYTES - ops.memory()[0], MEMORY_BYTES),
+        "memory_stats": lambda device=None: {"allocated_bytes.all.current": ops.memory()[0], "num_alloc_retries": 0},
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+        "get_rng_state_all": lambda: [get_rng_state(index) for index in range(NUM_DEVICES)],
+        "set_rng_state_all": lambda states: [set_rng_state(state, i) for i, state in enumerate(states)] and None,
+        "manual_seed": lambda seed: ops.seed(ops.current(), int(seed) & (2**63 - 1)),
+        "manual_seed_all": manual_seed_all,
+        "initial_seed": lambda: 0,
+        **{name: getattr(streams, name) for name in streams.NAMES},
+    }
+
+
+def _nccl(c10d: Any) -> type:
+    """Gloo under NCCL's name; device.cpp lets it see the device's tensors as CPU tensors."""
+
+    class ProcessGroupNCCL(c10d.ProcessGroupGloo):
+        class Options:
+            is_high_priority_stream = False
+            _timeout = c10d.default_pg_timeout
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            super().__init__(store, rank, size, options._timeout)
+
+        def _group_start(self) -> None: ...
+        def _group_end(self) -> None: ...
+
+    return ProcessGroupNCCL

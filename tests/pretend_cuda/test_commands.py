@@ -1,0 +1,70 @@
+"""Commands on a run of a pretended GPU, with the GPU and with the CPU."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data_prep import oracle
+from tests.pretend_cuda.machine import Machine
+from tests.pretend_cuda.runs import command, summary, train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("tables", ["fp32", "fp16", "int8", "int4"])
+def test_evaluate_with_tables_as_served(tables: str, machine: Machine, runs: Path, tmp_path: Path) -> None:
+    """FBGEMM's inference operator looks up in tables on the device as on the host."""
+    results = {}
+    for platform in ("cpu", "cuda"):
+        command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", f"tables={tables}", "split=val",
+                f"runtime.platform={platform}", f"out={tmp_path}/{platform}.json")  # fmt: skip
+        results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())
+    assert results["cuda"] == results["cpu"]
+
+
+def test_two_processes_evaluate(machine: Machine, runs: Path, tmp_path: Path) -> None:
+    command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", "split=val", f"out={tmp_path}/out.json", processes=2)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
+
+
+def test_export(machine: Machine, runs: Path, tmp_path: Path) -> None:
+    command(machine, "export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/model.pt2")
+    assert torch.export.load(tmp_path / "model.pt2") is not None
+
+
+def test_recommend(machine: Machine, tmp_path: Path) -> None:
+    """Candidates are ranked by the same logits as on the CPU."""
+    (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(400, seed=4))
+    command(machine, "data_prep.__main__", tmp_path, "data.raw=raw.tsv", "data.path=data")
+    train(machine, tmp_path, tmp_path / "data", "cuda", "train.max_steps=3", "eval.split=test")
+    results = {}
+    for platform in ("cpu", "cuda"):
+        command(machine, "recommend", tmp_path, "run=run", "candidates=raw.tsv", "top_k=null",
+                f"runtime.platform={platform}", f"out={platform}.json")  # fmt: skip
+        results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())["ranking"]
+    assert len(results["cuda"]) == 400
+    assert results["cuda"] == results["cpu"]
+
+
+def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
+    done = machine.run("app.doctor", "json=true", cwd=tmp_path)
+    assert "Pretended GPU" in done.stdout, done.stderr
+
+
+def test_bench(machine: Machine, tmp_path: Path) -> None:
+    """Whole steps and the optimizer; torch's embedding bags have sparse gradients, which the device has not."""
+    command(machine, "tests.pretend_cuda.small_bench", tmp_path, "runtime.platform=cuda",
+            "operators=[embedding_bag/tbe,optimizer_step,step]", "shape.batch_size=32", "shape.most_rows=50",
+            "seconds=0.05", f"out={tmp_path}/bench.json")  # fmt: skip
+    assert json.loads((tmp_path / "bench.json").read_text())
+
+
+def test_an_error_ends_both_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    """A rate that makes the loss infinite."""
+    with pytest.raises(AssertionError, match="not finite"):
+        train(machine, tmp_path, dataset, "cuda", "optimizer.lr=1e30", processes=2)
+    assert not np.isfinite(summary(tmp_path)["train"]["logloss"] or np.inf)
