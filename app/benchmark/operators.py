@@ -198,9 +198,10 @@ def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> It
     elements = sum(parameter.numel() for parameter in parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
+    fused = True if device.type == "cpu" else None  # as app.optimizer makes them
     for name, optimizer, states in (
-        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=device.type == "cpu"), 0),
-        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=device.type == "cpu"), 1),
+        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=fused), 0),
+        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=fused), 1),
         ("adam", torch.optim.Adam(parameters, lr=0.01, fused=True), 2),
     ):
         moved = FLOAT_BYTES * elements * (3 + 2 * states)

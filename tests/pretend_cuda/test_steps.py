@@ -13,5 +13,9 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
     assert len(steps) == 14
     step = steps[2]  # from the end of step 2 to that of step 3
     assert step["waits"] == {"Stream.synchronize": 1, "aten::copy_": 2}
-    assert sum(step["sent"].values()) == 106
+    assert sum(step["sent"].values()) == 79
+    assert {name: count for name, count in step["sent"].items() if "_foreach_" in name} == {
+        f"aten::_foreach_{name}": 1
+        for name in ("add_.Scalar", "addcdiv_.Scalar", "addcmul_.Scalar", "mul.ScalarList", "sqrt")
+    }  # Adagrad over all dense parameters; one by one they were 32 operators
     assert steps[LOGGED_STEP]["waits"]["synchronize"] == 1
