@@ -133,7 +133,7 @@ def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
         Interaction.projection, embedding_dim=DIM, dense_arch=[400, DIM], over_arch=[300, 1],
         projection_branch1=[500, DIM], dense_init=DenseInit.facebookresearch,
     )  # fmt: skip
-    model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES))
     for layer in (model.dense_arch[0], model.over_arch[0], model.interaction.branch1[0]):
         outputs, inputs = layer.weight.shape
         assert layer.weight.std().item() == pytest.approx((2 / (inputs + outputs)) ** 0.5, rel=0.05)
@@ -162,7 +162,7 @@ def test_parameters_of_whole_models_are_counted_without_memory(
     config = compose_config(AppConfig, CONFIG_DIR, [f"model={group}"]).model
     num_embeddings = {f"cat_{i}": n for i, n in enumerate(rows)}
     with torch.device("meta"):
-        model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings, torch.device("cpu")))
+        model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings))
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     assert counts.pop("sparse_arch") == embedding
     assert sum(counts.values()) == dense
@@ -193,7 +193,7 @@ def _tables() -> EmbeddingBagCollection:
 def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
     torch.manual_seed(1)
     config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1], **settings)
-    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES, torch.device("cpu")))
+    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES))
     tables = model.sparse_arch.bags.to_empty(device="cpu")
     for table in tables.parameters():
         torch.nn.init.normal_(table)
