@@ -63,6 +63,12 @@ def test_bench(machine: Machine, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())
 
 
+def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    fault = {"FAULT": "gradients not finite:3"}
+    with pytest.raises(AssertionError, match=r"step 3 .*first non-finite value: gradient of"):
+        train(machine, tmp_path, dataset, "cuda", environment=fault)
+
+
 def test_an_error_ends_all_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """A loss that is not finite, on all; no memory for process 1 alone: neither waits for a collective of its peer."""
     with pytest.raises(AssertionError, match="non-finite"):
