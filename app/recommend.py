@@ -68,7 +68,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
     if config.user is not None:
         user = Path(config.user)
         candidates = with_user(candidates, read_candidates(user, *form), user)
-    wanted = (*encoder.schema.dense, *encoder.schema.sparse)
+    wanted = encoder.input_columns
     ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
     if ignored:
         log.info("candidates: the model does not read %s", ", ".join(ignored))
@@ -77,7 +77,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
 
 def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int64]:
     """The candidates sorted by their features' text, [n]: the same whatever order they came in."""
-    columns = [candidates.columns[name] for name in (*encoder.schema.dense, *encoder.schema.sparse)]
+    columns = [candidates.columns[name] for name in encoder.input_columns]
     order = sorted(range(candidates.rows), key=lambda row: [column[row] for column in columns])
     return np.array(order, np.int64)
 

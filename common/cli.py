@@ -5,6 +5,8 @@ import errno
 import functools
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -61,6 +64,8 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
             raise UserError(
                 f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
             )
+    for override in overrides:
+        _refuse_unquoted(override)
     structured = _stored(schema)
     GlobalHydra.instance().clear()
     try:
@@ -76,6 +81,30 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
         return config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_one_line(error) + _suggestion(schema, config_dir, overrides)) from error
+
+
+def _refuse_unquoted(override: str) -> None:
+    """Raise UserError for a value that Hydra's grammar does not take, or takes for several; with the form to type."""
+    key, is_given, value = override.partition("=")
+    try:
+        if not OverridesParser.create().parse_override(override).is_sweep_override():
+            return
+    except HydraException as error:
+        if not is_given:
+            raise UserError(f"configuration: {override}: give it as key=value") from error
+    if value.startswith("[") and value.endswith("]"):
+        typed = f"{key}=[{','.join(_quoted(item) for item in value[1:-1].split(','))}]"
+    else:
+        typed = f"{key}={_quoted(value)}"
+    raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(typed)}")
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra takes it literally."""
+    bare = value.strip()
+    if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
+        bare = bare[1:-1]
+    return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), bare) + '"'
 
 
 @functools.lru_cache(maxsize=1)

@@ -44,6 +44,7 @@ from data_prep.io.progress import Progress
 from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
+from data_prep.stages.data_checks import constant_columns, warnings
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
@@ -142,6 +143,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)
+    for line in warnings(manifest, result.constant):
+        print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
 
@@ -152,6 +155,7 @@ class Result:
     Attributes:
         features: the sparse features that are kept.
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
+        constant: columns with one value in all rows.
         built: the shards, ready to be moved to the dataset.
         peak_bytes: of memory of all processes; seconds: of every stage.
     """
@@ -163,6 +167,7 @@ class Result:
     rows: dict[str, int] = field(default_factory=dict)
     vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
     ranges: list[DenseRange] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -234,6 +239,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
     if job.rules.order is not None and not fits_all:
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
+    result.constant = list(constant_columns(job, result.records, result.vocabularies))
 
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:

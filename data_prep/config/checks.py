@@ -93,7 +93,9 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
             raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
     if data.source not in (DataSource.local, DataSource.custom):
-        raise UserError(f"data.schema={data.schema}: for your own files, with data=local; these rows are Criteo's")
+        raise UserError(
+            f"data.schema={data.schema}: for your own files, with data.source=local; these rows are Criteo's"
+        )
     if data.encoding not in (Encoding.vocabulary, Encoding.hash):
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
     if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):

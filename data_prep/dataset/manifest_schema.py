@@ -248,7 +248,7 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
     for key in ("label", "dense", "sparse"):
         if getattr(table, key) != getattr(raw, key):
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
-    if not {table.label, *table.dense, *table.sparse} <= set(table.names):
+    if not {table.label, *table.inputs} <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
     if {name for name, _ in table.separators} != set(raw.ragged):
         return "keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' name different columns"

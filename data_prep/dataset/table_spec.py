@@ -7,7 +7,7 @@ column's values share one with a probability of 2^-32: of a million values about
 import operator
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,6 +29,21 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
+Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "date", "timestamp"]
+
+
+class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A feature that is a part of the dates or times in a column; see data_prep/parsing/dates.py.
+
+    format: as of `datetime.strptime`, or EPOCH; None: ISO 8601.
+    """
+
+    feature: str
+    column: str
+    part: Part
+    format: str | None = None
+
+
 class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Description of a user's table.
 
@@ -41,6 +56,9 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         separators: of each sparse column whose fields hold any number of values, their separator; "" where the file
             itself has lists.
         is_parquet: whether the files are Parquet, not text.
+        decimal, thousands: characters in the numbers of a text file; thousands "": none.
+        missing: texts that stand for an empty field in a text file.
+        parts: those of `dense` and `sparse` that are not columns, but parts of the dates in one.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -52,6 +70,10 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
     is_parquet: bool = False
+    decimal: str = "."
+    thousands: str = ""
+    missing: tuple[str, ...] = ()
+    parts: tuple[DatePart, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -59,8 +81,17 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         several = dict(self.separators)
         return Schema(self.label, self.dense, self.sparse, tuple(name for name in self.sparse if name in several))
 
+    def column_of(self, feature: str) -> str:
+        """The column of a file that a feature is read from."""
+        return next((part.column for part in self.parts if part.feature == feature), feature)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the dense and sparse features are read from."""
+        return tuple(dict.fromkeys(self.column_of(feature) for feature in (*self.dense, *self.sparse)))
+
     def to_manifest(self) -> dict[str, Any]:
-        """Convert to the manifest's form; `separators` and `is_parquet` only where they are not the default."""
+        """Convert to the manifest's form; keys after `names` only where they are not the default."""
         return to_json(self)
 
     @classmethod
@@ -74,7 +105,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         Raises:
             UserError: a column that is used is not there.
         """
-        for column in self.schema.columns if labelled else (*self.dense, *self.sparse):
+        for column in (self.label, *self.inputs) if labelled else self.inputs:
             if column not in names:
                 raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
         return replace(self, names=names)

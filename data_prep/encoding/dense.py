@@ -46,7 +46,7 @@ def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = 
     return result
 
 
-def range_of(dense: NDArray[np.int32]) -> DenseRange:
+def range_of(dense: NDArray[Any]) -> DenseRange:
     """Smallest and largest value of each column of a block that has rows."""
     dtype = np.int64 if dense.dtype.kind == "i" else np.float64
     return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
@@ -65,6 +65,14 @@ def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:
     """The range over several blocks."""
     return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
+
+
+def max_input(transform: DenseTransform) -> float:
+    """The largest number, without its sign, of which a transform makes a finite one."""
+    largest = float(np.finfo(np.float64).max)
+    # of the numbers that minmax takes, the span is finite, too
+    limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: largest / 2}
+    return limits.get(transform, largest)
 
 
 def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[Any]) -> None:
@@ -100,5 +108,5 @@ def transform_dense(
             return np.log(shifted.astype(np.float32))
     # the operations of scikit-learn's MinMaxScaler, in their order
     span = (known.high - known.low).astype(np.float64)
-    scale = 1.0 / np.where(span == 0, 1.0, span)
+    scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # of less, 1 / span is infinite
     return (dense * scale + (0.0 - known.low * scale)).astype(np.float32)

@@ -1,6 +1,5 @@
 """Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTabl
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import DenseRange, transform_dense
+from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.table_csv import parse_fields, parse_table, text_separators
+from data_prep.parsing.table_csv import parse_fields, parse_table, read_names, text_separators
 
 
 class EncodedBlock(NamedTuple):
@@ -102,17 +101,20 @@ class Encoder:
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
         if not self._table.header:
-            return parse_table(data, self._table, name, 1, labelled)
+            return parse_table(data, self._table, name, 1, labelled, max_input(self._transform))
         header, _, body = data.partition(b"\n")
-        line = header.decode("utf-8-sig", "replace").rstrip("\r")
-        names = tuple(next(csv.reader([line], delimiter=self._table.delimiter), ()))
-        table = self._table.with_names(names, name, labelled)
-        return parse_table(body, table, name, 2, labelled)
+        table = self._table.with_names(read_names(header, self._table.delimiter, name), name, labelled)
+        return parse_table(body, table, name, 2, labelled, max_input(self._transform))
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
         """Names of all columns of a raw file, in its order."""
         return self.schema.columns if self._table is None else self._table.names
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Names of the columns that features are made from: all that new rows must have."""
+        return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
     @property
     def separators(self) -> dict[str, str]:
@@ -121,7 +123,7 @@ class Encoder:
 
     def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
         """Parse unlabelled rows given as columns of text; see `data_prep.parsing.table_csv.parse_fields`."""
-        return parse_fields(columns, self.schema, self._table, name, first_row)
+        return parse_fields(columns, self.schema, self._table, name, first_row, max_input(self._transform))
 
     def unknown(self, block: Block) -> NDArray[np.bool_]:
         """Mask of fields whose value has no id of its own, [rows, F] of `features`; none with `hash`."""

@@ -35,7 +35,7 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 5  # of the files and records in it: an unfinished job of another format is not resumed
+WORK_FORMAT = 6  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
@@ -110,7 +110,8 @@ class ChunkRecord:
         files: size and checksum of what the stage wrote.
         dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
         distinct: number of distinct values of each feature in .counts.
-        dense_low, dense_high: the range of each integer column, a missing one counting as 0.
+        dense_low, dense_high: the range of each integer column, a missing one counting as 0, where it is needed.
+        sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
         unknown: values of each feature without an id of their own.
     """
 
@@ -123,6 +124,8 @@ class ChunkRecord:
     distinct: list[int] = field(default_factory=list)
     dense_low: list[int | float] = field(default_factory=list)
     dense_high: list[int | float] = field(default_factory=list)
+    sparse_low: list[int | float] = field(default_factory=list)
+    sparse_high: list[int | float] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
 
     @property

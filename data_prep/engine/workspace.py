@@ -26,7 +26,7 @@ from data_prep.dataset.format import (
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import RAW_DIRECTORY, Source
 
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
@@ -107,6 +107,16 @@ def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> N
     for directory in ours:
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
+    raw = [Path(source.path).resolve() for source in sources]
+    raw = [path.relative_to(root.resolve()) for path in raw if path.is_relative_to(root.resolve())]
+    allowed = {*(path.name for path in ours), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
+    allowed |= {path.parts[0] for path in raw if len(path.parts) > 1}
+    others = sorted(path.name for path in root.iterdir() if path.name not in allowed and path.name[0] != ".")
+    if others:
+        raise UserError(
+            f"{root}: holds files that are not a dataset's ({others[0]}{', …' if len(others) > 1 else ''}); "
+            "give a new directory in data.path"
+        )
 
 
 def find_finished(

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from common.sizes import in_words
+
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
 NO_BYTES = "{desc}: {elapsed}{postfix}"
@@ -124,8 +126,8 @@ class Progress:
         speed = (done - self._first) / seconds
         fields = [f"{seconds:.1f} s"]
         if self._total != 0:  # merging in memory reads no files
-            of_all = "" if self._total is None else f" of {self._total / 1e6:,.1f}"
-            fields = [f"{done / 1e6:,.1f}{of_all} MB", f"{speed / 1e6:,.1f} MB/s", *fields]
+            of_all = "" if self._total is None else f" of {in_words(self._total)}"
+            fields = [f"{in_words(done)}{of_all}", f"{in_words(speed)}/s", *fields]
         if self.counters.rows:  # stages such as a checksum know nothing of rows
             fields = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *fields]
         if self._total is not None and speed > 0 and done < self._total and not self._done.is_set():

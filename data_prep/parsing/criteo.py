@@ -14,6 +14,7 @@ from common.jit import jit
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
+from data_prep.sources.line_blocks import bare_returns
 
 PADDING = SCAN_BYTES  # readable bytes after the last row
 MISSING_INTEGER = np.int32(-(2**31))
@@ -133,11 +134,13 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
         line = line[:-1]
     if not line:
         return f"{where}: empty line; remove it"
+    if b"\r" in line and _is_text(line):
+        return f"{where}: {bare_returns(name)}"
     fields = line.split(b"\t")
     if len(fields) != len(columns) and not _is_text(line):
         return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
     if len(fields) == 1 and line.count(b",") > 1:
-        return f"{where}: separated by commas, not tabs; for a table of your own, use data=custom with data.schema"
+        return f"{where}: separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
         if len(fields) < len(columns) and is_last:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.criteo import Block
+from data_prep.parsing.dates import part_of, read_times
+from data_prep.parsing.table_csv import number_texts, too_large
 from data_prep.sources.discover import Source
 
 BLOCK_ROWS = 1 << 16
@@ -109,7 +111,7 @@ def is_parquet(source: Source) -> bool:
 
 
 def column_kinds(source: Source) -> dict[str, str]:
-    """The kind of each column: text, integer, number, list (of text or integers), or the name of another type.
+    """The kind of each column: text, integer, number, time, list (of text or integers), or the name of another type.
 
     Raises:
         UserError: not readable as Parquet.
@@ -123,18 +125,19 @@ def num_rows(source: Source) -> int:
     return int(open_parquet(source).metadata.num_rows)
 
 
-def read_chunk(source: Source, table: Table, chunk: RowRange) -> Iterator[Block]:
+def read_chunk(source: Source, table: Table, chunk: RowRange, max_number: float = np.inf) -> Iterator[Block]:
     """The rows of a chunk, block by block, as `data_prep.parsing.table_csv.parse_table` gives them.
 
     Raises:
         UserError: a value that does not fit (file, row group, row, column, remedy), or a damaged file.
     """
-    file = open_parquet(source, len(table.schema.columns))
+    columns = dict.fromkeys((table.label, *table.inputs))
+    file = open_parquet(source, len(columns))
     position = 0
     batches = file.iter_batches(
         batch_rows(file.metadata, table, chunk.groups),
         row_groups=range(*chunk.groups),
-        columns=list(table.schema.columns),
+        columns=list(columns),
         use_threads=False,
     )
     try:
@@ -142,7 +145,7 @@ def read_chunk(source: Source, table: Table, chunk: RowRange) -> Iterator[Block]
             start, stop = max(chunk.first - position, 0), min(chunk.first + chunk.rows - position, batch.num_rows)
             if start < stop:
                 where = _Where(source.path, file.metadata, chunk.row + position + start)
-                yield _block(batch.slice(start, stop - start), table, where)
+                yield _block(batch.slice(start, stop - start), table, where, max_number)
             position += batch.num_rows
             if position >= chunk.first + chunk.rows:
                 return
@@ -170,25 +173,45 @@ class _Where(NamedTuple):
         return UserError(f"{where}: {fault}; correct or remove this row")
 
 
-def _block(batch: Any, table: Table, where: _Where) -> Block:
-    numbers = _numbers(batch.column(table.label), where, table.label, empty=None)
+def _block(batch: Any, table: Table, where: _Where, max_number: float) -> Block:
+    numbers = _numbers(batch.column(table.label), where, table.label, None, np.inf)
     labels, bad = table.apply_rule(numbers)
     if bad is not None:
         raise where.error(bad, table.label, f"{numbers[bad]:g} is not a label (0 or 1), and the schema has no rule")
+    parts = {part.feature: _date_part(batch.column(part.column), where, part) for part in table.parts}
     dense = np.empty((len(labels), len(table.dense)))
     for i, column in enumerate(table.dense):
-        dense[:, i] = _numbers(batch.column(column), where, column, empty=0.0)
+        if column in parts:
+            dense[:, i] = parts[column][0]
+        else:
+            dense[:, i] = _numbers(batch.column(column), where, column, 0.0, max_number)
     single = table.schema.single
     sparse = np.empty((len(labels), len(single)), np.uint32)
     for i, column in enumerate(single):
-        sparse[:, i] = _categories(_as_integers(batch.column(column), where, column))
+        if column in parts:
+            sparse[:, i] = [zlib.crc32(text.encode()) for text in number_texts(*parts[column])]
+        else:
+            sparse[:, i] = _categories(_as_integers(batch.column(column), where, column))
     separators = dict(table.separators)
     bags = tuple(_bags(batch.column(column), separators[column]) for column in table.schema.ragged)
     return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
 
 
-def _numbers(array: Any, where: _Where, column: str, empty: float | None) -> NDArray[np.float64]:
-    """Finite numbers; `empty` replaces nulls; None: nulls are errors."""
+def _date_part(array: Any, where: _Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
+    import pyarrow as pa
+
+    if _kind(array.type) == "time":
+        return part_of(array.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
+    texts = [text or "" for text in array.cast(pa.string()).to_pylist()]
+    try:
+        return part_of(read_times(texts, part.format), part.part)
+    except ValueError as error:
+        raise where.error(error.args[0], part.column, f"{texts[error.args[0]][:40]!a} is not a time") from error
+
+
+def _numbers(array: Any, where: _Where, column: str, empty: float | None, max_number: float) -> NDArray[np.float64]:
+    """Finite numbers of at most `max_number`; `empty` replaces nulls; None: nulls are errors."""
     import pyarrow as pa
 
     nulls = array.is_null().to_numpy(zero_copy_only=False)
@@ -198,6 +221,9 @@ def _numbers(array: Any, where: _Where, column: str, empty: float | None) -> NDA
     good = np.isfinite(filled)
     if not good.all():
         raise where.error(int(good.argmin()), column, f"{filled[good.argmin()]} is not a number")
+    good = np.abs(filled) <= max_number
+    if not good.all():
+        raise where.error(int(good.argmin()), column, too_large(filled[good.argmin()], max_number))
     return filled
 
 
@@ -259,6 +285,8 @@ def _kind(data_type: Any) -> str:
         return "integer"
     if types.is_floating(data_type) or types.is_decimal(data_type):
         return "number"
+    if types.is_timestamp(data_type) or types.is_date(data_type):
+        return "time"
     is_list = types.is_list(data_type) or types.is_large_list(data_type)
     if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
         return str(data_type)

@@ -1,6 +1,5 @@
 """The YAML file that says how to read a user's own table, checked against the table's files."""
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,15 @@ import yaml
 from msgspec.structs import replace
 
 from common.errors import UserError
-from data_prep.dataset.table_spec import RULE, Table
-from data_prep.parsing.table_csv import decode
-from data_prep.parsing.table_parquet import column_kinds, is_parquet
+from data_prep.dataset.table_spec import RULE, DatePart, Table
+from data_prep.parsing.dates import EPOCH, PARTS
+from data_prep.parsing.table_csv import read_names
+from data_prep.parsing.table_parquet import column_kinds, is_parquet, num_rows
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
 
-KEYS = {"delimiter", "header", "label", "dense", "sparse"}
-OF_TEXT = ("delimiter", "header")
+OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
+KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 COLUMN_AND_RULE = re.compile(rf"(.*\S)({RULE.pattern})")
 
 
@@ -36,11 +36,11 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     first = _read_header(sources[0], delimiter) if header else None
     table = _table(path, document, first)
     if first is None:
-        positions = {int(name.removeprefix("column_")) for name in table.schema.columns}
+        positions = {int(name.removeprefix("column_")) for name in (table.label, *table.inputs)}
         return replace(table, names=tuple(f"column_{i}" for i in range(max(positions) + 1)))
     for source in sources:
         names_here = _read_header(source, delimiter)
-        for name in table.schema.columns:
+        for name in (table.label, *table.inputs):
             if name not in names_here:
                 hint = f", perhaps the delimiter, {delimiter!r} now" if len(names_here) == 1 else ""
                 raise UserError(
@@ -61,28 +61,46 @@ def _parquet_table(path: Path, document: dict[str, Any], sources: tuple[Source, 
     table = replace(_table(path, document, tuple(kinds)), names=tuple(kinds), is_parquet=True)
     for source in sources:
         here = column_kinds(source)
-        for name in table.schema.columns:
+        if not num_rows(source):
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+        for name in (table.label, *table.inputs):
             if name not in here:
                 raise UserError(f"{source.path}: no column {name}, which {path} names; correct one of them")
             if here[name] != kinds[name]:
                 raise UserError(f"{source.path}, column {name}: {here[name]}, but {kinds[name]} in {sources[0].path}")
+    derived = {part.feature for part in table.parts}
     for name in (table.label, *table.dense):
-        if kinds[name] not in ("integer", "number"):
-            raise UserError(f"{sources[0].path}, column {name}: {kinds[name]}, not numbers; convert the column")
-    separators = {name: _separator(path, sources[0], table, name, kinds[name]) for name in table.sparse}
+        if name not in derived and kinds[name] not in ("integer", "number"):
+            raise UserError(f"{sources[0].path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
+    for part in table.parts:
+        allowed = {None: ("time", "text"), EPOCH: ("integer",)}.get(part.format, ("text",))
+        if kinds[part.column] not in allowed:
+            raise UserError(
+                f"{sources[0].path}, column {part.column}: {kinds[part.column]}, but {path} has "
+                f"{'no format' if part.format is None else f'format {part.format}'} for it; "
+                f"{'leave it out' if kinds[part.column] == 'time' else f'integers need format: {EPOCH}'}"
+            )
+    plain = [name for name in table.sparse if name not in derived]
+    separators = {name: _separator(path, sources[0], table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
     return replace(table, separators=ordered)
 
 
-def _separator(path: Path, source: Source, table: Table, name: str, kind: str) -> str | None:
+def _remedy(name: str, kinds: dict[str, str]) -> str:
+    """What to do about a Parquet column whose type is not read."""
+    return f"use a part of it: {{column: {name}, part: hour}}" if kinds[name] == "time" else "convert the column"
+
+
+def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:
     """Separator of a Parquet column's values, "" in a column of lists; None for single values."""
-    separator = dict(table.separators).get(name)
+    separator, kind = dict(table.separators).get(name), kinds[name]
     if kind == "list":
         if separator is not None:
             raise UserError(f"{path}: column {name}: holds lists in {source.path}; leave the separator out")
         return ""
     if kind not in ("text", "integer", "number"):
-        raise UserError(f"{source.path}, column {name}: {kind}; categories are text, integers or lists of these")
+        fault = f"{kind}; categories are text, integers or lists of these"
+        raise UserError(f"{source.path}, column {name}: {fault}; {_remedy(name, kinds)}")
     if separator is not None and kind != "text":
         raise UserError(f"{source.path}, column {name}: {kind}, which no separator divides")
     return separator
@@ -91,6 +109,10 @@ def _separator(path: Path, source: Source, table: Table, name: str, kind: str) -
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; check data.schema") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path}: a directory; name the YAML file in data.schema") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); see docs/data.md") from error
     if not isinstance(document, dict) or not {"label", "sparse"} <= set(document) or set(document) - KEYS:
@@ -114,21 +136,40 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) 
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
+    parts: list[DatePart] = []
+    dense = [_feature(path, "dense", entry, names, parts) for entry in lists[0]]
     sparse, separators = [], []
     for entry in lists[1]:
-        column, separator = _sparse_column(path, entry)
-        sparse.append(_name(path, column, names))
-        separators += [] if separator is None else [(sparse[-1], separator)]
+        if isinstance(entry, dict) and "separator" in entry:
+            column, separator = _separated(path, entry)
+            sparse.append(_name(path, column, names))
+            separators.append((sparse[-1], separator))
+        else:
+            sparse.append(_feature(path, "sparse", entry, names, parts))
     for name in sparse:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    dense = tuple(_name(path, column, names) for column in lists[0])
     label = _name(path, label, names)
     wanted = (label, *dense, *sparse)
     if len(set(wanted)) != len(wanted):
         twice = next(name for name in wanted if wanted.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-    return Table(delimiter, header, label, dense, tuple(sparse), rule, names=(), separators=tuple(separators))
+    table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
+    return replace(table, parts=tuple(parts), **_number_format(path, document))
+
+
+def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Decimal, thousands and missing, of text files."""
+    decimal, thousands = document.get("decimal", "."), document.get("thousands", "")
+    characters = [decimal, thousands or "x"]
+    if not all(isinstance(each, str) and len(each) == 1 and each not in "0123456789+-" for each in characters) or (
+        decimal == thousands
+    ):
+        raise UserError(f'{path}: keys decimal and thousands: give one character each, e.g. decimal: ","')
+    missing = document.get("missing") or []
+    if not isinstance(missing, list) or not all(isinstance(mark, str) and mark for mark in missing):
+        raise UserError(f'{path}: key missing: give a list of texts in quotes, e.g. ["NA", "NULL"]')
+    return {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
 
 
 def _label(path: Path, label: Any) -> tuple[Any, str | None]:
@@ -142,14 +183,28 @@ def _label(path: Path, label: Any) -> tuple[Any, str | None]:
     return label["column"], str(label["rule"])
 
 
-def _sparse_column(path: Path, entry: Any) -> tuple[Any, str | None]:
-    """Column and separator from COLUMN or {column: COLUMN, separator: "|"}."""
-    if not isinstance(entry, dict):
-        return entry, None
-    separator = entry.get("separator")
+def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
+    """Column and separator from {column: COLUMN, separator: "|"}."""
+    separator = entry["separator"]
     if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
         raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
     return entry["column"], separator
+
+
+def _feature(path: Path, key: str, entry: Any, names: tuple[str, ...] | None, parts: list[DatePart]) -> str:
+    """The feature's name from COLUMN or {column: COLUMN, part: hour}, which is added to `parts`."""
+    if not isinstance(entry, dict):
+        return _name(path, entry, names)
+    part, form = entry.get("part"), entry.get("format")
+    is_known = {"column", "part"} <= set(entry) <= {"column", "part", "format"}
+    if not is_known or part not in PARTS or not isinstance(form, str | None):
+        raise UserError(
+            f'{path}: key {key}, {entry}: give a column, {{column: NAME, separator: "|"}} (sparse only), or '
+            f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
+        )
+    column = _name(path, entry["column"], names)
+    parts.append(DatePart(f"{column}_{part}", column, part, form))
+    return parts[-1].feature
 
 
 def _name(path: Path, column: Any, names: tuple[str, ...] | None) -> str:
@@ -169,5 +224,5 @@ def _read_header(source: Source, delimiter: str) -> tuple[str, ...]:
     with LineBlocks(source) as lines:
         for block in lines.until(1):
             text = bytes(block.buffer[block.start : block.end])
-            return tuple(next(csv.reader([decode(text, source.path, 1)], delimiter=delimiter), ()))
+            return read_names(text, delimiter, source.path)
     raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")

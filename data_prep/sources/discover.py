@@ -4,6 +4,7 @@ import contextlib
 import glob
 import gzip
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ except ImportError:  # the same bytes, but slower
 
 
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
+RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 GLOB_CHARACTERS = frozenset("*?[")
@@ -77,6 +79,8 @@ def resolve_sources(raw: Any) -> list[Source]:
         UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
     """
     entries = [raw] if isinstance(raw, (str, Path)) else raw
+    if isinstance(raw, (int, float)):
+        raise UserError(f"data.raw={raw}: a number; if that is the name of a file, write 'data.raw=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     paths = [path for entry in entries for path in _expand(str(entry))]
@@ -137,6 +141,29 @@ def is_tar(path: Path) -> bool:
     return False
 
 
+PACKED = (  # what begins like this is not read: its name, and the command that unpacks it
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -d {}"),
+    (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2 -k {}"),
+    (re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dk {}"),
+    (re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
+    (re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
+    (re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
+    (re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
+)
+PACKED_BYTES = 16
+
+
+def _refuse_packed(path: Path) -> None:
+    """Raises UserError for a file of a kind that is known, but not read."""
+    with open(path, "rb") as file:
+        start = file.read(PACKED_BYTES)
+    for magic, kind, unpack in PACKED:
+        if magic.match(start):
+            command = unpack.format(shlex.quote(str(path)))
+            raise UserError(f"{path}: {kind}, which is not read; convert it: {command}")
+
+
 def _inspect(path: Path) -> Source:
     try:
         status = path.stat()
@@ -149,6 +176,7 @@ def _inspect(path: Path) -> Source:
         raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
     if path.suffix == ".gz" and not compressed:
         raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
+    _refuse_packed(path)
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "

@@ -59,7 +59,7 @@ class RemoteFile:
     urls: tuple[str, ...]
     sha256: str | None = None
     given_by: str = PUBLISHED
-    otherwise: str = "get the file yourself and name it in data.raw with data=local"
+    otherwise: str = "get the file yourself and name it in data.raw with data.source=local"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -16,6 +17,11 @@ from data_prep.sources.discover import DAMAGE, Source, open_gzip
 
 ROOM_BEFORE = BLOCK_BYTES  # before a block: for the start of a line that ends in it
 ROOM_BEHIND = 128  # for a newline, and for what a kernel may read too far
+
+
+def bare_returns(path: str) -> str:
+    r"""What is wrong with a file whose lines end in \r alone, and the command that converts it."""
+    return rf"lines end in carriage returns alone; convert the file: tr '\r' '\n' < {shlex.quote(path)} > NEW"
 
 
 class PlainReader:
@@ -185,8 +191,12 @@ class LineBlocks:
             first = self._bytes.find(b"\n", self._start, self._end)
             if first < 0 or first - self._start >= self._longest:
                 raise UserError(
-                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._longest} "
-                    "bytes; not a table of one row per line"
+                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._longest} bytes; "
+                    + (
+                        "not a table of one row per line"
+                        if not self._has_returns()
+                        else bare_returns(self._source.path)
+                    )
                 )
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1
             if self._offset + (end - self._start) > stop:
@@ -197,6 +207,9 @@ class LineBlocks:
             array = np.frombuffer(self._bytes, np.uint8)
             is_last = end == self._end and (self._at_end or self._reader.at_end())
             yield LineBlock(array, start, end, offset, is_last)
+
+    def _has_returns(self) -> bool:
+        return self._bytes.find(b"\r", self._start, self._end) >= 0
 
     def _fill(self) -> None:
         """Have at least one whole line in the block, or all that is left."""

@@ -24,6 +24,7 @@ from data_prep.sources.checksums import (
 from data_prep.sources.discover import (
     DAMAGE,
     GZIP_RATIO,
+    RAW_DIRECTORY,
     TEXT_ROW_BYTES,
     Source,
     is_gzip,
@@ -56,7 +57,9 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
         urls = tuple(mirror.replace("{day}", str(day)) for mirror in remote.mirrors)
         known = known_sum(directory, name, remote.sha256)
         if remote.member is None:
-            own = f"get the file yourself and put it at {directory / name}, or name it in data.raw with data=local"
+            own = (
+                f"get the file yourself and put it at {directory / name}, or name it in data.raw with data.source=local"
+            )
         else:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
         sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
@@ -109,14 +112,16 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
     """Directory of downloaded files."""
-    return Path(data.remote.directory) if data.remote.directory else root / "raw"
+    return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
 
 
 def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     """The user's own files: an archive, or the file that it holds."""
     member = data.remote.member
     if member is None:
-        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or choose data=local")
+        raise UserError(
+            f"data.raw: these files are fetched; put your own into {directory}, or choose data.source=local"
+        )
     raw = own_path(data.raw) if isinstance(data.raw, str) else None
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
@@ -228,7 +233,7 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         if not is_there:
             part.clear()
             raise UserError(
-                f"{archive}: has no file {name}; get it again, or name your own in data.raw with data=local"
+                f"{archive}: has no file {name}; get it again, or name your own in data.raw with data.source=local"
             )
         part.finish(origin)
     return digest

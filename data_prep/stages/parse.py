@@ -12,7 +12,7 @@ from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, digest_file
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, range_of, transform_into
+from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
@@ -20,7 +20,7 @@ from data_prep.io.arrays import ArrayWriter, write_array
 from data_prep.io.atomic import temporary_path
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.table_csv import parse_table
+from data_prep.parsing.table_csv import parse_table, split_rows
 from data_prep.parsing.table_parquet import num_rows, plan_chunks, read_chunk
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
@@ -175,7 +175,7 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: W
             if job.table is None:
                 parsed = _parse_block(job, job.sources[source], block, buffer)
             else:
-                parsed = _parse_table_block(job.table, job.sources[source], block)
+                parsed = _parse_table_block(job.table, job.sources[source], block, max_input(job.rules.dense))
             files.append(parsed)
             worker.count(lines.advance(), len(parsed.labels))
     except BaseException:
@@ -195,18 +195,30 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> B
     return Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows])
 
 
-def _parse_table_block(table: Table, source: Source, lines: LineBlock) -> Block:
+def _parse_table_block(table: Table, source: Source, lines: LineBlock, max_number: float) -> Block:
     """Parse a block of a user's table, whose first line may be a header."""
     text = bytes(lines.buffer[lines.start : lines.end])
-    is_first = lines.offset == 0
-    if is_first and table.header:
+    has_header = lines.offset == 0 and table.header
+    if has_header:
         text = text.partition(b"\n")[2]
+    row = 2 if lines.offset or has_header else 1
     try:
-        return parse_table(text, table, source.path, 1)
+        return parse_table(text, table, source.path, row, max_number=max_number)
     except UserError:  # only now is the row's number worth counting
-        row = count_lines_before(source, lines.offset) + 1
-        parse_table(text, table, source.path, row + (is_first and table.header))
+        row += _count_rows_before(source, table, lines.offset) - (lines.offset > 0)
+        parse_table(text, table, source.path, row, max_number=max_number)
         raise
+
+
+def _count_rows_before(source: Source, table: Table, offset: int) -> int:
+    """Lines of a user's table before an offset. Raises UserError where a quote is open: what follows is not rows."""
+    row = 1
+    with LineBlocks(source) as before:
+        for block in before.until(offset):
+            text = bytes(block.buffer[block.start : block.end])
+            split_rows(text.decode(errors="replace"), table.delimiter, source.path, row)
+            row += text.count(b"\n")
+    return row - 1
 
 
 def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, worker: Worker) -> ChunkRecord:
@@ -224,7 +236,8 @@ def _parse_parquet(job: Job, table: Table, source: int, chunk: int, worker: Work
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
     with ChunkWriter(job, source, chunk) as files:
-        for block in read_chunk(file, table, plan_chunks(file, table, job.chunk_bytes)[chunk]):
+        rows = plan_chunks(file, table, job.chunk_bytes)[chunk]
+        for block in read_chunk(file, table, rows, max_input(job.rules.dense)):
             files.append(block)
             worker.count(int(len(block.labels) * bytes_per_row), len(block.labels))
         return files.finish()
@@ -281,6 +294,7 @@ class ChunkWriter:
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
+        self._sparse_ranges: list[DenseRange] = []
         self._positives = 0
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
@@ -321,9 +335,12 @@ class ChunkWriter:
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)
-            self._ranges += [range_of(block.dense)] if rows else []
         else:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, dense))
+        if rows and (self._is_raw or self._job.table is not None):
+            self._ranges.append(range_of(block.dense))
+        if rows and self._job.table is not None:
+            self._sparse_ranges.append(range_of(block.sparse))
         if self._is_vocabulary:
             self._values.append(block.sparse)
         else:
@@ -347,6 +364,9 @@ class ChunkWriter:
         if self._ranges:
             known = join_ranges(self._ranges)
             record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+        if self._sparse_ranges:
+            known = join_ranges(self._sparse_ranges)
+            record.sparse_low, record.sparse_high = known.low.tolist(), known.high.tolist()
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

@@ -18,7 +18,7 @@ from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
 from data_prep.dataset.format import write_atomically
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
-from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
     BLOCK_ROWS,
@@ -97,7 +97,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[
     """
     if raw is not None and not isinstance(raw, str):
         raise UserError(f"data.raw={raw}: with data=synthetic, give the directory to write the days to, or nothing")
-    directory = Path(raw) if raw else root / "raw"
+    directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
     days = [directory / f"day_{day}.tsv" for day in range(config.days)]

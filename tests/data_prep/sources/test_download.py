@@ -43,7 +43,7 @@ def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
 )
 def test_the_file_comes_whole(mirror, tmp_path, capsys, manners, requests):
     path = fetch(mirror, tmp_path, *manners)
-    assert re.search(r"download: 1\.0 (of 1\.0 )?MB, [\d,.]+ MB/s, ", capsys.readouterr().err)
+    assert re.search(r"download: 1\.0 MB( of 1\.0 MB)?, [\d.]+ [kM]?B/s, ", capsys.readouterr().err)
     assert path.read_bytes() == CONTENT
     assert len(mirror.requests) == requests
     assert [p.name for p in tmp_path.iterdir()] == ["day_0.gz"]

@@ -1,0 +1,67 @@
+"""Dates and times to whole numbers: their parts, as numeric or categorical features of a user's own table."""
+
+import calendar
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+EPOCH = "epoch"  # the format of seconds since 1970-01-01
+NO_TIME = np.datetime64("NaT", "s")
+
+
+def _days(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+    return times.astype("M8[D]").astype(np.int64)
+
+
+def _seconds(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+    return times.astype("M8[s]").astype(np.int64)
+
+
+PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
+    "year": lambda times: times.astype("M8[Y]").astype(np.int64) + 1970,
+    "month": lambda times: times.astype("M8[M]").astype(np.int64) % 12 + 1,
+    "day": lambda times: (times.astype("M8[D]") - times.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1,
+    "weekday": lambda times: (_days(times) + 3) % 7,  # 1970-01-01 was a Thursday, Monday is 0
+    "hour": lambda times: _seconds(times) // 3600 % 24,
+    "minute": lambda times: _seconds(times) // 60 % 60,
+    "second": lambda times: _seconds(times) % 60,
+    "date": _days,
+    "timestamp": _seconds,
+}
+
+
+def read_times(texts: Sequence[str], form: str | None) -> NDArray[np.datetime64]:
+    """Times [rows] in UTC, to the second, NaT where a text is empty.
+
+    Raises:
+        ValueError: its argument is the index of the first text that is no time.
+    """
+    known: dict[str, np.datetime64] = {"": NO_TIME}
+    for index, text in enumerate(texts):
+        if text not in known:
+            try:
+                known[text] = np.datetime64(_read_seconds(text.strip(), form), "s")
+            except (ValueError, OverflowError) as error:
+                raise ValueError(index) from error
+    return np.array([known[text] for text in texts], "M8[s]")
+
+
+def _read_seconds(text: str, form: str | None) -> int:
+    if form == EPOCH:
+        if not text.lstrip("-").isdecimal() or len(text) > len("253402300799"):  # the year 9999
+            raise ValueError
+        return int(text)
+    if form is not None:
+        time = datetime.strptime(text, form)
+    else:
+        time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+    return calendar.timegm(time.utctimetuple())
+
+
+def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A part of times [rows], and which of them have one: where there is no time the part is 0."""
+    present = ~np.isnat(times)
+    return PARTS[part](np.where(present, times, np.datetime64(0, "s"))), present

@@ -1,0 +1,52 @@
+"""Warnings about a dataset that nothing, or little, can be learned from: one line each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from data_prep.dataset.manifest import Manifest
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.stages.vocabulary import VocabularyRecord
+
+SORTED_DIFFERENCE = 0.5  # of the label rates of two splits
+MIN_ROWS = 100  # of a split whose label rate says anything
+SHOWN_COLUMNS = 8
+
+
+def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
+    """Yield a line about splits without rows or with one class, rows sorted by label, and columns of one value."""
+    splits = manifest.splits
+    if not splits["test"].rows:
+        yield "test has no rows, so there is nothing to evaluate on; give more rows, or a larger data.split.held_out"
+    one_class = [name for name, split in splits.items() if split.label_rate in (0.0, 1.0)]
+    rates = [split.label_rate for split in splits.values() if split.label_rate is not None and split.rows >= MIN_ROWS]
+    if manifest.label_rate in (0.0, 1.0):
+        yield f"every label is {manifest.label_rate:.0f}: there is nothing to learn; check the label's column and rule"
+    elif one_class or (rates and max(rates) - min(rates) > SORTED_DIFFERENCE):
+        shown = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)
+        about = f"only one class in {' and '.join(one_class)}, so AUC is undefined there; " if one_class else ""
+        yield f"label rates differ ({shown}): {about}if the rows are sorted by label, set data.split.method=random"
+    if constant:
+        more = ", …" if len(constant) > SHOWN_COLUMNS else ""
+        shown = ", ".join(constant[:SHOWN_COLUMNS])
+        yield f"the same value, or none, in every row of {shown}{more}: nothing can be learned from such a column"
+
+
+def constant_columns(
+    job: Job, records: Sequence[ChunkRecord], vocabularies: Mapping[str, VocabularyRecord]
+) -> Iterator[str]:
+    """Columns of one value: by the ranges that parsing found, else by the vocabularies."""
+    found = [record for record in records if record.rows]
+    ranged: list[str] = []
+    for names, low, high in (
+        (job.schema.dense, [record.dense_low for record in found], [record.dense_high for record in found]),
+        (job.schema.single, [record.sparse_low for record in found], [record.sparse_high for record in found]),
+    ):
+        if all(low):
+            ranged += names
+            same = np.min(low, axis=0) == np.max(high, axis=0)
+            yield from (name for name, is_same in zip(names, same, strict=True) if is_same)
+    if job.rules.frequency_threshold <= 1:
+        for name, vocabulary in vocabularies.items():
+            if name not in ranged and vocabulary.values <= (name in job.schema.single):
+                yield name
