@@ -21,6 +21,7 @@ from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, Precision, validate
 from app.config.commands import BenchConfig, chosen_operators, validate_bench
 from app.config.published import published_tables
+from app.config.train import with_batch_of_all
 from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
 from app.record import provenance
 from app.runtime import platform as runtime
@@ -71,10 +72,10 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     Raises:
         UserError: lists of different lengths, or a batch that the processes cannot share.
     """
-    asked = config.shape
-    if asked.batch_size is None and config.train.global_batch_size % world_size:
+    asked, train = config.shape, with_batch_of_all(config.train, world_size)
+    if asked.batch_size is None and train.global_batch_size % world_size:
         raise UserError(
-            f"train.global_batch_size={config.train.global_batch_size}: not divisible by the {world_size} processes"
+            f"train.global_batch_size={train.global_batch_size}: not divisible by the {world_size} processes"
         )
     published = published_tables(config.data.published_tables or DEFAULT_TABLES).values()
     rows = asked.num_embeddings or [min(count, asked.most_rows) for count in published]
@@ -86,7 +87,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     if len(bags) != len(rows):
         raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")
     return Shape(
-        batch_size=asked.batch_size or config.train.global_batch_size // world_size,
+        batch_size=asked.batch_size or train.global_batch_size // world_size,
         num_dense=asked.num_dense or NUM_DENSE,
         num_embeddings=tuple(rows),
         embedding_dim=config.model.embedding_dim,

@@ -41,7 +41,7 @@ def main(config: PlanAppConfig) -> int:
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
     multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
-    tables = make_sparse_arch(config.model, rows, _device(resolved), multi_hot)
+    tables = make_sparse_arch(config.model, rows, multi_hot)
     what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
     try:
         content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}

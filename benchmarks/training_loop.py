@@ -148,7 +148,7 @@ def time_plain(step: Step, batches: list[Batch], steps: int) -> float:
 
 def tables_of(this: session.Session) -> nn.Module:
     """The tables' place in a model; they have no memory."""
-    return make_sparse_arch(this.config.model, this.manifest.num_embeddings, this.runtime.device, [])
+    return make_sparse_arch(this.config.model, this.manifest.num_embeddings, [])
 
 
 def sharded_step(this: session.Session) -> Step:

@@ -159,16 +159,20 @@ def plant(root: Path, file: str, code: str) -> None:
     (root / file).write_text(code)
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
-def test_a_page_names_what_is_there(page: str) -> None:
+PAGES = [
+    path.relative_to(ROOT) for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_names_what_is_there(page: Path) -> None:
     """Links lead to files, a code span after a link names something defined there, and paths in code spans exist."""
     text = (ROOT / page).read_text()
-    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)(?:\s+`(\w+)`)?", text)
-    assert len(links) > 1
-    for target, name in links:
-        assert (ROOT / target).exists(), f"{page}: {target}"
-        if name:
-            assert re.search(rf"^(?:def|class) {name}\b", (ROOT / target).read_text(), re.MULTILINE), (target, name)
+    for target, name in re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)(?:\s+`(\w+)`)?", text):
+        linked = ROOT / page.parent / target
+        assert linked.exists(), f"{page}: {target}"
+        if name and linked.suffix == ".py":
+            assert re.search(rf"^(?:def|class) {name}\b", linked.read_text(), re.MULTILINE), (page, target, name)
     for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
         named = ROOT / path
         assert named.exists() or ("NAME" in named.name and named.parent.is_dir()), f"{page}: {path}"

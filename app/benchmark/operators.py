@@ -1,5 +1,6 @@
 """Single operators: table lookups, interactions, perceptrons, optimizer steps, collectives."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,9 @@ from app.config import Interaction, ModelConfig
 from app.model.interaction import make_interaction, mlp
 from app.optimizer.build import state_elements
 
+log = logging.getLogger("clickwork")
+
+MAX_PRODUCTS_BYTES = 1 << 34  # of the interaction that multiplies all elements with each other
 OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
@@ -129,6 +133,11 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
     dense = torch.randn(shape.batch_size, shape.embedding_dim, device=device)
     sparse = torch.randn(shape.batch_size, len(shape.num_embeddings), shape.embedding_dim, device=device)
     for kind in Interaction:
+        num_elements = (len(shape.num_embeddings) + 1) * shape.embedding_dim
+        products = FLOAT_BYTES * shape.batch_size * num_elements**2
+        if kind is Interaction.scalar_pairs and products > MAX_PRODUCTS_BYTES:
+            log.info("bench: interaction/scalar_pairs skipped: its products would take %.0f GB", products / 1e9)
+            continue
         try:
             module = make_interaction(replace(model, interaction=kind), len(shape.num_embeddings)).to(device)
         except (ValueError, TypeError):  # a kind that this shape has no widths for
@@ -198,9 +207,10 @@ def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> It
     elements = sum(parameter.numel() for parameter in parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
+    fused = True if device.type == "cpu" else None  # as app.optimizer makes them
     for name, optimizer, states in (
-        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=device.type == "cpu"), 0),
-        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=device.type == "cpu"), 1),
+        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=fused), 0),
+        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=fused), 1),
         ("adam", torch.optim.Adam(parameters, lr=0.01, fused=True), 2),
     ):
         moved = FLOAT_BYTES * elements * (3 + 2 * states)

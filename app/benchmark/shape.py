@@ -68,6 +68,7 @@ def keyed(shape: Shape, ids: list[NDArray[np.int32]]) -> KeyedJaggedTensor:
         lengths=torch.from_numpy(lengths),
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)),
         stride=shape.batch_size,
+        length_per_key=[shape.batch_size * size for size in shape.bag_sizes],
     )
 
 

@@ -20,6 +20,7 @@ from app.checkpoint.files import last_line
 from app.checkpoint.safe_reader import SafeReader
 from common.errors import UserError
 
+COPY_BYTES = 1 << 26  # of a page-locked buffer: larger tensors come from the device block by block
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -92,7 +93,27 @@ def host_bytes_available() -> int:
 
 def _on_host(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
-    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copied_in_blocks(tensor.contiguous())
+
+
+def _copied_in_blocks(tensor: Tensor) -> Tensor:
+    """A device's tensor in pageable host memory, by way of two page-locked buffers: one is filled, one emptied."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    size = COPY_BYTES // tensor.itemsize
+    buffers = [torch.empty(size, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
+    arrived = [torch.cuda.Event() for _ in buffers]
+    sources, targets = tensor.view(-1).split(size), copy.view(-1).split(size)
+    for block in range(len(sources) + 1):
+        if block < len(sources):
+            buffers[block % 2][: len(sources[block])].copy_(sources[block], non_blocking=True)
+            arrived[block % 2].record()
+        if block > 0:
+            last = targets[block - 1]
+            arrived[(block - 1) % 2].synchronize()
+            last.copy_(buffers[(block - 1) % 2][: len(last)])
+    return copy
 
 
 def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:

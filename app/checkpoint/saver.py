@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -71,7 +72,9 @@ class Saver:
         if not self._asynchronous or not self._fits_in_memory(model_state.num_bytes(tensors)):
             self._done.append(self._write(step, tensors, saved, best))
             return
-        self._thread = self._thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        if self._thread is None:  # in a new thread GPU 0 is the current one
+            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=_select, initargs=(device,))
         self._pending = self._thread.submit(self._write, step, model_state.stage(tensors), saved, best)
 
     def wait(self) -> None:
@@ -185,6 +188,11 @@ class Saver:
             if message is not None:
                 raise UserError(message)
         return [theirs for _, theirs in everyones]
+
+
+def _select(device: int | None) -> None:
+    if device is not None:
+        torch.cuda.set_device(device)
 
 
 def _unwritable(part: Path, error: BaseException) -> UserError:

@@ -95,6 +95,7 @@ class OneHotBatches:
         self._features, self._stride = features, local_batch_size
         self._lengths = torch.ones(len(features) * local_batch_size, dtype=torch.int32)
         self._offsets = torch.arange(len(features) * local_batch_size + 1, dtype=torch.int32)
+        self._offset_per_key = [feature * local_batch_size for feature in range(len(features) + 1)]
 
     def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded with zeros to the local batch size."""
@@ -106,6 +107,8 @@ class OneHotBatches:
             lengths=self._lengths,
             offsets=self._offsets,
             stride=self._stride,
+            length_per_key=[self._stride] * len(self._features),  # else summed on the device, and waited for
+            offset_per_key=self._offset_per_key,
         )
         return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
 

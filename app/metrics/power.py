@@ -44,7 +44,7 @@ class EnergyMeter:
             return None
         try:
             return time.perf_counter(), self._counter()
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001  # NVML's and AMD SMI's derive from Exception alone
             log.warning("power: %s can no longer be read (%s)", self.source, error)
             self._counter = None
             return None

@@ -27,7 +27,7 @@ from app.config.tables import Pooling, QROperation, RowWeights, Storage
 from app.model.tables import REMAINDER, Embedding, TableSpec, make_embeddings
 from common.errors import UserError
 
-_DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16, Storage.bf16: DataType.BF16}
+_DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}
 
 
 class SparseArch(nn.Module):
@@ -140,7 +140,6 @@ class SparseArch(nn.Module):
 def make_sparse_arch(
     config: ModelConfig,
     num_embeddings: Mapping[str, int],
-    device: torch.device,
     multi_hot: Collection[str] | None = None,
 ) -> SparseArch:
     """The embeddings that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
@@ -148,13 +147,13 @@ def make_sparse_arch(
     `multi_hot`: features whose bags may have another number of ids than one; None: all.
 
     Raises:
-        UserError: settings that do not fit the features, or a storage that the device lacks.
+        UserError: settings that do not fit the features, or a storage that FBGEMM does not train.
     """
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
-        if device.type == "cpu" and embedding.tables[0].storage is Storage.bf16:
+        if embedding.tables[0].storage is Storage.bf16:  # its kernels, of CPUs and GPUs, are for fp32, fp16 and fp8
             raise UserError(
-                f"model.tables.storage=bf16: FBGEMM has no bf16 tables on CPU ({embedding.name}); use fp16 or fp32"
+                f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
     return SparseArch(embeddings, list(num_embeddings), config.embedding_dim)
 

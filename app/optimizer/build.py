@@ -145,7 +145,7 @@ def state_elements(optimizer: str, dim: int) -> int:
 
 def plain_optimizer(name: OptimizerName, params: list[nn.Parameter], lr: float, config: OptimizerConfig) -> Optimizer:
     """The algorithm `name` over whole tensors, with the other settings of `config`."""
-    fused = params[0].device.type == "cpu"  # on GPUs torch's own default, foreach, is as good
+    fused = True if params[0].device.type == "cpu" else None  # None: torch's default on GPUs, foreach; False is neither
     eps, betas = config.eps or 0.0, betas_of(config)
     if name is OptimizerName.sgd:
         return torch.optim.SGD(params, lr=lr, fused=fused)

@@ -130,9 +130,13 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     )
 
 
-def stop() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
+def stop(failed: bool = False) -> None:
+    """Leave the process group; after a failure without waiting for GPU collectives, which peers may never join."""
+    if not dist.is_initialized():
+        return
+    if failed and dist.get_world_size() > 1 and "nccl" in dist.get_backend_config():
+        dist.distributed_c10d._abort_process_group()
+    else:
         dist.destroy_process_group()
 
 

@@ -85,8 +85,10 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     try:
         with reporting_failures(here.rank, config.runtime.timeout_minutes, advice):
             yield here
-    finally:
-        platform.stop()
+    except BaseException:
+        platform.stop(failed=True)
+        raise
+    platform.stop()
 
 
 class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it

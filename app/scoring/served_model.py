@@ -168,9 +168,8 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    nowhere = torch.device("meta")  # tables are stored there as asked, whatever FBGEMM trains on this device
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, nowhere, multi_hot)
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
     for collection in table_modules(model):
         collection.to_empty(device=torch.device("cpu"))

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed import DistributedModelParallel, dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
@@ -118,6 +118,17 @@ class _ReplicateAmongMany(DefaultDataParallelWrapper):
             super().wrap(dmp, env, device)
         else:
             dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
+
+
+_permutation_of_received_ids = dist_data._get_recat
+
+
+def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **named: Any) -> torch.Tensor | None:
+    """None for a process alone, which receives nothing: TorchRec copies it to the device at each step and waits."""
+    return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **named)
+
+
+dist_data._get_recat = _permutation_if_used
 
 
 def count_empty_shards(lookup: nn.Module) -> None:

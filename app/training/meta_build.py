@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, to_plain
 from app.config.published import published_tables
@@ -103,4 +101,4 @@ def _published(config: AppConfig) -> dict[str, int]:
 
 
 def _sparse_arch(config: AppConfig) -> SparseArch:
-    return make_sparse_arch(config.model, _published(config), torch.device("meta"))
+    return make_sparse_arch(config.model, _published(config))

@@ -209,7 +209,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, runtime.device,
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings,
                                               from_config.multi_hot_features(config, manifest))  # fmt: skip
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
     model = distribute(

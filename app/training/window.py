@@ -22,7 +22,7 @@ ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from
 
 
 class FiniteChecks:
-    """Sums that are not finite where a step went wrong: of the interaction's inputs, the loss, the dense gradients.
+    """Sums that are not finite where a step went wrong: of the interaction's inputs, the loss, |dense gradients|.
 
     A sum is NaN or infinite if one of its terms is. (It is, too, where finite terms add up beyond float32, 3e38: such
     a model is lost as well.) Gradients of tables never exist as tensors: FBGEMM's backward updates rows directly.
@@ -38,7 +38,12 @@ class FiniteChecks:
     def __call__(self, loss: Tensor) -> Tensor:
         """[K] float32 on the device, in the order of `names`; a gradient that was not computed counts as 0."""
         zero = torch.zeros((), device=loss.device)
-        gradients = [zero if p.grad is None else p.grad.sum(dtype=torch.float32) for p in self._parameters]
+        computed = [p.grad for p in self._parameters if p.grad is not None]
+        if loss.is_cuda and computed:
+            sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs one each, and slow
+        else:
+            sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
+        gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
         return torch.stack([*self._input_sums, loss.detach().float(), *gradients])
 
     def _sum_inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:

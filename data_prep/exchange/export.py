@@ -29,7 +29,7 @@ HELD_OUT = ("val", "test")
 
 
 @dataclass(frozen=True)
-class RowRange:
+class ExportRange:
     """Rows start..stop of a shard."""
 
     split: str
@@ -45,11 +45,11 @@ class RowRange:
         return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows], bags)
 
 
-def split_ranges(manifest: Manifest, split: str) -> Iterator[RowRange]:
+def split_ranges(manifest: Manifest, split: str) -> Iterator[ExportRange]:
     """The rows of a split, in ranges of at most BLOCK_ROWS."""
     for shard in manifest.splits[split].shards:
         for start in range(0, shard.rows, BLOCK_ROWS):
-            yield RowRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
+            yield ExportRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
 
 
 def day_rows(manifest: Manifest) -> list[int]:
@@ -60,10 +60,10 @@ def day_rows(manifest: Manifest) -> list[int]:
     return [*(sources if sources and sum(sources) == train else [train]), held_out]
 
 
-def day_ranges(manifest: Manifest) -> list[list[RowRange]]:
+def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
     """The ranges of every day in order, the last day being val and test."""
     rows = day_rows(manifest)
-    days: list[list[RowRange]] = [[] for _ in rows]
+    days: list[list[ExportRange]] = [[] for _ in rows]
     day, left = 0, rows[0]
     for rows_here in split_ranges(manifest, "train"):
         start = rows_here.start
@@ -72,7 +72,7 @@ def day_ranges(manifest: Manifest) -> list[list[RowRange]]:
                 day += 1
                 left = rows[day]
             end = min(start + left, rows_here.stop)
-            days[day].append(RowRange(rows_here.split, rows_here.shard, start, end))
+            days[day].append(ExportRange(rows_here.split, rows_here.shard, start, end))
             left -= end - start
             start = end
     days[-1] += [rows_here for split in HELD_OUT for rows_here in split_ranges(manifest, split)]
@@ -174,19 +174,19 @@ def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> 
             yield take_mapped(table, ids[start : start + step, 0])
 
 
-def _single_ids(root: Path, manifest: Manifest, ranges: list[RowRange], column: int) -> Iterator[NDArray[np.int32]]:
+def _single_ids(root: Path, manifest: Manifest, ranges: list[ExportRange], column: int) -> Iterator[NDArray[np.int32]]:
     """The ids of a feature with one each, [rows, 1] in blocks."""
     for rows_here in ranges:
         yield np.array(rows_here.open(root, manifest).sparse[:, column : column + 1])
 
 
 def _own_bags(
-    root: Path, manifest: Manifest, ranges: list[RowRange], name: str
+    root: Path, manifest: Manifest, ranges: list[ExportRange], name: str
 ) -> tuple[int, Iterator[NDArray[np.int32]]]:
     """The size of a feature's bags and the bags, [rows, size] in blocks."""
     index = manifest.ragged.index(name)
 
-    def bags_of(rows_here: RowRange) -> Bags:
+    def bags_of(rows_here: ExportRange) -> Bags:
         return rows_here.open(root, manifest).bags[index]
 
     size = int(bags_of(ranges[0]).lengths[0]) if ranges else 1

@@ -37,7 +37,7 @@ INTEGERS, FLOAT32 = "integers", "float32"
 
 
 @dataclass(frozen=True)
-class Origin:
+class ImportSource:
     """Files of some rows' labels, dense values and ids, and the number of rows before them."""
 
     labels: Path
@@ -68,7 +68,9 @@ def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None =
     return array
 
 
-def check_rows(labels: NDArray[Any], dense: NDArray[np.float32], ids: Sequence[NDArray[Any]], origin: Origin) -> None:
+def check_rows(
+    labels: NDArray[Any], dense: NDArray[np.float32], ids: Sequence[NDArray[Any]], origin: ImportSource
+) -> None:
     """Refuse what no shard may hold.
 
     Args:
@@ -125,7 +127,7 @@ class _Builder:
         self._schema = CRITEO
 
     def add(
-        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: Origin
+        self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: ImportSource
     ) -> None:
         """Write one shard, after checking it.
 
@@ -207,7 +209,7 @@ def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool
             for start in range(first, stop, step):
                 part = slice(start, min(start + step, stop))
                 columns = ids.read(part.stop - part.start)
-                origin = Origin(path, dense_path, sparse_path, start)
+                origin = ImportSource(path, dense_path, sparse_path, start)
                 builder.add(split, np.array(labels[part]), np.array(dense[part]), columns, origin)
     return rows
 
@@ -262,7 +264,7 @@ def _import_records(builder: _Builder, split: str, path: Path, transform: DenseT
     for start, records in _records(path, size // (4 * RECORD_COLUMNS)):
         dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
         ids = [records[:, column : column + 1] for column in range(14, RECORD_COLUMNS)]
-        builder.add(split, records[:, :1], dense, ids, Origin(path, path, path, start))
+        builder.add(split, records[:, :1], dense, ids, ImportSource(path, path, path, start))
     builder.note_source(path, size // (4 * RECORD_COLUMNS))
 
 

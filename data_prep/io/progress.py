@@ -15,7 +15,7 @@ LINE_SECONDS = 10.0
 NO_BYTES = "{desc}: {elapsed}{postfix}"
 
 
-class Counted(Protocol):
+class WorkCounter(Protocol):
     """Bytes and rows done so far."""
 
     @property
@@ -59,7 +59,7 @@ class Progress:
     total_bytes: None if unknown.
     """
 
-    def __init__(self, stage: str, total_bytes: int | None, counters: Counted) -> None:
+    def __init__(self, stage: str, total_bytes: int | None, counters: WorkCounter) -> None:
         self._stage = stage
         self._total = total_bytes
         self.counters = counters

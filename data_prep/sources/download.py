@@ -42,7 +42,7 @@ class WrongFile(Exception):
     """A mirror gave something else than the file; asking it again would not help."""
 
 
-class Stopped(Exception):
+class DownloadStopped(Exception):
     """Another file failed, or the job was interrupted."""
 
 
@@ -381,10 +381,10 @@ class _Download:
 
         Raises:
             EOFError: it broke off, or the bytes so far had to be discarded: worth another try.
-            WrongFile, UserError, Stopped, OSError, http.client.HTTPException
+            WrongFile, UserError, DownloadStopped, OSError, http.client.HTTPException
         """
         if self._stop.is_set():
-            raise Stopped
+            raise DownloadStopped
         part, self._is_one_reply = self._part, False
         origin, has_sum = part.origin, self._file.sha256 is not None
         if origin is not None and origin.total == part.size and (origin.url is not None or has_sum):
@@ -435,7 +435,7 @@ class _Download:
         while block := response.read1(BLOCK_BYTES):  # whatever has arrived, so that a stall loses nothing
             self._append(block)
             if self._stop.is_set():
-                raise Stopped
+                raise DownloadStopped
         if total is None:
             return getattr(response, "chunked", False)  # http.client has seen the last chunk
         if part.size != total:

@@ -98,6 +98,10 @@ def limit_memory(step: int) -> None:
     at_call(session.Session, "set_learning_rate", step, act)
 
 
+def refuse_memory(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The `number`-th step's loss is what `spoil` makes of it."""
     make, count = session.make_loss, [0]
@@ -155,6 +159,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the step": lambda n: at_call(session.Session, "set_learning_rate", n, terminate),
     "two signals": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
+    "process 1 has no memory": lambda n: at_call(session.Session, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,

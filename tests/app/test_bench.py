@@ -4,8 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from app.config.commands import FAMILIES
+from app.bench import shape_of
+from app.benchmark import operators
+from app.benchmark.shape import Shape
+from app.config import CONFIG_DIR, ModelConfig
+from app.config.commands import FAMILIES, BenchConfig
+from common.cli import compose_config
 from tests.app.conftest import Command
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
@@ -46,6 +52,23 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
+
+
+def test_a_recipe_may_give_the_batch_of_each_process() -> None:
+    config = compose_config(BenchConfig, CONFIG_DIR, ["recipe=amd_2026"], "bench")
+    assert shape_of(config, 8).batch_size == shape_of(config, 1).batch_size == 32768
+
+
+def test_products_beyond_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, model = Shape(4, 3, (5, 6), 4, (1, 1)), ModelConfig(embedding_dim=4, dense_arch=[4], over_arch=[1])
+
+    def kinds() -> set[str]:
+        cases = operators.dense_cases(shape, model, torch.device("cpu"), torch.float32)
+        return {case.name.split("/")[1] for case in cases if case.family == "interaction"}
+
+    everything = kinds()
+    monkeypatch.setattr(operators, "MAX_PRODUCTS_BYTES", 1)
+    assert everything - kinds() == {"scalar_pairs_forward", "scalar_pairs_train"}
 
 
 @pytest.mark.parametrize(

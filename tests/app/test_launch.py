@@ -83,7 +83,7 @@ def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path
     for part in (first, second):
         lines = [line for line in part.splitlines() if line.startswith("error: process 0: another process is lost")]
         assert len(lines) == 1, err
-    assert "so checkpoint.resume is auto now, not never" in first
+    assert "so checkpoint.resume=auto instead of never" in first
     assert "error: process 1 was ended by SIGKILL" not in first
     assert "error: process 1 was ended by SIGKILL" in second
     assert "Traceback" not in second

@@ -521,7 +521,8 @@ struct NoWarnings final : c10::WarningHandler {
 };
 
 // Registers `run_on_host` for every operator with a CPU kernel and none for the device (composite kernels would come
-// before the fallback), and in place of c10d's. To be called again once a library has brought operators of its own.
+// before the fallback), for those on lists of tensors, which have kernels of their own on GPUs alone, and in place of
+// c10d's. To be called again once a library has brought operators of its own.
 int64_t cover() {
   static std::vector<std::unique_ptr<torch::Library>> libraries;
   static std::set<std::string> covered;
@@ -531,7 +532,8 @@ int64_t cover() {
   for (const auto& operator_name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(operator_name);
     const std::string name = toString(operator_name), library = name.substr(0, name.find("::"));
-    if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
+    const bool on_lists = operator_name.name.rfind("aten::_foreach_", 0) == 0;
+    if (!op || !(on_lists || op->hasKernelForDispatchKey(DispatchKey::CPU))) continue;
     if (op->hasKernelForDispatchKey(DispatchKey::CUDA) && library != "c10d") continue;
     if (!covered.insert(name).second) continue;
     auto kind = torch::Library::IMPL;

@@ -2,7 +2,7 @@
 
 import runpy
 
-from app.benchmark import ceilings
+from app.metrics import ceilings
 
 if __name__ == "__main__":
     ceilings.STREAM_BYTES["cuda"], ceilings.MATRIX_ROWS["cuda"] = 1 << 20, 64

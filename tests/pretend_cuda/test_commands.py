@@ -1,9 +1,9 @@
 """Commands on a run of a pretended GPU, with the GPU and with the CPU."""
 
 import json
+import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -63,8 +63,18 @@ def test_bench(machine: Machine, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())
 
 
-def test_an_error_ends_both_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    """A rate that makes the loss infinite."""
-    with pytest.raises(AssertionError, match="not finite"):
-        train(machine, tmp_path, dataset, "cuda", "optimizer.lr=1e30", processes=2)
-    assert not np.isfinite(summary(tmp_path)["train"]["logloss"] or np.inf)
+def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    fault = {"FAULT": "gradients not finite:3"}
+    with pytest.raises(AssertionError, match=r"step 3 .*first non-finite value: gradient of"):
+        train(machine, tmp_path, dataset, "cuda", environment=fault)
+
+
+def test_an_error_ends_all_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    """A loss that is not finite, on all; no memory for process 1 alone: neither waits for a collective of its peer."""
+    with pytest.raises(AssertionError, match="non-finite"):
+        train(machine, tmp_path / "all", dataset, "cuda", "optimizer.lr=1e30", processes=2)
+    began = time.monotonic()
+    fault = {"FAULT": "process 1 has no memory:3"}
+    with pytest.raises(AssertionError, match="out of memory"):
+        train(machine, tmp_path / "one", dataset, "cuda", processes=2, environment=fault)
+    assert time.monotonic() - began < 60

@@ -2,8 +2,21 @@
 
 from pathlib import Path
 
-from tests.pretend_cuda.counting import read_steps
+import pytest
 
+from tests.pretend_cuda.counting import read_steps
+from tests.pretend_cuda.machine import Machine
+from tests.pretend_cuda.runs import train
+
+CASES = {
+    "bags": [],
+    "bags, column-wise": ["sharding.types=column_wise"],
+    "cat": ["model.interaction=cat"],
+    "dcn": ["model=dlrm_dcn", "model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"],
+    "bf16": ["runtime.precision=bf16"],
+    "fp16 tables": ["model.tables.storage=fp16"],
+    "row-wise Adagrad": ["optimizer=rowwise_adagrad"],
+}
 LOGGED_STEP = 5  # after it the loop reads the losses of the steps before it
 
 
@@ -12,6 +25,21 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
     steps = read_steps(Path(f"{runs}/counts.0"))
     assert len(steps) == 14
     step = steps[2]  # from the end of step 2 to that of step 3
-    assert step["waits"] == {"Stream.synchronize": 1, "aten::copy_": 2}
-    assert sum(step["sent"].values()) == 106
-    assert steps[LOGGED_STEP]["waits"]["synchronize"] == 1
+    assert sum(step["sent"].values()) == 69
+    assert {name: count for name, count in step["sent"].items() if "_foreach_" in name} == {
+        f"aten::_foreach_{name}": 1
+        for name in ("add_.Scalar", "addcdiv_.Scalar", "addcmul_.Scalar", "mul.ScalarList", "norm.Scalar", "sqrt")
+    }  # Adagrad over all dense parameters, 32 operators one by one; and whether their gradients are finite, 8
+    assert [number for number, step in enumerate(steps) if step["waits"]] == [0, LOGGED_STEP, 2 * LOGGED_STEP]
+    assert steps[LOGGED_STEP]["waits"] == {"aten::copy_": 1, "synchronize": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_no_step_waits(case: str, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    data = ragged if "bags" in case else dataset
+    train(machine, tmp_path, data, "cuda", *CASES[case], "train.log_every_steps=50",
+          environment={"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"})  # fmt: skip
+    steps = read_steps(tmp_path / "counts.0")
+    waits = [step["waits"] for step in steps[1:]]  # after step 10 the warm-up ends
+    assert waits == [{}] * 9 + [{"aten::copy_": 1, "synchronize": 1}] + [{}] * 3

@@ -93,6 +93,18 @@ def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine
 
 
 @pytest.mark.slow
+def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={ragged}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
+                 "optimizer=rowwise_adagrad", "train.max_steps=6"]  # fmt: skip
+    done = machine.run("tests.pretend_cuda.staging", *overrides, cwd=tmp_path, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["saved with GPU 0", "saved with GPU 1"]
+    resumed = train(machine, tmp_path, ragged, "cuda", "optimizer=rowwise_adagrad", processes=2)
+    whole = train(machine, tmp_path / "whole", ragged, "cuda", "optimizer=rowwise_adagrad", processes=2)
+    assert same(resumed, whole)
+
+
+@pytest.mark.slow
 def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Two processes row-wise, one table-wise, two again; sums of fp32 in other orders differ by 1e-5 at most."""
     for steps, processes, kind in ((4, 2, "row_wise"), (8, 1, "table_wise"), (14, 2, "table_wise")):

@@ -57,3 +57,20 @@ def test_a_counter_that_goes_away_ends_the_measurement(tmp_path: Path) -> None:
     (package / "energy_uj").unlink()
     assert meter.watts() is None
     assert meter.figures() is None
+
+
+@pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
+def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVMLError and AmdSmiException derive from Exception alone."""
+    readings = iter([1.0])
+
+    def joules() -> float:
+        for reading in readings:
+            return reading
+        raise error
+
+    monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", joules))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    assert meter.watts() is None
+    assert meter.figures() is None

@@ -42,7 +42,6 @@ from data_prep.dataset.format import Manifest
 from tests import reference
 from tests.app import loops
 
-CPU = torch.device("cpu")
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
 DIM, BATCH, NUM_DENSE = 16, 12, 5
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
@@ -93,7 +92,7 @@ CASES = {
 @pytest.mark.parametrize(("neighbour", "multi_hot"), [("plain", True), ("add", True), ("plain", False)])
 def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi_hot: bool) -> None:
     config = _config({"b": CASES[case], "d": CASES[neighbour]})
-    module = make_sparse_arch(config, FEATURES, CPU, list(FEATURES) if multi_hot else [])
+    module = make_sparse_arch(config, FEATURES, list(FEATURES) if multi_hot else [])
     assert multi_hot or not module.rows  # one id is pooled where it lies
     _draw(module)
     batch = _bags(seed=1, multi_hot=multi_hot)
@@ -112,7 +111,7 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     config = _config({"s": TableOverride(kind=QR, qr_operation=QROperation.add), "a": CASES["weighted"]})
     config.tables.shared = {"s": ["c", "d"], "w": ["a", "e"]}
     config.tables.overrides["w"] = config.tables.overrides.pop("a")
-    module = make_sparse_arch(config, FEATURES, CPU)
+    module = make_sparse_arch(config, FEATURES)
     assert {table.name: table.num_embeddings for table in module.tables} == {
         "t_w": 50,
         "t_b": 30,
@@ -136,7 +135,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     own = TableOverride(
         pooling=Pooling.weighted, row_weights=RowWeights.fixed, row_weights_path=str(tmp_path / "b.npy")
     )
-    module = make_sparse_arch(_config({"b": own}), FEATURES, CPU)
+    module = make_sparse_arch(_config({"b": own}), FEATURES)
     _draw(module)
     assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
     batch = _bags(seed=3)
@@ -144,12 +143,12 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     torch.testing.assert_close(module(_as_kjt(batch))[:, 1], expected)
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
-        make_sparse_arch(_config({"b": own}), FEATURES, CPU)
+        make_sparse_arch(_config({"b": own}), FEATURES)
 
 
 def test_a_feature_may_be_called_as_a_method_is() -> None:
     tables = TablesConfig(kind=MIXED, dim=8, pooling=Pooling.weighted, min_rows=0)
-    module = make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9}, CPU)
+    module = make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9})
     assert len(module.projections) == len(module.row_weights) == 2
 
 
@@ -266,13 +265,13 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
         (TablesConfig(shared={"s": ["a", "b"], "t": ["b", "c"]}), "model.tables.shared.t: b is in s already"),
         (TablesConfig(shared={"s": ["a", "b"]}, overrides={"a": TableOverride()}), "give model.tables.overrides.s"),
         (TablesConfig(pooling=Pooling.weighted, row_weights=RowWeights.fixed), "which is pooling=sum"),
-        (TablesConfig(storage=Storage.bf16), "FBGEMM has no bf16 tables on CPU"),
+        (TablesConfig(storage=Storage.bf16), "FBGEMM trains no bf16 tables"),
     ],
 )
 def test_is_refused(tables: TablesConfig, said: str) -> None:
     def make() -> None:
         validate_tables(tables, DIM)
-        make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES, CPU)
+        make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
 
     with pytest.raises(UserError, match=said):
         make()

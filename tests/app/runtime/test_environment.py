@@ -20,6 +20,19 @@ def test_every_variable_has_its_reason(name: str) -> None:
     assert all(profile.reasons.values())
 
 
+@pytest.mark.parametrize("choice", ["environment=amd_node", "environment=amd_cluster", "recipe=amd_2026"])
+def test_tf32_is_allowed_where_amd_allows_it(choice: str) -> None:
+    profile = compose_config(AppConfig, CONFIG_DIR, [choice]).environment
+    assert profile.variables["HIPBLASLT_ALLOW_TF32"] == "1"
+    assert set(profile.variables) == set(profile.reasons)
+
+
+def test_a_recipe_and_a_profile_go_together() -> None:
+    both = compose_config(AppConfig, CONFIG_DIR, ["recipe=amd_2026", "environment=amd_node"]).environment
+    alone = compose_config(AppConfig, CONFIG_DIR, ["environment=amd_node"]).environment
+    assert both.variables == alone.variables
+
+
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["environment=amd_node", "+environment.variables.NCCL_SOCKET_IFNAME=eth7"]
     profile = compose_config(AppConfig, CONFIG_DIR, overrides).environment
