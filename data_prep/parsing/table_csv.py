@@ -56,7 +56,8 @@ def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[lis
     Raises:
         UserError: a line that ends inside quotes, or a carriage return within one.
     """
-    reader = csv.reader(io.StringIO(text if text.endswith("\n") else f"{text}\n", newline="\n"), delimiter=delimiter)
+    lines = text.removesuffix("\n").split("\n")
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter)
     rows: list[list[str]] = []
     numbers: list[int] = []
     before = 0
