@@ -59,7 +59,9 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
     """Compose into OmegaConf's representation, in which keys may still lack values."""
     for override in overrides:
         if override.startswith("-"):
-            raise UserError(f"configuration: {override}: keys have no dashes; write {override.lstrip('-')}")
+            bare = override.lstrip("-")
+            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {bare}"
+            raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(
                 f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
@@ -121,7 +123,9 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key not in known and not any(each.startswith(f"{key}.") for each in known):
-            close = difflib.get_close_matches(key, known, n=1)
+            tail = key.rpartition(".")[2]
+            ends = [each for each in known if each.rpartition(".")[2] == tail]
+            close = ends if len(ends) == 1 else difflib.get_close_matches(key, known, n=1)
             return f"; did you mean {close[0]}?" if close else "; --help lists the keys"
     return ""
 

@@ -94,7 +94,7 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
         return
     if data.source not in (DataSource.local, DataSource.custom):
         raise UserError(
-            f"data.schema={data.schema}: for your own files, with data.source=local; these rows are Criteo's"
+            f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data=NAME"
         )
     if data.encoding not in (Encoding.vocabulary, Encoding.hash):
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")

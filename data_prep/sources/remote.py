@@ -57,9 +57,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
         urls = tuple(mirror.replace("{day}", str(day)) for mirror in remote.mirrors)
         known = known_sum(directory, name, remote.sha256)
         if remote.member is None:
-            own = (
-                f"get the file yourself and put it at {directory / name}, or name it in data.raw with data.source=local"
-            )
+            own = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
         else:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
         sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
@@ -119,9 +117,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     """The user's own files: an archive, or the file that it holds."""
     member = data.remote.member
     if member is None:
-        raise UserError(
-            f"data.raw: these files are fetched; put your own into {directory}, or choose data.source=local"
-        )
+        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data=NAME")
     raw = own_path(data.raw) if isinstance(data.raw, str) else None
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
@@ -233,7 +229,7 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         if not is_there:
             part.clear()
             raise UserError(
-                f"{archive}: has no file {name}; get it again, or name your own in data.raw with data.source=local"
+                f"{archive}: has no file {name}; get it again, or name your own in data.raw and leave out data=NAME"
             )
         part.finish(origin)
     return digest

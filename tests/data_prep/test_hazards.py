@@ -37,6 +37,26 @@ def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
     assert (tmp_path / "x/val/notes.txt").read_text() == "keep"
 
 
+@pytest.mark.parametrize("raw", ["rows.tsv", "x/rows.tsv"])
+def test_a_directory_of_other_files_is_no_place_for_a_dataset(tmp_path: Path, raw: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/sales.csv").write_text("keep")
+    (tmp_path / raw).write_bytes(oracle.make_rows(100, seed=0))
+    before = sorted(path.name for path in (tmp_path / "x").iterdir())
+    for more in ([f"data.raw={tmp_path}/{raw}"], ["data=random", "data.random.rows=10"]):
+        done = run(*more, f"data.path={tmp_path}/x")
+        assert done.returncode == 2
+        assert "holds files that are not a dataset's (" in error_line(done.stderr)
+        assert sorted(path.name for path in (tmp_path / "x").iterdir()) == before
+
+
+def test_raw_files_in_a_directory_of_the_dataset_s(tmp_path: Path) -> None:
+    (tmp_path / "x/days").mkdir(parents=True)
+    (tmp_path / "x/.gitignore").write_text("*")
+    (tmp_path / "x/days/day_0").write_bytes(oracle.make_rows(100, seed=0))
+    assert run(f"data.raw={tmp_path}/x/days/day_0", f"data.path={tmp_path}/x").returncode == 0
+
+
 def test_a_dataset_is_replaced_when_asked(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
     command = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/x"]

@@ -22,3 +22,16 @@ def test_bytes_are_shown_where_there_are_any(monkeypatch, total, shown):
         pass
     bar, line = (text for text in terminal.getvalue().replace("\r", "\n").split("\n") if "arrange: " in text)
     assert ("B/s" in bar, "B/s" in line) == (shown, shown)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
+)
+def test_sizes_are_in_units_that_fit(capsys, size, shown):
+    counters = Counters()
+    with Progress("parse", size, counters):
+        counters.add(size, 3)
+    line = capsys.readouterr().err
+    assert line.startswith("parse: 3 rows, ")
+    assert shown in line
+    assert "0.0 MB" not in line

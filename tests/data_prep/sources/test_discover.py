@@ -1,6 +1,11 @@
+import bz2
 import gzip
 import hashlib
+import io
+import lzma
+import re
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -16,6 +21,44 @@ from data_prep.sources.discover import Source, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config
+
+
+def zipped(content):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("rows.csv", content)
+    return stream.getvalue()
+
+
+PACKED = {
+    "zstd": (lambda content: b"\x28\xb5\x2f\xfd" + content, "zstd -d {}"),
+    "bzip2": (bz2.compress, "bunzip2 -k {}"),
+    "xz": (lzma.compress, "xz -dk {}"),
+    "zip": (zipped, "unzip {}"),
+    "7-Zip": (lambda content: b"7z\xbc\xaf\x27\x1c" + content, "7z x {}"),
+    "lz4": (lambda content: b"\x04\x22\x4d\x18" + content, "lz4 -d {}"),
+    "compress": (lambda content: b"\x1f\x9d" + content, "gzip -dk {}"),
+    "UTF-16": (lambda content: content.decode().encode("utf-16"), "iconv -f UTF-16 -t UTF-8 {} > NEW"),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("name", ["rows.csv", "my rows.csv"])
+def test_other_compressions_are_known_by_their_first_bytes(tmp_path, kind, name):
+    pack, command = PACKED[kind]
+    for content in (b"1,2\n" * 100, b""):
+        (tmp_path / name).write_bytes(pack(content))
+        quoted = f"'{tmp_path / name}'" if " " in name else str(tmp_path / name)
+        with pytest.raises(
+            UserError, match=re.escape(f"{kind}, which is not read; convert it: {command.format(quoted)}")
+        ):
+            resolve_sources(str(tmp_path))
+
+
+@pytest.mark.parametrize("start", [b"BZh", b"BZhello", b"PK,rows", b"7z"])
+def test_text_that_begins_like_them_is_text(tmp_path, start):
+    (tmp_path / "rows.csv").write_bytes(start + b",x\n1,2\n")
+    assert names(str(tmp_path)) == ["rows.csv"]
 
 
 def names(raw):

@@ -134,7 +134,8 @@ def test_a_part_that_somebody_put_there(mirror, tmp_path, part, sha256):
 def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
     assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
     with pytest.raises(
-        UserError, match=r"day_0\.gz: download failed from every mirror \(http.*sha256 .* data\.raw with data=local"
+        UserError,
+        match=r"day_0\.gz: download failed from every mirror \(http.*sha256 .* data\.raw and leave out data=NAME",
     ):
         fetch(mirror, tmp_path / "b", "wrong", sha256=SUM)
     assert not list((tmp_path / "b").iterdir())

@@ -199,7 +199,7 @@ def test_kaggle_as_the_user_has_it(tmp_path, archive):
         (["data=criteo_1tb", "data.days=null"], "data.days"),
         (["data=criteo_kaggle", "data.days=[0]"], "data.days"),
         (["data.raw=x", "data.days=[0]"], "data.days"),
-        (["data=criteo_1tb", "data.raw=x"], "data=local"),
+        (["data=criteo_1tb", "data.raw=x"], "leave out data=NAME"),
         (["data=criteo_1tb", "data.remote.sha256={day_0.gz:abc}"], "abc is not a SHA-256"),
         (["data=criteo_1tb", "data.remote.sha256=sums"], "sums: not a file as sha256sum writes it"),
         (["data=criteo_1tb", f"data.remote.sha256={{day_0:{'a' * 64}}}"], "day_0: no such file is fetched"),

@@ -1,0 +1,151 @@
+"""Every remedy that a message of data_prep prints is typed, and works."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from common.errors import UserError
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import REPOSITORY, command, config
+
+GOOD, KEPT = ["data.raw={0}/day_0"], ["data.raw={0}/own.csv", "data.schema={0}/own.yaml"]
+# what is typed; what its message must have; what is typed next, of its groups
+REMEDIES = {
+    "misspelt": (["data.rwa={0}/day_0"], r"did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
+    "no prefix": (["raw={0}/day_0"], r"did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
+    "dashes": (["--data.raw={0}/day_0"], r"have no dashes; write (\S+)$", ["{1}"]),
+    "dashes and no prefix": (["--raw={0}/day_0"], r"have no dashes; did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
+    "deep": ([*GOOD, "data.held_out=0.2"], r"did you mean (data\.split\.held_out)\?", [*GOOD, "{1}=0.2"]),
+    "a number": (["data.raw=7"], r"write '(data\.raw=\"7\")'", None),
+    "CSV": (
+        ["data.raw={0}/own.csv"],
+        r"name its columns in (data\.schema)=FILE",
+        ["data.raw={0}/own.csv", "{1}={0}/own.yaml"],
+    ),
+    "custom": (
+        ["data=custom", KEPT[0]],
+        r"(data\.schema): not given; name the YAML file",
+        ["data=custom", KEPT[0], "{1}={0}/own.yaml"],
+    ),
+    "schema": (["data=synthetic", *KEPT], r"name your own in data\.raw and leave out (data=)NAME", KEPT),
+    "hash": (
+        [*GOOD, "data.encoding=hash"],
+        r"needs (data\.max_ind_range), .*e\.g\. (\d+)",
+        [*GOOD, "data.encoding=hash", "{1}={2}"],
+    ),
+    "encoding": ([*KEPT, "data.encoding=torchrec"], r"use (vocabulary) or hash", [*KEPT, "data.encoding={1}"]),
+    "transform": (
+        [*KEPT, "data.dense_transform=torchrec"],
+        r"use log1p, (minmax) or raw",
+        [*KEPT, "data.dense_transform={1}"],
+    ),
+    "last_day": (
+        [*GOOD, "data.split.method=last_day"],
+        r"use (fraction), or add a day",
+        [*GOOD, "data.split.method={1}"],
+    ),
+    "held_out": (
+        ["data.raw={0}/day_*", "data.split.method=last_day", "data.split.held_out=0.5"],
+        r"use (fraction), or leave it",
+        ["data.raw={0}/day_*", "data.split.method={1}", "data.split.held_out=0.5"],
+    ),
+    "size": ([*GOOD, "data.memory_budget=lots"], r"e\.g\. 512MiB, (2GiB)", [*GOOD, "data.memory_budget={1}"]),
+    "chunk": ([*GOOD, "data.chunk_bytes=1GiB"], r"give at most a 16th of it", [*GOOD, "data.chunk_bytes=128MiB"]),
+    "infinite": (
+        ["data.raw={0}/large.csv", KEPT[1], "data.dense_transform=raw"],
+        r"set (data\.dense_transform=log1p);",
+        ["data.raw={0}/large.csv", KEPT[1], "{1}"],
+    ),
+    "seed": ([*GOOD, "data.split.seed=3"], r"has no effect .* leave it out", GOOD),
+    "remote": ([*GOOD, "data=criteo_1tb"], r"or leave out (data=)NAME", GOOD),
+}
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(60, seed=day))
+    for name, price in (("own", "1"), ("large", "1e39")):
+        (tmp_path / f"{name}.csv").write_text("label,price,user\n" + f"1,{price},u\n0,2,v\n" * 30)
+    (tmp_path / "own.yaml").write_text("label: label\ndense: [price]\nsparse: [user]\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_each_remedy_works(inputs, case):
+    bad, message, good = REMEDIES[case]
+    root = f"data.path={inputs}/out"
+    with pytest.raises(UserError) as error:
+        preprocess(config(*(override.format(inputs) for override in bad), root))
+    assert "\n" not in str(error.value)
+    found = re.search(message, str(error.value))
+    assert found, error.value
+    if good is not None:
+        preprocess(config(*(override.format(inputs, *found.groups()) for override in good), root))
+        assert (inputs / "out/manifest.json").exists()
+
+
+def test_another_dataset_is_replaced_as_the_message_says(inputs):
+    own = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
+    preprocess(config(*own))
+    with pytest.raises(UserError, match=r"or set (data\.overwrite=true)"):
+        preprocess(config(*own, "data.dense_transform=raw"))
+    preprocess(config(*own, "data.dense_transform=raw", "data.overwrite=true"))
+
+
+NAMES = [
+    "数据 1.csv",
+    "a(1).csv",
+    "a=1,b.csv",
+    "x,y.csv",
+    "it's.csv",
+    'a"b.csv',
+    "a#b!.csv",
+    "[a].csv",
+    "{a}.csv",
+    "a&b;c.csv",
+    "back\\slash(1).csv",
+    "day[0].csv",
+    "é.csv",
+    "<b>.csv",
+    "glob(x)",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_that_need_quotes(inputs, name):
+    """The error has the form to type, which a shell hands on as it should; all keys that take a path alike."""
+    directory = inputs / f"dir {name}"
+    directory.mkdir()
+    (inputs / "own.csv").rename(directory / name)
+    (inputs / "own.yaml").rename(directory / f"{name}.yaml")
+    wanted = {"raw": directory / name, "schema": directory / f"{name}.yaml", "path": directory / "out"}
+    typed = []
+    for key, path in wanted.items():
+        with pytest.raises(UserError, match="not readable without quotes; write ") as error:
+            config(f"data.{key}={path}")
+        typed.append(str(error.value).partition("; write ")[2])
+    if name == NAMES[0]:
+        done = subprocess.run(
+            f"{shlex.join(command())} {' '.join(typed)}",
+            shell=True,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (directory / "out/manifest.json").exists()
+    words = subprocess.run(f"printf '%s\\0' {' '.join(typed)}", shell=True, capture_output=True, text=True, check=True)
+    data = config(*words.stdout.split("\0")[:-1])
+    assert {key: getattr(data, key) for key in wanted} == {key: str(path) for key, path in wanted.items()}
+
+
+def test_lists_of_such_paths():
+    with pytest.raises(UserError, match="write ") as error:
+        config("data.raw=[a(1).csv,b.csv]")
+    (word,) = shlex.split(str(error.value).partition("; write ")[2])
+    assert config(word).raw == ["a(1).csv", "b.csv"]

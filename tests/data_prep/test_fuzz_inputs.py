@@ -1,0 +1,143 @@
+"""Input files flipped, cut, quoted and re-encoded: refused in one line, or read as the csv module does."""
+
+import csv
+import gzip
+import io
+import math
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from data_prep.dataset.format import MANIFEST_NAME
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, load_split
+
+EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "150"))
+FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+SCHEMA = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\n"
+HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw", "data.split.held_out=0")
+NUMBERS = st.sampled_from(
+    ["0", "1", "1.5", "-2e3", "", "1_000", "nan", "inf", "1e39", " 7 ", "yes", "True", "0x1", "１"]
+)
+TEXTS = st.text("ab|,\"'\n\r\t é\x00\ufeff", max_size=5)
+LABELS = st.sampled_from(["0", "1", "1", "0", "True", "no", "2", ""])
+BREAKS = ["\n", "\n", "\r\n", "\r", "\n\n"]
+INSERTED = [b'"', b"\n", b"\r", b",", b"\x00", b"\xff", b"\xef\xbb\xbf", b'""', b"\n\n", b'",\n"']
+
+
+@st.composite
+def files(draw):
+    """A table as csv.writer writes it, then maybe damaged, re-encoded or compressed."""
+    rows = draw(st.lists(st.tuples(LABELS, NUMBERS, TEXTS, TEXTS), min_size=1, max_size=8))
+    stream = io.StringIO(newline="")
+    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    writer = csv.writer(stream, lineterminator=draw(st.sampled_from(BREAKS)), quoting=quoting)
+    writer.writerow(["label", "price", "user", "tags"])
+    writer.writerows(rows)
+    content = stream.getvalue().encode(draw(st.sampled_from(["utf-8"] * 6 + ["utf-8-sig", "utf-16"])))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(content)))
+        kind = draw(st.sampled_from(["flip", "cut", "insert", "repeat"]))
+        if kind == "flip" and at < len(content):
+            content = content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+        elif kind == "cut":
+            content = content[:at]
+        elif kind == "insert":
+            content = content[:at] + draw(st.sampled_from(INSERTED)) + content[at:]
+        else:
+            content += content[at:]
+    if draw(st.integers(0, 4)) == 0:
+        content = gzip.compress(content, mtime=0)
+        content = content[: draw(st.integers(len(content) - 4, len(content)))]
+    return content
+
+
+def read_by_csv(content):
+    """label, price, user, tags of each row, as Python's csv module has them."""
+    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
+    rows = [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+    at = [rows[0].index(name) for name in ("label", "price", "user", "tags")]
+    return [[fields[i] for i in at] for fields in rows[1:]]
+
+
+WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+def number(text):
+    word = text.strip().lower()
+    return WORDS[word] if word in WORDS else float(text or 0)
+
+
+def prepare(directory, content, *overrides, name="rows.csv"):
+    """Make the dataset; None where the input is refused, in one line, and nothing of a dataset is there."""
+    (directory / name).write_bytes(content)
+    fault = None
+    try:
+        preprocess(config(f"data.raw={directory}/{name}", f"data.path={directory}/out", *overrides))
+    except UserError as error:
+        fault = str(error)
+    if fault is not None:
+        assert len(fault.splitlines()) == 1, fault
+        assert str(directory) in fault
+        assert not (directory / "out" / MANIFEST_NAME).exists()
+        assert not any((directory / "out" / split).exists() for split in ("train", "val", "test", "vocab"))
+        return None
+    verify_dataset(directory / "out")
+    splits = [load_split(directory / "out", split) for split in ("train", "val", "test")]
+    return [np.concatenate(parts) for parts in zip(*splits, strict=True)]
+
+
+@pytest.mark.slow
+@FUZZ
+@given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]))
+def test_tables(content, chunk):
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "schema.yaml").write_text(SCHEMA)
+        schema = f"data.schema={directory}/schema.yaml"
+        overrides = (schema, *HASHED, f"data.chunk_bytes={chunk}")
+        made = prepare(directory, content, *overrides)
+        if made is None:
+            return
+        rows = read_by_csv(content)
+        labels, dense, sparse = made
+        assert labels.tolist() == [number(row[0]) for row in rows]
+        prices = [np.float32(number(row[1])) for row in rows]
+        assert dense[:, 0].tolist() == prices
+        assert all(map(math.isfinite, prices))
+        assert sparse[:, 0].tolist() == [zlib.crc32(row[2].encode()) % 1000 for row in rows]
+
+
+@pytest.mark.slow
+@FUZZ
+@given(data=st.data(), chunk=st.sampled_from(["200", "1MiB"]))
+def test_criteo_s_rows(data, chunk):
+    fields = st.sampled_from(["", "1", "-3", "2147483647", "7f", "ABCDEF01"])
+    lines = [
+        "\t".join([data.draw(st.sampled_from("01")), *(data.draw(fields) if i % 9 == 0 else "5" for i in range(39))])
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    content = "".join(line + data.draw(st.sampled_from(BREAKS)) for line in lines).encode()
+    at = data.draw(st.integers(0, len(content)))
+    damaged = data.draw(
+        st.sampled_from(
+            [content, content[:at], content[:at] + b"\x00" + content[at + 1 :], content[:at] + b"\t" + content[at:]]
+        )
+    )
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        made = prepare(directory, damaged, *HASHED, f"data.chunk_bytes={chunk}", name="day_0")
+        if made is None:
+            return
+        rows = [line.split("\t") for line in damaged.decode().replace("\r\n", "\n").split("\n") if line]
+        assert made[0].tolist() == [int(row[0]) for row in rows]
+        assert made[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
+        assert made[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]

@@ -1,0 +1,71 @@
+"""Datasets that nothing can be learned from: one line each when they are made."""
+
+import pytest
+
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config
+
+SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
+
+
+def warned(capsys, directory, rows, *overrides, schema=SCHEMA):
+    """The warnings while a table of (label, price, user, item, tags) is prepared."""
+    text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
+    (directory / "rows.csv").write_text(text)
+    (directory / "schema.yaml").write_text(schema)
+    paths = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
+    capsys.readouterr()
+    preprocess(config(*paths, *overrides))
+    prefix = f"{directory}/out: warning: "
+    lines = capsys.readouterr().err.splitlines()
+    return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+
+def good(count, label=lambda i: i % 2):
+    return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
+
+
+@pytest.mark.parametrize("overrides", [(), ("data.encoding=hash", "data.max_ind_range=50")], ids=["vocabulary", "hash"])
+def test_each_kind(capsys, tmp_path, overrides):
+    assert warned(capsys, tmp_path, good(300), *overrides) == []
+    more = [*overrides, "data.overwrite=true"]
+
+    (line,) = warned(capsys, tmp_path, good(700, lambda i: int(i >= 500)), *more)  # 600 of them are train's
+    assert line.startswith("label rates differ (train 0.1667, val 1.0000, test 1.0000): only one class in val and test")
+    assert line.endswith("if the rows are sorted by label, set data.split.method=random")
+    assert warned(capsys, tmp_path, good(700, lambda i: int(i >= 500)), *more, "data.split.method=random") == []
+
+    (line,) = warned(capsys, tmp_path, good(2100, lambda i: i % 10 == 0 if i < 1800 else i % 10 != 0), *more)
+    assert line.startswith("label rates differ (train 0.1000, val 0.9000, test 0.9000): if the rows are sorted")
+
+    for only in (0, 1):
+        (line,) = warned(capsys, tmp_path, good(100, lambda i, only=only: only), *more)
+        assert line.startswith(f"every label is {only}: there is nothing to learn")
+
+    rows = [(label, "", user, "same", tags) for label, _, user, _, tags in good(300)]
+    (line,) = warned(capsys, tmp_path, rows, *more)
+    assert line.startswith("the same value, or none, in every row of price, item: nothing can be learned")
+
+    lines = warned(capsys, tmp_path, good(1), *more)
+    assert len(lines) == 3
+    assert lines[0].startswith("test has no rows")
+    assert lines[1].startswith("every label is 0")
+
+
+def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys, tmp_path):
+    rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
+    (line,) = warned(capsys, tmp_path, rows)
+    assert "in every row of tags:" in line
+    days = oracle.make_rows(200, seed=3).decode().splitlines()
+    (tmp_path / "day_0").write_text("".join("\t".join([*day.split("\t")[:-1], ""]) + "\n" for day in days))
+    preprocess(config(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/criteo"))
+    assert "in every row of cat_25:" in capsys.readouterr().err
+
+
+def test_constant_columns_are_found_whatever_the_stages(capsys, tmp_path):
+    """Also where chunks are encoded in a stage of their own, or rows leave their order."""
+    rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
+    for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):
+        (line,) = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
+        assert "in every row of price, item:" in line
