@@ -52,7 +52,7 @@ class TrainConfig:
     print_windows: bool = False  # each window on the terminal too, as benchmarks print them
     warmup_steps_excluded: int = 10  # first steps of this process left out of throughput figures
     on_nan: OnNan = OnNan.stop  # skip: waits for the device at each step
-    pipeline: Pipeline = Pipeline.auto  # auto: sparse_dist where several processes have a GPU each. The same bits
+    pipeline: Pipeline = Pipeline.auto  # auto: sparse_dist where several processes have a GPU each
     deterministic: bool = False  # GPU: slower kernels with fixed summation order. On CPU always so
 
 

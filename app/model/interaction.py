@@ -45,7 +45,8 @@ class _PairProducts(torch.autograd.Function):
         num_vectors = vectors.shape[1]
         padded = nn.functional.pad(grad, (0, 1))  # its last column is the 0 of pairs that are not used
         matrix = padded.index_select(1, pair_of).view(-1, num_vectors, num_vectors)
-        if vectors.dtype is not torch.float32:  # under autocast, where no bits are TorchRec's: one product for both
+        matrix = matrix.to(vectors.dtype)  # autocast may have given it bf16
+        if vectors.dtype is torch.bfloat16:  # no bits are TorchRec's here: one product for both
             return torch.bmm(matrix + matrix.transpose(1, 2), vectors), None, None
         left, right = torch.bmm(matrix, vectors), torch.bmm(vectors.transpose(1, 2), matrix)
         return left + right.transpose(1, 2), None, None
@@ -77,7 +78,8 @@ class DotInteraction(nn.Module):
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
-        sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors of products
+        if sparse.is_cuda:  # on CPUs, recorded runs keep their bits
+            sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors
         vectors = torch.cat([dense.unsqueeze(1), sparse], dim=1)
         return torch.cat([dense, _PairProducts.apply(vectors, self.pairs, self.pair_of)], dim=1)
 

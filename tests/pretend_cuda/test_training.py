@@ -21,7 +21,7 @@ CASES = {
     "cat": ["model.interaction=cat"],
     "dcn": ["model=dlrm_dcn", *DIM_16],
     "projection": ["model=dlrm_projection", *DIM_16],
-    "bf16": ["runtime.precision=bf16"],
+    "bf16": ["runtime.precision=bf16", "model.interaction=cat"],
     "fp16 tables": ["model.tables.storage=fp16"],
     "quotients and remainders": ["+model.tables.overrides.cat_2.kind=qr",
                                  "+model.tables.overrides.cat_2.qr_collisions=3"],
@@ -81,6 +81,14 @@ def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_pa
 def test_unified_memory(machine: Machine, dataset: Path, tmp_path: Path, runs: Path) -> None:
     unified = train(machine, tmp_path, dataset, "cuda", "sharding.kernels=fused_uvm")
     assert same(unified, summary(runs / "cpu"))
+
+
+@pytest.mark.slow
+def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    """On a GPU the dot interaction's backward is in bf16, too."""
+    for platform in ("cpu", "cuda"):
+        train(machine, tmp_path / platform, dataset, platform, "runtime.precision=bf16", "train.log_every_steps=1")
+    np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-3)
 
 
 @pytest.mark.slow

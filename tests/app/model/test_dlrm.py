@@ -43,7 +43,7 @@ def test_dot_interaction_and_its_gradient_equal_the_oracle(itself: bool) -> None
 
 @pytest.mark.parametrize("itself", [False, True])
 def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> None:
-    """bf16 has 8 bits: 0.4 % of a value; vectors come as autocast hands them over, the dense one in bf16."""
+    """bf16 has 8 bits: 0.4 % of a value. All vectors are in bf16, as they are on a GPU."""
     torch.manual_seed(0)
     dense, sparse = torch.randn(BATCH, DIM).bfloat16().float(), torch.randn(BATCH, 3, DIM)
     weights = torch.randn(BATCH, DotInteraction(3, DIM, itself).num_outputs)
@@ -51,7 +51,8 @@ def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> No
     for enabled in (False, True):
         inputs = [dense.clone().requires_grad_(), sparse.clone().requires_grad_()]
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            outputs = DotInteraction(3, DIM, itself)(inputs[0].bfloat16() if enabled else inputs[0], inputs[1])
+            vectors = [vector.bfloat16() for vector in inputs] if enabled else inputs
+            outputs = DotInteraction(3, DIM, itself)(*vectors)
         assert outputs.dtype is (torch.bfloat16 if enabled else torch.float32)
         results.append([outputs.float(), *torch.autograd.grad((outputs.float() * weights).sum(), inputs)])
     for ours, exact in zip(results[1], results[0], strict=True):
@@ -248,3 +249,22 @@ def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mix
     assert changed.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
     alone = model(dense[:1], KeyedJaggedTensor(list(FEATURES), ids.values()[::BATCH], lengths=torch.ones(3).int()))
     assert torch.allclose(alone, before[:1], rtol=1e-5, atol=1e-6) != mixes
+
+
+def test_dense_arch_computes_while_lookups_are_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(embedding_dim=DIM, dense_arch=[DIM], over_arch=[1])
+    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES))
+    model.sparse_arch.bags.to_empty(device="cpu")
+    order: list[str] = []
+    for part, name in ((model.sparse_arch, "look_up"), (model.dense_arch, "forward"), (model.sparse_arch, "vectors")):
+        original = getattr(part, name)
+
+        def noted(*arguments: Any, original: Any = original, name: str = name) -> Any:
+            order.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(part, name, noted)
+    lengths = torch.ones(len(FEATURES) * BATCH, dtype=torch.int32)
+    ids = KeyedJaggedTensor(list(FEATURES), torch.zeros(len(lengths), dtype=torch.int32), lengths=lengths)
+    model(torch.randn(BATCH, NUM_DENSE), ids)
+    assert order == ["look_up", "forward", "vectors"]
