@@ -15,6 +15,7 @@ while they are as the record says.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +166,7 @@ def _with_suffix(stem: Path, suffix: str) -> Path:
     return stem.with_name(f"{stem.name}.{suffix}")
 
 
-class LoggedTask(Generic[RecordT]):
+class LoggedTask(ABC, Generic[RecordT]):
     """A task that is run once, however often its job is stopped: see the task log above.
 
     Class attributes:
@@ -176,18 +177,18 @@ class LoggedTask(Generic[RecordT]):
     record_type: ClassVar[type[Any]]
 
     @property
+    @abstractmethod
     def stem(self) -> Path:
         """Common prefix of the paths of its files."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def size(self) -> tuple[int, int]:
         """Bytes and rows that count as done where the task need not be run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def do(self, worker: Worker) -> RecordT:
         """Write the files."""
-        raise NotImplementedError
 
     def run(self, worker: Worker) -> RecordT:
         """Do the task unless the log says that it is done."""
