@@ -10,14 +10,13 @@ from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
 from app.config.model import DenseInit
-from app.model.embeddings import SparseArch
 from app.model.interaction import make_interaction, mlp
 
 
 class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
 
-    def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: SparseArch) -> None:
+    def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
         """sparse_arch: bags of the F features to [B, F, D]. Without dense features dense_arch is given a constant."""
         super().__init__()
         self.sparse_arch = sparse_arch
@@ -30,11 +29,10 @@ class DLRM(nn.Module):
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
-        lookups = self.sparse_arch.look_up(sparse_features)  # GPUs exchange them while dense_arch computes
+        sparse = self.sparse_arch(sparse_features)
         if not dense_features.shape[1]:
             dense_features = dense_features.new_ones(dense_features.shape[0], 1)
         dense = self.dense_arch(dense_features)
-        sparse = self.sparse_arch.vectors(lookups, sparse_features)
         return self.over_arch(self.interaction(dense, sparse)).squeeze(1).float()
 
 

@@ -5,7 +5,7 @@ Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,6 @@ from app.model.tables import REMAINDER, Embedding, TableSpec, make_embeddings
 from common.errors import UserError
 
 _DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}
-
-
-class Lookups(NamedTuple):
-    """Results of lookups, of sharded tables perhaps still on the way: pooled bags, and rows of each collection."""
-
-    pooled: KeyedTensor | None
-    rows: list[dict[str, JaggedTensor]]
 
 
 class SparseArch(nn.Module):
@@ -82,20 +75,11 @@ class SparseArch(nn.Module):
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         """F bags a sample to [B, F, D] float32."""
-        return self.vectors(self.look_up(sparse_features), sparse_features)
-
-    def look_up(self, sparse_features: KeyedJaggedTensor) -> "Lookups":
-        """Start the lookups. Of sharded tables nothing is waited for: their exchange runs until `vectors` reads it."""
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
-        return Lookups(pooled, [collection(features) for collection in self.rows.values()])
-
-    def vectors(self, lookups: "Lookups", sparse_features: KeyedJaggedTensor) -> Tensor:
-        """[B, F, D] float32 from the lookups of these features."""
-        pooled = lookups.pooled
         if pooled is not None and self._is_as_pooled:
             return self._in_feature_order(pooled)
-        rows = {key: ids for collection in lookups.rows for key, ids in collection.items()}
+        rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
         return self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features)
 
     def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:

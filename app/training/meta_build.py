@@ -49,7 +49,7 @@ def meta_model(config: AppConfig) -> DLRM:
 def parameter_counts(model: DLRM) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    tables: list[TableSpec] = model.sparse_arch.tables
+    tables: list[TableSpec] = model.sparse_arch.tables  # type: ignore[assignment]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 

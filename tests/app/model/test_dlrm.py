@@ -249,22 +249,3 @@ def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mix
     assert changed.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
     alone = model(dense[:1], KeyedJaggedTensor(list(FEATURES), ids.values()[::BATCH], lengths=torch.ones(3).int()))
     assert torch.allclose(alone, before[:1], rtol=1e-5, atol=1e-6) != mixes
-
-
-def test_dense_arch_computes_while_lookups_are_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ModelConfig(embedding_dim=DIM, dense_arch=[DIM], over_arch=[1])
-    model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES))
-    model.sparse_arch.bags.to_empty(device="cpu")
-    order: list[str] = []
-    for part, name in ((model.sparse_arch, "look_up"), (model.dense_arch, "forward"), (model.sparse_arch, "vectors")):
-        original = getattr(part, name)
-
-        def noted(*arguments: Any, original: Any = original, name: str = name) -> Any:
-            order.append(name)
-            return original(*arguments)
-
-        monkeypatch.setattr(part, name, noted)
-    lengths = torch.ones(len(FEATURES) * BATCH, dtype=torch.int32)
-    ids = KeyedJaggedTensor(list(FEATURES), torch.zeros(len(lengths), dtype=torch.int32), lengths=lengths)
-    model(torch.randn(BATCH, NUM_DENSE), ids)
-    assert order == ["look_up", "forward", "vectors"]
