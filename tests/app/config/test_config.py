@@ -15,7 +15,7 @@ from tests.forks import run_module
         ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
         ("+train.foo=1", "'foo' not in 'TrainConfig'"),
         ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
-        ("train.max_steps", "'train.max_steps' .*missing EQUAL"),
+        ("train.max_steps", "train.max_steps: give it as key=value"),
         (
             "model.interaction=transformer",
             r"model.interaction=transformer .*expected one of \[dot, cat, dcn, projection, scalar_pairs\]",
