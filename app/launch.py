@@ -98,7 +98,7 @@ def _with_defaults(options: Any) -> Any:
 def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
     """Rank and status of the process that failed first, of each process's time (whole seconds) and status.
 
-    Of those that torchrun found at the same time, prefer one that neither lost its peers nor was told to end.
+    Of those that torchrun found at the same time, prefer one that neither lost its peers nor was asked to end.
     """
     first = min(when for when, _ in failures.values())
     at_once = {rank: status for rank, (when, status) in failures.items() if when <= first + 1}

@@ -41,7 +41,7 @@ def time_work(
     """Run `work` for about `seconds` and time it; on a GPU between CUDA events, so that no run waits for the host.
 
     agree: this process's number to the one that all processes take: they must run `work` equally often.
-    one_by_one: time each run by itself, at least so many of them.
+    one_by_one: minimum number of runs, each timed by itself.
     """
     for _ in range(WARM_UP_RUNS):
         work()
@@ -55,7 +55,7 @@ def time_work(
 
 
 def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> float:
-    """Seconds of so many runs."""
+    """Seconds of that number of runs."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(runs):

@@ -228,7 +228,7 @@ def _fbgemm_has_gpu_code() -> bool:
 
 
 def quieten_third_parties() -> None:
-    """Silence warnings about libraries' internals that nobody here can act on."""
+    """Silence warnings about libraries' internals, on which users cannot act."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")

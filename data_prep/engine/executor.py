@@ -46,7 +46,7 @@ class Counters:
     def __init__(self) -> None:
         context = multiprocessing.get_context(START_METHOD)
         self._done = context.Array("q", 2)
-        self._stop = context.RawValue("b", 0)  # without a lock: whoever stops must not wait for the dead
+        self._stop = context.RawValue("b", 0)  # without a lock, which a killed process may hold
 
     @property
     def bytes(self) -> int:

@@ -48,7 +48,7 @@ def locked(root: Path) -> Iterator[Path]:
     try:
         lock.acquire()
         if not (work / LOCK_NAME).exists():
-            raise Timeout(lock.lock_file)  # whoever held it has just removed it with its directory
+            raise Timeout(lock.lock_file)  # its holder has just removed it with its directory
     except Timeout as error:
         raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
     try:

@@ -32,7 +32,7 @@ from data_prep.stages.shuffle_order import Positions
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
 LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made
-PART_ROWS = 1 << 9  # of a chunk read at once: on average at least so many
+PART_ROWS = 1 << 9  # of a chunk read at once: on average at least
 
 Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
 
