@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 from data_prep.traces.histogram import BIN_STARTS, NUM_BINS, TableProfile
-from data_prep.traces.stack_distance import LruStack, move_to_top, push, slot_at_depth
+from data_prep.traces.stack_distance import LruStack, find_in_tree, move_to_top, push, slot_at_depth
 
 PIECE = 1 << 16
 ACCESS_SEED = 0x7ACE
@@ -71,14 +71,7 @@ def fill_tree(urn, tree):  # type: ignore[no-untyped-def]
 @jit
 def _take(tree, urn, draw):  # type: ignore[no-untyped-def]
     """Take the draw-th distance from the urn: its bin."""
-    index, step = 0, 1
-    while step * 2 < len(tree):
-        step *= 2
-    while step > 0:
-        if index + step < len(tree) and tree[index + step] <= draw:
-            index += step
-            draw -= tree[index]
-        step >>= 1
+    index, _ = find_in_tree(tree, draw)
     urn[index] -= 1
     position = index + 1
     while position < len(tree):

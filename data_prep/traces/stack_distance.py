@@ -112,17 +112,24 @@ def _select_in_word(word, rank):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _select(words, tree, rank):  # type: ignore[no-untyped-def]
-    """Slot of the set bit that has `rank` others before it."""
-    word, step = 0, 1
+def find_in_tree(tree, rank):  # type: ignore[no-untyped-def]
+    """Entry of a Fenwick tree that holds the item with `rank` others before it, and its rank within that entry."""
+    index, step = 0, 1
     while step * 2 < len(tree):
         step *= 2
     while step > 0:
-        if word + step < len(tree) and tree[word + step] <= rank:
-            word += step
-            rank -= tree[word]
+        if index + step < len(tree) and tree[index + step] <= rank:
+            index += step
+            rank -= tree[index]
         step >>= 1
-    return (word << 6) + _select_in_word(words[word], rank)
+    return index, rank
+
+
+@jit
+def _select(words, tree, rank):  # type: ignore[no-untyped-def]
+    """Slot of the set bit that has `rank` others before it."""
+    word, rest = find_in_tree(tree, rank)
+    return (word << 6) + _select_in_word(words[word], rest)
 
 
 @jit
