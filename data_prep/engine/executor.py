@@ -89,11 +89,13 @@ class LocalCounters:
 
     def __init__(self) -> None:
         self.bytes = self.rows = 0
+        self._lock = threading.Lock()  # a task may have several threads
 
     def add(self, num_bytes: int, num_rows: int) -> None:
         """Count work done."""
-        self.bytes += num_bytes
-        self.rows += num_rows
+        with self._lock:
+            self.bytes += num_bytes
+            self.rows += num_rows
 
 
 class Cache:
