@@ -74,14 +74,13 @@ def _planned(
     parts, name = table_types(tables), config.optimizer.name
     chosen = {}
     if config.sharding.plan is None:
-        asked = from_config.with_an_update_for_tables(config.sharding, name, parts, device)
-        chosen = table_choices(asked, name, parts, device.type)
+        chosen = from_config.choices(config.sharding, name, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     found = forecast_plan(tables, plan, work, chosen, possible)
     content = plan.to_json()
     for row in found.tables:
-        content["tables"][row.name].update(row._asdict(), ranks=plan.tables[row.name].ranks)
+        content["tables"][row.name].update(row._asdict())
     return {
         **content,
         "nodes": resolved.nodes,

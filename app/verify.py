@@ -22,7 +22,7 @@ import numpy as np
 
 from app.checkpoint import files
 from app.checkpoint.files import read
-from app.config import CONFIG_DIR, AppConfig, RecordConfig, VerifyConfig, validate
+from app.config import CONFIG_DIR, AppConfig, RecordConfig, ShardingConfig, VerifyConfig, validate
 from app.data.shards import verify_splits
 from app.record import provenance
 from app.record.directory import RunDirectory
@@ -31,6 +31,7 @@ from app.replay.compare import ReplayComparison, bitwise_difference, plain
 from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.runtime.signals import StopRequest
+from app.sharding.plan import FORMAT
 from app.training import resume, session
 from app.training.run import TrainingRun
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
@@ -62,9 +63,10 @@ def main(config: VerifyConfig) -> int:
             raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
         checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
         steps = max(checkpoints) if checkpoints else figures["steps"]
-        this = session.build(_replay_config(trained, steps, here.num_threads), here, root, manifest)
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
+            replayed = _as_planned(_replay_config(trained, steps, here.num_threads), then, here, scratch)
+            this = session.build(replayed, here, root, manifest)
             run = TrainingRun(this, RunDirectory(scratch, here.rank), stop, began)
             comparison = run.checkpointer = ReplayComparison(run, checkpoints)
             if run.train() == "interrupted":
@@ -95,6 +97,16 @@ def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfi
     threads = replace(trained.runtime, num_threads=num_threads)
     once, quiet = replace(trained.eval, train_split=False), RecordConfig(tensorboard=False)
     return replace(trained, train=train, eval=once, checkpoint=never, runtime=threads, record=quiet)
+
+
+def _as_planned(config: AppConfig, then: dict[str, Any], here: runtime.Runtime, scratch: Path) -> AppConfig:
+    """With the plan that the run recorded, where the processes are the same: a planner may choose another today."""
+    layout = {"world_size": here.world_size, "local_world_size": here.local_world_size, "platform": here.platform.value}
+    if any(then.get(key) != value for key, value in layout.items()):
+        return config
+    path = scratch / "plan.json"
+    here.on_rank_0(lambda: str(path.write_text(json.dumps({"format": FORMAT, **layout, "tables": then["plan"]}))))
+    return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
 def _compare_records(then: Path, now: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`sharding` and `topology`: tables over processes, and the hardware that TorchRec's planner plans for."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -60,7 +60,8 @@ class ShardingConfig:
     it for the `topology`.
     """
 
-    types: Any = "table_wise"  # one of SHARDING_TYPES, a list to choose from, or auto: all that fit but grid_shard
+    types: Any = None  # one of SHARDING_TYPES, a list to choose from, or auto (all that fit but grid_shard);
+    # null: auto among several GPUs, else table_wise
     kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
     min_partition: int | None = (
         None  # minimum columns of a shard of the column types; null: an equal part for each process
@@ -69,6 +70,13 @@ class ShardingConfig:
     tables: dict[str, Any] = field(default_factory=dict)  # table's or feature's name: keys of TableShardingConfig
     qcomm: QCommConfig = field(default_factory=QCommConfig)
     plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, in place of the keys above
+
+
+def with_default_types(config: ShardingConfig, world_size: int, device_type: str) -> ShardingConfig:
+    """Resolve `sharding.types=null`: among several GPUs the planner chooses, since equal bytes are not equal work."""
+    if config.types is not None:
+        return config
+    return replace(config, types=AUTO_SHARDING if world_size > 1 and device_type != "cpu" else "table_wise")
 
 
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
@@ -169,7 +177,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
     for key, own in parts.items():
         part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
-        types = types_allowed(part.types, optimizer, f"{key}.types")
+        types = types_allowed("table_wise" if part.types is None else part.types, optimizer, f"{key}.types")
         kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{key}.kernels")
         require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
         if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):

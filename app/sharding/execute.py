@@ -97,19 +97,6 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
     return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 
-def plan_summary(model: DistributedModelParallel) -> dict[str, dict[str, Any]]:
-    """Sharding type, kernel and ranks of each table."""
-    return {
-        name: {
-            "type": sharding.sharding_type,
-            "kernel": sharding.compute_kernel,
-            "ranks": list(sharding.ranks or []),
-        }
-        for part in model.plan.plan.values()
-        for name, sharding in part.items()
-    }
-
-
 class _ReplicateAmongMany(DefaultDataParallelWrapper):
     """A process alone has nobody to average gradients with: DDP would only copy them to and fro."""
 

@@ -11,13 +11,13 @@ import torch
 
 from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
-from app.config.sharding import refuse_columns
+from app.config.sharding import refuse_columns, with_default_types
 from app.model.embeddings import SparseArch
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
 from app.sharding.plan import Plan, ShardedTable, read_plan, table_types
-from app.sharding.planner import Workload, place_tables, search, table_choices
+from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -68,12 +68,26 @@ def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_size
                     f"{device.type}; use sharding.types=data_parallel"
                 )
         return plan
-    asked = with_an_update_for_tables(config.sharding, name, parts, device)
-    chosen = table_choices(asked, name, parts, device.type)
-    if all(choice.is_forced for choice in chosen.values()):
-        return place_tables(parts, chosen, world_size, local_world_size)
-    resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
-    return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
+    chosen = choices(config.sharding, name, parts, device, world_size)
+    if not all(choice.is_forced for choice in chosen.values()):
+        try:
+            resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
+        except UserError as error:
+            if config.sharding.types is not None:
+                raise
+            log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
+            chosen = choices(replace(config.sharding, types="table_wise"), name, parts, device, world_size)
+        else:
+            return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
+    return place_tables(parts, chosen, world_size, local_world_size)
+
+
+def choices(
+    config: ShardingConfig, name: OptimizerName, parts: Sequence[ShardedTable], device: torch.device, world_size: int
+) -> dict[str, Choice]:
+    """What the configuration leaves open of each table on `world_size` such devices. Raises UserError as `decide`."""
+    asked = with_an_update_for_tables(with_default_types(config, world_size, device.type), name, parts, device)
+    return table_choices(asked, name, parts, device.type)
 
 
 def workload(

@@ -91,7 +91,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them."""
         tables = {
-            name: {**asdict(table), "shards": [list(shard) for shard in table.shards]}
+            name: {**asdict(table), "shards": [list(shard) for shard in table.shards], "ranks": table.ranks}
             for name, table in self.tables.items()
         }
         return {"format": FORMAT, "world_size": self.world_size, "local_world_size": self.local_world_size,

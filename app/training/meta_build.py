@@ -81,8 +81,8 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         "world_size": runtime.world_size,
         "platform": runtime.platform.value,
         "num_threads": runtime.num_threads,
-        "plan": {name: {"type": table.type, "kernel": table.kernel, "ranks": table.ranks}
-                 for name, table in plan.tables.items()},
+        "local_world_size": runtime.local_world_size,
+        "plan": plan.to_json()["tables"],
         "tables": sizes,
     }  # fmt: skip
     plain = to_plain(config)

@@ -11,7 +11,6 @@ from app.metrics.timing import StepTimer, memory_in_use
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.record.progress import ProgressDisplay
-from app.sharding.execute import plan_summary
 from app.trackers.run_trackers import FILES, Trackers
 from app.training.session import Session
 from app.training.state import RunState
@@ -104,7 +103,8 @@ class Recorder:
             "world_size": session.runtime.world_size,
             "platform": session.runtime.platform.value,
             "num_threads": session.runtime.num_threads,
-            "plan": plan_summary(session.model),
+            "local_world_size": session.runtime.local_world_size,
+            "plan": session.plan.to_json()["tables"],
             "pipeline": pipeline,
             "tables": session.describe_tables(),
         }

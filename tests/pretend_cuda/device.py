@@ -20,9 +20,13 @@ from typing import Any
 from tests.pretend_cuda import build
 
 NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
-MEMORY_BYTES = int(os.environ.get("PRETEND_CUDA_MEMORY", str(80 << 30)))
 PYTHON_PATH = f"{build.SOURCE.parent / 'site'}{os.pathsep}{build.SOURCE.parents[2]}"  # of processes to be put on it
 SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def memory_bytes() -> int:
+    """Memory of a device; looked up at each call, since tests fork a process that has been started already."""
+    return int(os.environ.get("PRETEND_CUDA_MEMORY", str(80 << 30)))
 
 
 def install_on_import() -> None:
@@ -123,10 +127,11 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
 
     def properties(device: Any = None) -> types.SimpleNamespace:
         return types.SimpleNamespace(
-            name="Pretended GPU", total_memory=MEMORY_BYTES, multi_processor_count=132, major=9, minor=0, warp_size=32,
-            gcnArchName="", is_integrated=0, uuid=uuid.UUID(int=index_of(device) + 1), L2_cache_size=50 << 20,
-            max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
-            clock_rate=1_980_000, memory_clock_rate=2_619_000, memory_bus_width=5120, pci_bus_id=1,
+            name="Pretended GPU", total_memory=memory_bytes(), multi_processor_count=132, major=9, minor=0,
+            warp_size=32, gcnArchName="", is_integrated=0, uuid=uuid.UUID(int=index_of(device) + 1),
+            L2_cache_size=50 << 20, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152, clock_rate=1_980_000, memory_clock_rate=2_619_000, memory_bus_width=5120,
+            pci_bus_id=1,
         )  # fmt: skip
 
     def get_rng_state(device: Any = "cuda") -> Any:
@@ -171,7 +176,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "max_memory_allocated": lambda device=None: ops.memory()[1],
         "max_memory_reserved": lambda device=None: ops.memory()[1],
         "reset_peak_memory_stats": lambda device=None: ops.reset_peak(),
-        "mem_get_info": lambda device=None: (MEMORY_BYTES - ops.memory()[0], MEMORY_BYTES),
+        "mem_get_info": lambda device=None: (memory_bytes() - ops.memory()[0], memory_bytes()),
         "memory_stats": lambda device=None: {"allocated_bytes.all.current": ops.memory()[0], "num_alloc_retries": 0},
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,

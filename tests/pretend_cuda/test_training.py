@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import TINY, losses, summary, train
+from tests.pretend_cuda.runs import TINY, command, losses, summary, train
 
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
 CASES = {
@@ -75,6 +75,32 @@ def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_pa
     cpu, cuda = (train(machine, tmp_path / platform, ragged, platform, *overrides, processes=processes)
                  for platform in ("cpu", "cuda"))  # fmt: skip
     assert same(cuda, cpu)
+
+
+@pytest.mark.slow
+def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
+    machine: Machine, dataset: Path, tmp_path: Path
+) -> None:
+    train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2)
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert "data_parallel" in {table["type"] for table in manifest["plan"].values()}  # not table_wise, as on CPUs
+    verified = json.loads(command(machine, "verify", tmp_path, f"run={tmp_path}/run", processes=2))
+    assert verified["verdict"] == "identical"
+    # it is the recorded plan that is replayed: another one is not chosen in its place
+    for table in manifest["plan"].values():
+        del table["shards"]
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    done = machine.run("app.verify", f"run={tmp_path}/run", cwd=tmp_path, processes=2)
+    assert "not a plan" in done.stderr
+
+
+@pytest.mark.slow
+def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2,
+          environment={"PRETEND_CUDA_MEMORY": str(7 << 30)})  # fmt: skip
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert {table["type"] for table in manifest["plan"].values()} == {"table_wise"}
+    assert "is not known; describe it in mine.yaml" in (tmp_path / ".stderr").read_text()
 
 
 @pytest.mark.slow
