@@ -1,0 +1,116 @@
+"""Training on a GPU against the reference, the CPU, and itself. `pytest -m gpu` on a machine with one.
+
+`python -m tests.pretend_cuda -m pytest -m gpu` runs them on a pretended one, but for those of operators that only GPUs
+have.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.app.conftest import REPOSITORY
+from tests.app.datasets import write_dataset
+from tests.app.run_files import losses, summary
+from tests.app.training.golden_steps import CASES, GOLDEN
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+PRETENDED = torch.cuda.is_available() and "Pretended" in torch.cuda.get_device_name()
+only_real = pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: FBGEMM's operator is for GPUs alone")
+
+TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
+        "train.log_every_steps=1", "train.max_steps=40", "train.deterministic=true", "optimizer=sgd",
+        "optimizer.lr=0.1", "run.dir=run"]  # fmt: skip
+
+
+def command(name: str, *arguments: str, cwd: Path) -> str:
+    """What `python -m name arguments` prints; in a fresh interpreter: forks cannot use CUDA."""
+    done = subprocess.run(
+        [sys.executable, "-m", name, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
+
+
+def train(directory: Path, data: Path, *overrides: str) -> dict[str, Any]:
+    """The summary of a run in `directory`/run, on the GPU unless the overrides say otherwise."""
+    directory.mkdir(exist_ok=True)
+    command("app.train", *TINY, f"data.path={data}", *overrides, cwd=directory)
+    return summary(directory / "run")
+
+
+@pytest.fixture(scope="module")
+def golden_steps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("golden") / "steps.npz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
+        command("tests.app.training.golden_steps", str(path), cwd=path.parent)
+    return np.load(path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_steps_equal_the_reference(case: str, golden_steps: Any) -> None:
+    golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
+    np.testing.assert_allclose(golden_steps[f"{case}/losses"], golden["losses"], rtol=1e-5)
+    for key in (key for key in golden if key.startswith("final_emb_")):
+        np.testing.assert_allclose(golden_steps[f"{case}/{key.removeprefix('final_')}"], golden[key], atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_two_hundred_losses_equal_the_cpu(optimizer: str, ragged: Path, tmp_path: Path) -> None:
+    overrides = ["train.max_steps=200", f"optimizer={optimizer}", "optimizer.lr=0.05"]
+    for platform in ("cpu", "auto"):
+        train(tmp_path / platform, ragged, *overrides, f"runtime.platform={platform}")
+    np.testing.assert_allclose(losses(tmp_path / "auto/run"), losses(tmp_path / "cpu/run"), rtol=1e-4)
+
+
+def test_a_deterministic_run_repeats_its_bits(ragged: Path, tmp_path: Path) -> None:
+    overrides = ["optimizer=rowwise_adagrad", "optimizer.lr=0.05"]
+    first, second = (train(tmp_path / name, ragged, *overrides) for name in ("first", "second"))
+    assert (first["digest"], first["eval"]) == (second["digest"], second["eval"])
+
+
+def test_tables_in_fp16_train(dataset: Path, tmp_path: Path) -> None:
+    train(tmp_path / "fp32", dataset)
+    half = train(tmp_path / "fp16", dataset, "model.tables.storage=fp16")
+    np.testing.assert_allclose(losses(tmp_path / "fp16/run"), losses(tmp_path / "fp32/run"), rtol=1e-2)
+    assert half["memory"]["device_peak_bytes"] > 0
+
+
+@only_real
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "lamb"])
+def test_fused_optimizers_equal_torch(optimizer: str, tmp_path: Path) -> None:
+    """All rows in one batch: FBGEMM's Adam moves those of the batch, torch's, which a CPU has, all."""
+    write_dataset(tmp_path / "data", {"train": 600, "val": 60, "test": 60})
+    overrides = [f"optimizer={optimizer}", "optimizer.lr=0.01", "train.global_batch_size=600", "train.max_steps=20",
+                 "train.epochs=20"]  # fmt: skip
+    for platform in ("cpu", "auto"):
+        train(tmp_path / platform, tmp_path / "data", *overrides, f"runtime.platform={platform}")
+    np.testing.assert_allclose(losses(tmp_path / "auto/run"), losses(tmp_path / "cpu/run"), rtol=1e-4)
+
+
+@only_real
+def test_tables_behind_a_cache_equal_tables_on_the_device(dataset: Path, tmp_path: Path) -> None:
+    train(tmp_path / "device", dataset)
+    train(tmp_path / "cached", dataset, "sharding.kernels=fused_uvm_caching", "sharding.cache_load_factor=0.3")
+    np.testing.assert_allclose(losses(tmp_path / "cached/run"), losses(tmp_path / "device/run"), rtol=1e-6)
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped_and_is_replayed(dataset: Path, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", dataset, "optimizer=rowwise_adagrad", "optimizer.lr=0.05")
+    for steps in (15, 40):
+        resumed = train(tmp_path / "resumed", dataset, "optimizer=rowwise_adagrad", "optimizer.lr=0.05",
+                        f"train.max_steps={steps}")  # fmt: skip
+    assert (resumed["digest"], resumed["eval"]) == (whole["digest"], whole["eval"])
+    verified = json.loads(command("app.verify", "run=run", cwd=tmp_path / "resumed"))
+    assert verified["verdict"] == "identical"

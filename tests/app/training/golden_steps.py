@@ -1,0 +1,149 @@
+"""The reference's twenty steps of training, as Clickwork trains them.
+
+`python -m tests.app.training.golden_steps FILE.npz` does so on the GPU and writes what came of each case.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrec import KeyedJaggedTensor
+
+from app.config import (
+    AppConfig,
+    Interaction,
+    ModelConfig,
+    OptimizerConfig,
+    OptimizerName,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    ScheduleName,
+    TrainConfig,
+)
+from app.config.runtime import Platform
+from app.data.batch import Batch
+from app.runtime import platform
+from app.runtime.platform import Runtime
+from app.sharding.execute import fill_tables, table_blocks, table_weights
+from app.training import session
+from data_prep.dataset.format import Manifest
+from tests.app import loops
+
+GOLDEN = Path(__file__).parents[2] / "golden/reference"
+FEATURES = [f"cat_{i}" for i in range(26)]
+STEPS, BATCH = 20, 16
+
+CASES = {
+    "sgd": (OptimizerName.sgd, 0.1, Interaction.dot, False),
+    "adagrad": (OptimizerName.adagrad, 0.05, Interaction.dot, False),
+    "rwsadagrad": (OptimizerName.rowwise_adagrad, 0.05, Interaction.dot, False),
+    "itself_sgd": (OptimizerName.sgd, 0.1, Interaction.dot, True),
+    "cat_sgd": (OptimizerName.sgd, 0.1, Interaction.cat, False),
+    "multihot_sgd": (OptimizerName.sgd, 0.1, Interaction.dot, False),
+}
+
+
+def train_case(case: str, here: Runtime) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+    """The loss of each step, and the final parameters by the reference's names."""
+    golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
+    algorithm, lr, interaction, itself = CASES[case]
+    config = AppConfig(
+        run=RunConfig(name="golden"),
+        model=ModelConfig(interaction, itself, embedding_dim=4, dense_arch=[8, 4], over_arch=[8, 1]),
+        optimizer=OptimizerConfig(algorithm, lr, eps=None if algorithm is OptimizerName.sgd else 1e-10),
+        schedule=ScheduleConfig(ScheduleName.constant),
+        train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
+    )
+    this = session.build(config, here, Path("golden"), manifest())
+    _set_initial(this, golden, columns_of(case))
+    state, _ = loops.train(this, this.on_device(batches(golden)), STEPS, config.train)
+    return np.concatenate(state.losses), _final_parameters(this)
+
+
+def columns_of(case: str) -> NDArray[np.int64]:
+    """The reference's column of the over_arch's input for each of ours."""
+    _, _, interaction, itself = CASES[case]
+    return _our_columns(27, itself) if interaction is Interaction.dot else np.arange(108)
+
+
+def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
+    parameters = {key: parameter.detach().cpu().numpy() for key, parameter in _dense_parameters(this)}
+    for name, weight in table_weights(this.model):
+        whole = torch.cat([*table_blocks(weight)])
+        parameters[f"emb_{name.removeprefix('t_cat_')}"] = whole.numpy()
+    return parameters
+
+
+def _our_columns(num_vectors: int, itself: bool) -> NDArray[np.int64]:
+    """The reference's column of each of ours: it goes by the lower triangle, we by the upper."""
+    theirs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
+    ours = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
+    return np.array([*range(4), *(4 + theirs.index((j, i)) for i, j in ours)])
+
+
+def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Dense parameters by the reference's names; linear layers are every second module."""
+    for ours, theirs in (("dense_arch", "bot"), ("over_arch", "top")):
+        for layer in (0, 1):
+            linear: Any = getattr(this.model.module, ours)[2 * layer]
+            yield f"{theirs}_{layer}_w", linear.weight
+            yield f"{theirs}_{layer}_b", linear.bias
+
+
+def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -> None:
+    def rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
+        return golden[f"init_emb_{table.removeprefix('t_cat_')}"][start:stop]  # type: ignore[no-any-return]
+
+    fill_tables(this.model, rows)
+    with torch.no_grad():
+        for key, parameter in _dense_parameters(this):
+            values = golden[f"init_{key}"]
+            parameter.copy_(torch.from_numpy(values[:, order] if key == "top_0_w" else values))
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        schema={"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": FEATURES},
+        encoding={}, num_embeddings=dict.fromkeys(FEATURES, 50), splits={}, sources=[], rows=0, label_rate=0.0,
+        tool_version="test",
+    )  # fmt: skip
+
+
+def batches(golden: Any) -> Iterator[Batch]:
+    used = 0
+    for step in range(STEPS):
+        if "idx" in golden:
+            lengths = np.ones((26, BATCH), dtype=np.int32)
+            values = golden["idx"][step].T.reshape(-1)
+        else:
+            lengths = golden["lengths"][step].astype(np.int32)
+            values = golden["values"][used : used + lengths.sum()]
+            used += int(lengths.sum())
+        sparse_features = KeyedJaggedTensor(
+            keys=FEATURES,
+            values=torch.from_numpy(values.astype(np.int32)),
+            lengths=torch.from_numpy(lengths.reshape(-1)),
+        )
+        dense = torch.from_numpy(np.ascontiguousarray(golden["X"][step]))
+        labels = torch.from_numpy(np.ascontiguousarray(golden["T"][step]))
+        yield Batch(dense, sparse_features, labels, BATCH)
+
+
+def main() -> None:
+    here = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
+    found: dict[str, NDArray[np.float32]] = {}
+    for case in CASES:
+        losses, parameters = train_case(case, here)
+        found[f"{case}/losses"] = losses
+        found |= {f"{case}/{key}": values for key, values in parameters.items()}
+    np.savez(sys.argv[1], **found)  # type: ignore[arg-type]
+    platform.stop()
+
+
+if __name__ == "__main__":
+    main()
