@@ -1,10 +1,11 @@
 """Ours and installable peers on the same rows, tables, layers and machine, in turn.
 
     python -m benchmarks.peers --peer-python PEERS/bin/python [--rounds 3] [--batch 2048] [--rows 100000]
-                               [--cap 10000] [--threads 1] [--out FILE]
+                               [--cap 10000] [--threads 1] [--device cpu|cuda] [--out FILE]
 
 Each round trains each of them once over the rows, in a process of its own; medians, and medians of the ratios within
-rounds, are printed. benchmarks/peers/README.md says how the peers' environment is made and what each is.
+rounds, are printed. On a GPU (--device cuda) only TorchRec's own DLRM runs beside ours. benchmarks/peers/README.md says
+how the peers' environment is made and what each is.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from benchmarks.peers.rows import make_rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OURS = "clickwork"
+ON_GPUS = ("torchrec_dlrm",)
 PEERS = {"torchrec_dlrm": False, "fuxictr_dlrm": True, "deepctr_deepfm": True}  # whether it needs the peers' Python
 
 
@@ -30,15 +32,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--cap", type=int, default=10_000, help="rows of a table at most")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.one:
         module = importlib.import_module(f"benchmarks.peers.{arguments.one}")
-        seconds = module.seconds_of_epoch(make_rows(arguments.rows, arguments.cap), arguments.batch, arguments.threads)
+        rows, device = make_rows(arguments.rows, arguments.cap), [arguments.device] if arguments.device != "cpu" else []
+        seconds = module.seconds_of_epoch(rows, arguments.batch, arguments.threads, *device)
         print(f"\nseconds {seconds}")
         return
-    found: dict[str, list[float]] = {name: [] for name in (OURS, *PEERS)}
+    found: dict[str, list[float]] = {name: [] for name in (OURS, *(PEERS if arguments.device == "cpu" else ON_GPUS))}
     for number in range(arguments.rounds):
         for name in found:
             found[name].append(arguments.rows / run(name, arguments))
@@ -50,7 +54,7 @@ def run(name: str, arguments: argparse.Namespace) -> float:
     """Seconds of one of them, in a process of its own."""
     python = arguments.peer_python if PEERS.get(name) else sys.executable
     command = [python, "-m", "benchmarks.peers", "--one", name]
-    for key in ("batch", "rows", "cap", "threads"):
+    for key in ("batch", "rows", "cap", "threads", "device"):
         command += [f"--{key}", str(getattr(arguments, key))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:

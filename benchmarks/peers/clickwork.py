@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.config.runtime import Platform
 from app.runtime import platform
 from app.training import session
 from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
@@ -12,20 +13,22 @@ from common.cli import compose_config
 from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
 
 
-def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
+def seconds_of_epoch(rows: Rows, batch_size: int, threads: int, device: str = "cpu") -> float:
     """Seconds to train on all rows once."""
     overrides = [f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
                  f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd",
                  f"optimizer.lr={LEARNING_RATE}", "schedule=constant", "loss=bce",
                  f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
     config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
-    here = platform.start(RuntimeConfig(num_threads=threads), seed=0, deterministic=False)
+    here = platform.start(
+        RuntimeConfig(Platform.cpu if device == "cpu" else Platform.auto, threads), seed=0, deterministic=False
+    )
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         this = session.build(config, here, root, _write(root, rows))
         split = this.split("train")
         steps = split.num_batches(batch_size)
-        seconds = time_loop(this, steps, split.train_batches(batch_size, 0, 0, 0))
+        seconds = time_loop(this, steps, this.on_device(split.train_batches(batch_size, 0, 0, 0)))
         return seconds * len(rows.labels) / batch_size
 
 

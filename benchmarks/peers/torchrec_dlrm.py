@@ -16,11 +16,14 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
 
 
-def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
+def seconds_of_epoch(rows: Rows, batch_size: int, threads: int, device_name: str = "cpu") -> float:
     """Seconds to train on all rows once."""
     torch.set_num_threads(threads)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    device = torch.device(device_name)
+    dist.init_process_group(
+        "gloo" if device_name == "cpu" else "cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1
+    )
     names = [f"cat_{i}" for i in range(len(rows.tables))]
     collection = EmbeddingBagCollection(
         tables=[
@@ -31,7 +34,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
     )
     train = DLRMTrain(DLRM(collection, NUM_DENSE, list(DENSE_ARCH), list(OVER_ARCH)))
     apply_optimizer_in_backward(torch.optim.SGD, train.model.sparse_arch.parameters(), {"lr": LEARNING_RATE})
-    model = DistributedModelParallel(train, device=torch.device("cpu"))
+    model = DistributedModelParallel(train, device=device)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE),
@@ -44,10 +47,12 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
     for labels, dense_features, ids in loader:
         sparse = KeyedJaggedTensor(keys=names, values=ids.t().reshape(-1), lengths=lengths)
         optimizer.zero_grad()
-        loss, _ = model(_Batch(dense_features, sparse, labels.int()))
+        loss, _ = model(_Batch(dense_features.to(device), sparse.to(device), labels.int().to(device)))
         loss.backward()
         optimizer.step()
         count += len(labels)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return (time.perf_counter() - began) * len(rows.labels) / count
 
 

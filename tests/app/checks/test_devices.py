@@ -79,3 +79,26 @@ def test_machines_whose_gpus_torch_does_not_see(
     (check,) = devices.check_devices({**CUDA, **probe, "devices": []})
     assert check.verdict is verdict
     assert words in check.found
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "verdict"),
+    [
+        ("580.65.06", "13.0", Verdict.ok),
+        ("575.57.08", "13.0", Verdict.fail),
+        ("535.183.01", "12.8", Verdict.ok),
+        ("470.256.02", "12.8", Verdict.fail),
+        ("575.57.08", None, Verdict.ok),  # torch for the CPU
+    ],
+)
+def test_a_driver_older_than_cuda_needs(
+    version: str, cuda: str | None, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FBGEMM's wheel for CUDA 13 wants libcudart 13, which wants driver 580; torch then sees no GPU at all."""
+    driver = tmp_path / "version"
+    driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sun Jul 27 07:19:38 UTC 2025\n")
+    monkeypatch.setattr(devices, "NVIDIA_DRIVER", driver)
+    for found in ([], [H200]):
+        (check,) = (c for c in devices.check_devices({**CUDA, "cuda": cuda, "devices": found}) if c.name == "driver")
+        assert check.verdict is verdict
+        assert verdict is Verdict.ok or "580 or later" in (check.remedy or "") or "525" in (check.remedy or "")

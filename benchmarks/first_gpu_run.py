@@ -1,0 +1,198 @@
+"""What the first minutes on a GPU have to prove, in one command.
+
+    python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
+
+Stages, in this order: doctor; quickstart trained to its end, killed with -9, resumed, replayed; operators and whole
+steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16; a trace, whose kernels and waits of the host are counted;
+TorchRec's own DLRM beside ours; the tests marked gpu. DIR/results.json is renewed after every stage and DIR/log.txt is
+written as it goes, so that a machine that is taken away leaves what was done. The exit status is 1 if a stage failed or
+was not reached. --pretend: on the device of tests/pretend_cuda, at sizes that show that it works and nothing else.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.record import provenance
+from data_prep.dataset.format import write_atomically
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false"]
+FIRST_TRACED, LAST_TRACED = 30, 34
+
+
+class StageError(Exception):
+    """A stage did not succeed; what it logged is in log.txt."""
+
+
+class FirstRun:
+    """The stages, their common clock, and what they found.
+
+    Args:
+        out: directory of results.json, log.txt and trace.json.gz, and of the runs in `work`.
+        seconds: for all stages together.
+        pretend: whether to run on a pretended device.
+    """
+
+    def __init__(self, out: Path, seconds: float, pretend: bool) -> None:
+        self._out, self._work, self._pretend = out, out / "work", pretend
+        self._until = time.monotonic() + seconds
+        self._work.mkdir(parents=True, exist_ok=True)
+        self._log = open(out / "log.txt", "a")  # noqa: SIM115 -- as long as the process
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))}  # fmt: skip
+        self._stages: dict[str, Callable[[], dict[str, Any]]] = {
+            "doctor": self._doctor, "quickstart": self._quickstart, "steps": self._steps, "trace": self._trace,
+            "peers": self._peers, "tests": self._tests,
+        }  # fmt: skip
+
+    def run(self) -> bool:
+        """Run every stage, whatever became of those before it; return whether all succeeded."""
+        results: dict[str, Any] = {name: {"status": "not reached"} for name in self._stages}
+        for name, stage in self._stages.items():
+            began = time.monotonic()
+            try:
+                found = {"status": "done", **stage()}
+            except (StageError, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
+                found = {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[-2000:]}"}
+            results[name] = {**found, "seconds": round(time.monotonic() - began, 1)}
+            document = {"made by": provenance.describe_run(), "pretended": self._pretend, "stages": results}
+            write_atomically(self._out / "results.json", (json.dumps(document, indent=1) + "\n").encode())
+            print(
+                f"{name}: {results[name]['status']}, {results[name]['seconds']} s {found.get('reason', '')}", flush=True
+            )
+        return all(result["status"] == "done" for result in results.values())
+
+    def _start(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
+        """`python -m module arguments` in the directory of the runs; its stderr goes to the log."""
+        self._log.write(f"\n$ python -m {module} {' '.join(arguments)}\n")
+        self._log.flush()
+        on_device = ["-m", "tests.pretend_cuda"] if self._pretend else []
+        return subprocess.Popen(
+            [sys.executable, *on_device, "-m", module, *arguments], cwd=self._work, env=self._environment, text=True,
+            stdout=subprocess.PIPE, stderr=self._log,
+        )  # fmt: skip
+
+    def _python(self, module: str, *arguments: str, statuses: tuple[int, ...] = (0,)) -> str:
+        """What `python -m module arguments` prints; within the time that is left."""
+        process = self._start(module, *arguments)
+        try:
+            printed, _ = process.communicate(timeout=max(1.0, self._until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        self._log.write(printed)
+        if process.returncode not in statuses:
+            raise StageError(f"python -m {module}: exit status {process.returncode}\n{printed}")
+        return printed
+
+    def _doctor(self) -> dict[str, Any]:
+        report = json.loads(self._python("app.doctor", "json=true", statuses=(0, 1)))
+        return {"checks": [check for check in report["checks"] if check["verdict"] != "ok" or "gpu" in check["name"]]}
+
+    def _quickstart(self) -> dict[str, Any]:
+        """Two runs with one configuration, of which one is killed: their digests must be the same."""
+        self._python("app.train", "run.name=whole", *QUICKSTART)
+        killed = self._start("app.train", "run.name=killed", *QUICKSTART)
+        checkpoints = self._work / "runs/killed/checkpoints"
+        while killed.poll() is None and not (checkpoints / "latest").exists():
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        self._python("app.train", "run.name=killed", *QUICKSTART)
+        verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
+        whole, resumed = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
+                          for name in ("whole", "killed"))  # fmt: skip
+        figures = {"auc": whole["eval"]["auc"], "memory": whole["memory"], "power": whole["power"],
+                   "throughput": whole["throughput"], "replayed": verdict,
+                   "same_digests": whole["digest"] == resumed["digest"]}  # fmt: skip
+        if verdict != "identical" or not figures["same_digests"]:
+            raise StageError(json.dumps(figures))
+        return figures
+
+    def _steps(self) -> dict[str, Any]:
+        """Operators at fp32, whole steps in each precision."""
+        module, sizes, options = "app.bench", (8_192, 65_536), ["seconds=0.3", "model.embedding_dim=128"]
+        operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
+        if self._pretend:
+            module, sizes = "tests.pretend_cuda.small_bench", (32,)
+            options, operators = ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"], "step,optimizer_step"
+        found: dict[str, Any] = {}
+        for size in sizes:
+            for precision in ("fp32", "tf32", "bf16"):
+                out = self._work / f"bench_{size}_{precision}.json"
+                chosen = operators if precision == "fp32" else "step"
+                self._python(module, f"operators=[{chosen}]", f"shape.batch_size={size}", *options,
+                             f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
+                             f"runtime.precision={precision}", f"out={out}")  # fmt: skip
+                measured = json.loads(out.read_text())
+                found[f"{size} {precision}"] = {
+                    "ceilings": measured["ceilings"],
+                    **{result["name"]: {key: result[key] for key in ("median_ms", "p10_ms", "p90_ms",
+                       "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")}
+                       for result in measured["results"]},
+                }  # fmt: skip
+        return found
+
+    def _trace(self) -> dict[str, Any]:
+        """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""
+        self._python("app.train", "run.name=traced", "train.max_steps=40", "train.log_every_steps=100",
+                     f"runtime.profile_steps=[{FIRST_TRACED},{LAST_TRACED}]", "record.tensorboard=false")  # fmt: skip
+        (path,) = (self._work / "runs/traced").rglob("*.trace.json.gz")
+        shutil.copy(path, self._out / "trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        kernels, waits = Counter[str](), Counter[str]()
+        for event in events:
+            if event.get("cat") == "kernel":
+                kernels[event["name"][:100]] += event["dur"]
+            elif event.get("cat") in ("cuda_runtime", "cuda_driver") and "Synchronize" in event["name"]:
+                waits[event["name"]] += 1
+        steps = LAST_TRACED - FIRST_TRACED + 1
+        count = sum(event.get("cat") == "kernel" for event in events)
+        return {"kernels_per_step": count / steps, "waits_in_all_steps": waits,
+                "microseconds_per_step": {name: total / steps for name, total in kernels.most_common(25)}}  # fmt: skip
+
+    def _peers(self) -> dict[str, Any]:
+        sizes = ["--batch", "8192", "--rows", "409600", "--cap", "1000000", "--rounds", "3"]
+        if self._pretend:
+            sizes = ["--batch", "64", "--rows", "640", "--cap", "50", "--rounds", "1"]
+        printed = self._python("benchmarks.peers", "--device", "cuda", *sizes)
+        rates = dict(re.findall(r"^\| (\w+) \| ([\d,]+) \|", printed, re.MULTILINE))
+        return {"samples_per_second": {name: int(rate.replace(",", "")) for name, rate in rates.items()}}
+
+    def _tests(self) -> dict[str, Any]:
+        """The tests marked gpu, or one of them on a pretended device."""
+        chosen = ["-k", "deterministic", "-n", "1"] if self._pretend else ["-n", "4"]
+        printed = self._python("pytest", "-m", "gpu", str(REPOSITORY / "tests/app/test_gpu.py"), "--rootdir",
+                               str(REPOSITORY), "-c", str(REPOSITORY / "pyproject.toml"), *chosen,
+                               statuses=(0, 1))  # fmt: skip
+        counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", printed)}
+        if "failed" in counts or "error" in counts or not counts.get("passed"):
+            raise StageError(printed)
+        return counts
+
+
+def main() -> int:
+    """Run the stages; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--pretend", action="store_true")
+    arguments = parser.parse_args()
+    return 0 if FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend).run() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

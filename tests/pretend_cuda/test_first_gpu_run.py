@@ -1,0 +1,35 @@
+"""`python -m benchmarks.first_gpu_run --pretend`: a mistake in it must not cost the first minutes on a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pretend_cuda.machine import REPOSITORY, Machine
+
+pytestmark = pytest.mark.slow
+
+
+def first_gpu_run(out: Path, minutes: int) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks.first_gpu_run", "--out", str(out), "--minutes", str(minutes)]
+    return subprocess.run([*command, "--pretend"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_every_stage_succeeds(machine: Machine, tmp_path: Path) -> None:
+    done = first_gpu_run(tmp_path, 15)
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-5_000:]
+    stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
+    assert {stage["status"] for stage in stages.values()} == {"done"}
+    assert stages["quickstart"]["replayed"] == "identical"
+    assert stages["steps"]["32 bf16"]["step/train"]["median_ms"] > 0
+    assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "torchrec_dlrm"}
+    assert stages["tests"]["passed"] == 1
+
+
+def test_what_was_done_is_left_where_time_runs_out(machine: Machine, tmp_path: Path) -> None:
+    assert first_gpu_run(tmp_path, 0).returncode == 1
+    stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
+    assert {stage["status"] for stage in stages.values()} == {"failed"}
+    assert "TimeoutExpired" in stages["doctor"]["reason"]
