@@ -1,6 +1,7 @@
 """GPUs: those of the system, those that torch sees, and whether its kernels were built for them."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from app.checks.check import Check, fail, ok, warn
 
 NVIDIA_DEVICE, AMD_DEVICE = Path("/dev/nvidiactl"), Path("/dev/kfd")
 RENDER_NODES = Path("/dev/dri")
-DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
+MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each major release of CUDA
 
 
 def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
@@ -18,6 +20,8 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
     devices: Sequence[Mapping[str, Any]] = probe["devices"]
     if not devices:
         yield _without_devices(built_for)
+        if NVIDIA_DRIVER.exists():
+            yield _check_driver(probe["cuda"])  # too old a driver is why torch sees nothing
         return
     for index, device in enumerate(devices):
         name = f"gpu {index}"
@@ -35,7 +39,7 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
         yield ok(library.lower(), probe["nccl"])
     elif len(devices) > 1:
         yield fail(library.lower(), "torch was built without it", "several GPUs need it: install another torch")
-    yield _check_driver()
+    yield _check_driver(probe["cuda"])
 
 
 def _without_devices(built_for: str | None) -> Check:
@@ -76,12 +80,18 @@ def _capability(name: str) -> tuple[int, int]:
     return int(digits[:-1] or 0), int(digits[-1:] or 0)
 
 
-def _check_driver() -> Check:
-    for path in DRIVERS:
+def _check_driver(cuda: str | None) -> Check:
+    for path in (NVIDIA_DRIVER, AMD_DRIVER):
         try:
-            return ok("driver", Path(path).read_text().splitlines()[0].strip())
+            found = path.read_text().splitlines()[0].strip()
         except (OSError, IndexError):
             continue
+        version = re.search(r"\b(\d{3,})\.\d+", found)
+        needed = MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
+        if path == NVIDIA_DRIVER and version and int(version[1]) < needed:
+            remedy = f"install the driver's release {needed} or later, or packages built for an older CUDA"
+            return fail("driver", f"{found}: too old for CUDA {cuda}", remedy)
+        return ok("driver", found)
     return warn("driver", "its version cannot be read", "not needed to run; the run's manifest will lack it")
 
 
