@@ -43,9 +43,7 @@ def main(config: BenchConfig) -> int:
     """Measure as configured; return the exit status."""
     validate(config)
     validate_bench(config)
-    here = runtime.start(config.runtime, config.train.seed, config.train.deterministic)
-    process_group.log_to_terminal(here.rank)
-    try:
+    with process_group.joined(config, process_group.READING) as here:
         shape = shape_of(config, here.world_size)
         log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
                  here.num_threads)  # fmt: skip
@@ -56,13 +54,18 @@ def main(config: BenchConfig) -> int:
         timed = []
         for case in _cases(config, shape, here, dtype):
             min_runs = config.inference.least_runs if case.is_latency else None
-            timed.append((case, time_work(case.work, here.device, config.seconds, here.highest, min_runs)))
+            try:
+                timing = time_work(case.work, here.device, config.seconds, here.highest, min_runs)
+            except torch.OutOfMemoryError:
+                if here.world_size > 1:
+                    raise  # the other processes wait in this case's collectives
+                log.warning("bench: %s skipped: out of memory; give a smaller shape.batch_size", case.name)
+                continue
+            timed.append((case, timing))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
         if here.rank == 0:
             _report(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
-    finally:
-        runtime.stop()
     return EXIT_DONE
 
 
@@ -123,9 +126,12 @@ def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype)
                 continue
             if family == "collective" and here.world_size == 1:
                 log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
-            for case in make():
-                if case.family == family and wanted(case.name):
-                    yield case
+            try:
+                yield from (case for case in make() if case.family == family and wanted(case.name))
+            except torch.OutOfMemoryError:
+                if here.world_size > 1:
+                    raise
+                log.warning("bench: %s ends early: out of memory; give a smaller shape.batch_size", family)
 
 
 def _report(

@@ -70,7 +70,7 @@ class SparseArch(nn.Module):
                 self.projections[embedding.key] = _projection(embedding.width, embedding_dim)
             if embedding.row_weights is not None:
                 self.row_weights[embedding.key] = _RowWeights(embedding)
-        self._order: Tensor | None = None
+        self._order: tuple[Tensor, Tensor] | None = None  # of pooled vectors, and its inverse; None: as they are
         self._order_known = False
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
@@ -132,9 +132,24 @@ class SparseArch(nn.Module):
         if not self._order_known:
             keys = list(pooled.keys())
             if keys != self.feature_names:
-                self._order = torch.tensor([keys.index(name) for name in self.feature_names], device=values.device)
+                order = torch.tensor([keys.index(name) for name in self.feature_names], device=values.device)
+                self._order = order, order.argsort()
             self._order_known = True
-        return values if self._order is None else values.index_select(1, self._order)
+        return values if self._order is None else _Reorder.apply(values, *self._order)
+
+
+class _Reorder(torch.autograd.Function):
+    """[B, F, D] in another order of F; its backward gathers as well, where autograd would add with atomics on GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return vectors.index_select(1, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grad_outputs[0].index_select(1, inverse), None, None
 
 
 def make_sparse_arch(

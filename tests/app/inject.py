@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from app import bench
 from app.checkpoint import files, saver
 from app.data import shards
 from app.training import loop, run, session, stop
@@ -165,6 +166,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "disk full": limit_file_size,
     "disk filled": fill_disk,
     "no memory": limit_memory,
+    "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),
     "another user": lambda uid: at_call(run.RunDirectory, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),

@@ -12,7 +12,7 @@ from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, ModelConfig
 from app.config.commands import FAMILIES, BenchConfig
 from common.cli import compose_config
-from tests.app.conftest import Command
+from tests.app.conftest import Command, ended, forked
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
         "model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]",
@@ -52,6 +52,16 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
+
+
+def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
+    """The second of them: the results of those before and after it are kept."""
+    done = ended(forked("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json", cwd=tmp_path,
+                        fault="no memory for a measurement:2"), tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in done.stderr
+    names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
+    assert names == ["mlp/over_arch_forward", "optimizer_step/sgd"]
 
 
 def test_a_recipe_may_give_the_batch_of_each_process() -> None:
