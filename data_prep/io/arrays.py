@@ -65,7 +65,6 @@ class ArrayWriter:
         return self._file.close()
 
     def abandon(self) -> None:
-        """See `FileWriter.abandon`."""
         self._file.abandon()
 
 

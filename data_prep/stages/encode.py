@@ -57,16 +57,13 @@ class PassTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.job.chunk_path(self.record.source, self.record.chunk, pass_name(self.number, self.slices))
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         return self.record.value_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
-        """See `LoggedTask`."""
         job, record = self.job, self.record
         tables = worker.cache.get(
             (job.work, self.slices, self.digests),
@@ -112,16 +109,13 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         return self.record.encoded_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
-        """See `LoggedTask`."""
         parsed = self.record
         kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
         encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, kept)

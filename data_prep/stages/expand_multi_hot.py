@@ -40,17 +40,14 @@ class ExpandTask(LoggedTask[ExpandedShard]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.job.work / "expanded" / f"{self.built.split}-{self.built.shard.name}"
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         assert self.job.bags is not None
         return ID_BYTES * self.built.shard.rows * sum(self.job.bags.sizes), self.built.shard.rows
 
     def do(self, worker: Worker) -> ExpandedShard:
-        """See `LoggedTask`."""
         assert self.job.bags is not None
         tables = MultiHotTables.open(self.job.work / TABLES_DIRECTORY, self.num_embeddings, self.job.bags)
         source = next(source for source, target in self.built.moves if target.endswith(".sparse.npy"))

@@ -64,12 +64,10 @@ class GatherTask(LoggedTask[GatheredShard]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.job.work / "gathered" / f"{self.split}-{self.name}"
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         rows = self.stop - self.start
         return 4 * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
@@ -78,7 +76,6 @@ class GatherTask(LoggedTask[GatheredShard]):
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
     def do(self, worker: Worker) -> GatheredShard:
-        """See `LoggedTask`."""
         slices = [self._slice(*chunk) for chunk in self.chunks]
         shard = GatheredShard({}, 0, [])
         bags = self._gather_bags(slices) if self.job.schema.ragged else ()

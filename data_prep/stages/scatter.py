@@ -140,17 +140,14 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.chunk.stem
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         rows = self.chunk.record.rows  # those left out, too
         return rows * self.layout.row_bytes, rows
 
     def do(self, worker: Worker) -> ChunkRecord:
-        """See `LoggedTask`."""
         job, record = self.chunk.job, self.chunk.record
         positions = chunk_positions(job, self.begin, record.rows)
         order = np.argsort(positions)

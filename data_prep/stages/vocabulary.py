@@ -136,16 +136,13 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         return self.record.value_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
-        """See `LoggedTask`."""
         rows = self._rows()
         chunk = (self.record.source, self.record.chunk)
         distinct, digest, _ = write_counts(
@@ -213,16 +210,13 @@ class FitTask(LoggedTask[VocabularyRecord]):
 
     @property
     def stem(self) -> Path:
-        """See `LoggedTask`."""
         return vocabulary_path(self.job.work, self.job.schema.sparse[self.feature]).with_suffix("")
 
     @property
     def size(self) -> tuple[int, int]:
-        """See `LoggedTask`."""
         return ENTRY_BYTES * sum(each.record.distinct[self.feature] for each in self.counts), 0
 
     def do(self, worker: Worker) -> VocabularyRecord:
-        """See `LoggedTask`."""
         rules, path = self.job.rules, self.stem.with_name(f"{self.stem.name}.npy")
         scratch = self.job.work / "fit" / self.stem.name
         runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)

@@ -162,17 +162,14 @@ class SpilledRun:
 
     @property
     def values(self) -> NDArray[np.uint32]:
-        """See `Run`."""
         return np.fromfile(self._path("values"), np.uint32)
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """See `Run`."""
         return np.fromfile(self._path("counts"), np.int64)
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """See `Run`."""
         return np.fromfile(self._path("first"), np.int64)
 
 
