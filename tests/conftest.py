@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 
 import pytest
@@ -43,6 +44,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     start_server(session.items)
+    gc.collect()
+    gc.freeze()  # what was imported is for good: no collection walks through all of torch again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,6 +82,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Proje
     assert project.versions() == CPU_VERSIONS
 
 
+@pytest.mark.slow
 def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     project.set_up()
     lock = project.requirements / "environment.lock"
@@ -115,6 +116,7 @@ def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
     assert (project.environment / "precious").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -164,6 +166,7 @@ def test_package_that_would_replace_the_containers_is_refused(project: Project, 
     assert set(project.snapshot(project.environment)) == {"gpu_stack.pth"}
 
 
+@pytest.mark.slow
 def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> None:
     project.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
     assert "is installed, but not fbgemm_gpu and torchrec: installing the CPU stack" in project.set_up()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory
 def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Wait for the processes that `forked` started in `cwd`; the status is the first one's that is not 0."""
     deadline = time.monotonic() + 480
-    while any(fork.exitcode is None for fork in forks) and time.monotonic() < deadline:
-        forks[0].join(0.02)
+    while (running := [fork.sentinel for fork in forks if fork.exitcode is None]) and time.monotonic() < deadline:
+        connection.wait(running, 1)
         if any(fork.exitcode for fork in forks):
             deadline = min(deadline, time.monotonic() + 120)  # the others have nobody to talk to
     hanging = [fork for fork in forks if fork.exitcode is None]

@@ -138,6 +138,7 @@ def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path)
         assert table == {key: plan["tables"][name][key] for key in table}
 
 
+@pytest.mark.slow
 def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", f"sharding.plan={tmp_path / 'plan.json'}"]
     sizes = json.dumps(list(NUM_EMBEDDINGS.values()))

@@ -88,10 +88,10 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 
 
 def _kills() -> Iterator[Any]:
-    """Every optimizer; one id a feature and many; one process and two (most of these are slow)."""
+    """Every optimizer, slow but for the default; one id a feature and many; one process and two."""
     for name in OptimizerName:
-        yield pytest.param(name.value, "dataset", 1)
-        yield pytest.param(name.value, "dataset", 2, marks=[] if name is OptimizerName.adagrad else pytest.mark.slow)
+        marks = [] if name is OptimizerName.adagrad else pytest.mark.slow
+        yield from (pytest.param(name.value, "dataset", processes, marks=marks) for processes in (1, 2))
     yield pytest.param("adagrad", "ragged", 1)
     yield pytest.param("adagrad", "ragged", 2, marks=pytest.mark.slow)
 
@@ -122,7 +122,10 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
     assert evals[0] == evals[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=6000"]
     run = tmp_path / "runs/stopped"
@@ -264,7 +267,10 @@ def test_bad_input_is_one_line_and_status_2(override: str, run_app: Command, dat
     assert not (tmp_path / "runs/bad/summary.json").exists()
 
 
-def test_a_global_batch_that_does_not_divide(run_app: Command, dataset: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "train.global_batch_size=63", processes=2)
-    assert done.returncode != 0
+def test_a_global_batch_that_does_not_divide(dataset: Path, tmp_path: Path) -> None:
+    forks = forked("train", *SMALL, f"data.path={dataset}", "train.global_batch_size=63", cwd=tmp_path, processes=2)
+    forks[0].join(240)
+    forks[1].terminate()  # as torchrun does
+    done = ended(forks, tmp_path)
+    assert done.returncode == 2, done.stderr
     assert done.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1

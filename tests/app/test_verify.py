@@ -17,7 +17,7 @@ from tests.app.datasets import write_dataset
 from tests.error_lines import error_line
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, dataset: Path) -> None:
     """Though it was stopped half-way, was evaluated and kept checkpoints."""
     overrides = [

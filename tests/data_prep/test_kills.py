@@ -39,6 +39,7 @@ def start(arguments: list[str], cpu_seconds: float) -> BaseProcess:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [

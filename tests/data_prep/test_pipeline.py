@@ -91,7 +91,7 @@ def test_tiny_inputs(tmp_path, rows):
     assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
+@pytest.mark.parametrize("encoding", ["vocabulary", pytest.param("hash", marks=pytest.mark.slow)])
 def test_workers_and_compression_do_not_change_a_byte(tmp_path, encoding):
     for day in range(2):
         text = oracle.make_rows(300, seed=day)
@@ -172,7 +172,9 @@ def test_too_little_disk(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", "torchrec_fixed", "amd_blog"])
+@pytest.mark.parametrize(
+    "encoding", ["vocabulary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrec_fixed", "amd_blog"))]
+)
 @pytest.mark.parametrize("allowance", [3_000, 40_000])
 def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
     from data_prep import pipeline
@@ -196,6 +198,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
     assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
 
 
+@pytest.mark.slow
 def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path, monkeypatch):
     """As it may be with another memory budget or number of workers."""
     from data_prep import pipeline

@@ -147,7 +147,9 @@ def test_amd_blog_equals_scikit_learn(tmp_path, rows, monkeypatch):
     verify_dataset(root)
 
 
-@pytest.mark.parametrize("encoding", ["torchrec", "dlrm_kaggle", "amd_blog"])
+@pytest.mark.parametrize(
+    "encoding", ["torchrec", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "amd_blog"))]
+)
 def test_workers_and_chunks_do_not_change_the_rows(tmp_path, encoding):
     for day in range(2):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(400, seed=day))

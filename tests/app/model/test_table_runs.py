@@ -37,6 +37,7 @@ def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "train"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, *KINDS, f"data.path={bags}", "model.interaction=dcn"]
     for name, steps in (("whole", 24), ("cut", 11), ("cut", 24)):

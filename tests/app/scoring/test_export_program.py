@@ -171,6 +171,7 @@ def test_the_file_scores_without_our_code(
             done.stdout)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]

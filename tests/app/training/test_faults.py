@@ -29,13 +29,13 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
     ("fault", "number", "asynchronous", "at_step"),
     [
         ("in the step", 31, False, 24),
-        ("before the save", 3, True, 20),
+        pytest.param("before the save", 3, True, 20, marks=pytest.mark.slow),
         ("in the save", 2, True, 12),
-        ("in the save", 2, False, 12),
+        pytest.param("in the save", 2, False, 12, marks=pytest.mark.slow),
         ("before the rename", 3, True, 20),
-        ("after the rename", 3, True, 24),
-        ("in the pruning", 1, True, 24),
-        ("before the best", 1, True, 20),
+        pytest.param("after the rename", 3, True, 24, marks=pytest.mark.slow),
+        pytest.param("in the pruning", 1, True, 24, marks=pytest.mark.slow),
+        pytest.param("before the best", 1, True, 20, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_at_any_moment_changes_nothing(
@@ -60,7 +60,7 @@ def test_a_kill_at_any_moment_changes_nothing(
     assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("again", [[], ["checkpoint.resume=never"]])
 def test_a_kill_before_the_first_step_is_no_hindrance(
     number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
@@ -105,7 +105,14 @@ def test_a_full_disk_leaves_the_older_checkpoint(
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
 
 
-@pytest.mark.parametrize("damage", ["a changed byte", "cut short", "gone", "state.json empty", "arrays.npz cut short"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "a changed byte",
+        "state.json empty",
+        *(pytest.param(other, marks=pytest.mark.slow) for other in ("cut short", "gone", "arrays.npz cut short")),
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=damaged", "checkpoint.every_steps=10"]
     assert run_app("train", *overrides, "train.max_steps=20").returncode == 0
@@ -133,6 +140,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, data
     assert len(losses(tmp_path / "runs/damaged")) == 25
 
 
+@pytest.mark.slow
 def test_going_back_to_an_earlier_checkpoint(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -198,6 +206,7 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
     assert "another process is training there" in second.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +225,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
 
 
-@pytest.mark.parametrize("interaction", ["dot", "cat"])
+@pytest.mark.parametrize("interaction", ["dot", pytest.param("cat", marks=pytest.mark.slow)])
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):

@@ -52,6 +52,7 @@ def test_the_bits_are_the_same(
         assert plain["eval"] == piped["eval"], layout
 
 
+@pytest.mark.slow
 def test_a_stop_loses_no_batch(dataset: Path, tmp_path: Path) -> None:
     """Batches that were under way when a signal came are read again, once."""
     common = [*SMALL, f"data.path={dataset}", f"train.max_steps={STEPS}", "sharding.types=row_wise"]

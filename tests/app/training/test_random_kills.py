@@ -37,7 +37,7 @@ def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_full_disk_in_mid_checkpoint(
     asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
 ) -> None:

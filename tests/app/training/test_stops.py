@@ -36,7 +36,7 @@ def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -
     assert not (tmp_path / "runs/x/summary.json").exists()
 
 
-@pytest.mark.parametrize("number", [3, 15])
+@pytest.mark.parametrize("number", [3, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_signal_in_an_evaluation_is_seen_inside(
     number: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -63,6 +63,7 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_windows_of_losses_do_not_depend_on_interruptions(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -90,7 +91,7 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
         ("table not finite:40", "first non-finite value: embedding output"),
     ],
 )
-@pytest.mark.parametrize("log_every", [1, 50])
+@pytest.mark.parametrize("log_every", [pytest.param(1, marks=pytest.mark.slow), 50])
 def test_what_is_not_finite_stops_it_before_it_is_saved(
     fault: str, said: str, log_every: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -106,7 +107,7 @@ def test_what_is_not_finite_stops_it_before_it_is_saved(
         assert summary(run)["digest"] == summary(uninterrupted)["digest"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip", "run.name=x"]
     done = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)

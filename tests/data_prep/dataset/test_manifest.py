@@ -66,10 +66,11 @@ def refusal(read, root):
     return None
 
 
-def test_any_key_deleted_added_or_of_another_value(dataset):
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_key_deleted_added_or_of_another_value(dataset, step):
     path = dataset / "manifest.json"
-    accepted, refused = set(), 0
-    for key, what, document in damaged({**json.loads(path.read_text()), "extra": {}}):
+    accepted, refused, tried = set(), 0, list(damaged({**json.loads(path.read_text()), "extra": {}}))[::step]
+    for key, what, document in tried:
         path.write_text(json.dumps(document))
         said = refusal(verify_dataset, dataset)
         if said is None:
@@ -81,5 +82,5 @@ def test_any_key_deleted_added_or_of_another_value(dataset):
             assert key.split(".")[0] in said or ".npy: " in said, (key, what)
         for message in (said, refusal(read_all, dataset), refusal(Encoder.load, dataset)):
             assert "\n" not in (message or ""), (key, what)
-    assert accepted == ACCEPTED
-    assert refused > 700
+    assert accepted == ACCEPTED & {(key, what) for key, what, _ in tried}
+    assert refused > 700 // step

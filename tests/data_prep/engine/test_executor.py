@@ -28,7 +28,10 @@ def scheduler():
 
 
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
-@pytest.mark.parametrize("encoding", ["hash", "vocabulary", "torchrec"])
+@pytest.mark.parametrize(
+    "encoding",
+    [pytest.param("hash", marks=pytest.mark.slow), pytest.param("vocabulary", marks=pytest.mark.slow), "torchrec"],
+)
 def test_the_same_bytes(tmp_path, scheduler, encoding):
     (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
     (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))

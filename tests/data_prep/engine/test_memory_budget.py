@@ -60,7 +60,9 @@ def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path):
     assert seen <= reported + (1 << 20)  # which was read shortly before the end
 
 
-@pytest.mark.parametrize("encoding", ["dlrm_kaggle", "amd_blog", "torchrec"])
+@pytest.mark.parametrize(
+    "encoding", ["amd_blog", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "torchrec"))]
+)
 def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, encoding):
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
     chosen = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.workers=1", "data.chunk_bytes=9000"]
@@ -79,7 +81,7 @@ def few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.parametrize("is_table", [False, True])
+@pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_units_keep_no_files_open(tmp_path, monkeypatch, request, is_table):
     chosen = ["data.workers=1", "data.split.method=random"]
     if is_table:

@@ -171,6 +171,7 @@ def logits_of(settings, rows=20_000, day=0):
     return draw_rows(teacher, SMALL.seed, 0, 0, rows).logits - teacher.intercept
 
 
+@pytest.mark.slow
 def test_knobs_do_what_they_say():
     plain, hard = logits_of({}), logits_of({"difficulty": 2.0})
     np.testing.assert_allclose(plain, 2 * hard, atol=1e-4)
@@ -207,7 +208,7 @@ def test_a_dataset_from_nothing(tmp_path):
     "more",
     [
         ["data.encoding=hash", "data.max_ind_range=1000"],
-        ["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"],
+        pytest.param(["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"], marks=pytest.mark.slow),
     ],
 )
 def test_direct_gives_the_rows_that_text_gives(tmp_path, more):
