@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def _as_main(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     sys.argv = [module, *arguments]
     if "." in module:
         sys.modules.pop(module, None)  # as in a fresh interpreter; a package is imported before it is run there, too

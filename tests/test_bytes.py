@@ -17,6 +17,11 @@ from tests.bytes_cases import (
 from tests.once import made_once
 
 TOLERANCE = 1e-5  # relative, of training losses on another kind of CPU or with another torch
+# One of each kind of rows, encoding, split and command; the others vary them.
+FAST = {"vocabulary", "vocabulary_several_passes", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot",
+        "torchrec_fixed", "dlrm_kaggle", "amd_blog", "dense_minmax", "split_random", "sampled", "csv_shuffled",
+        "tsv_without_header", "parquet", "synthetic_direct", "random_zipf", "trace", "export_bin",
+        "import_npy"}  # fmt: skip
 # These work in several units or tasks, so two processes share the work.
 SHARED_BY_TWO = ("vocabulary_days", "torchrec_multi_hot", "csv_shuffled", "parquet", "sampled_hash")
 RECORD_AGAIN = "if the change is meant, run `python -m tests.bytes_cases {}` and say why in the commit"
@@ -30,11 +35,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_case_is_recorded() -> None:
     record = read_record()
+    assert set(DATASETS) > FAST
     assert {name: row["commands"] for name, row in record["datasets"].items()} == DATASETS
     assert {name: row["overrides"] for name, row in record["runs"].items()} == RUNS
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in DATASETS]
+)
 def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
     row = dataset_row(name, inputs, tmp_path)
     assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)

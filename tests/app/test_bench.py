@@ -19,6 +19,7 @@ TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.
         "inference.batch_sizes=[1,4]", "inference.least_runs=20"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
     done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
     assert done.returncode == 0, done.stderr
@@ -47,7 +48,6 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
-@pytest.mark.slow
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     done = run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
     assert done.returncode == 0, done.stderr

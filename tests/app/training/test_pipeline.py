@@ -27,7 +27,7 @@ LAYOUTS = {
     ("world_size", "layouts"),
     [
         (1, ["bags"]),
-        (2, ["table_wise", "bags"]),
+        pytest.param(2, ["table_wise", "bags"], marks=pytest.mark.slow),
         pytest.param(2, ["row_wise", "mixed", "bags_by_id"], marks=pytest.mark.slow),
     ],
 )
