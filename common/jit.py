@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+Int = int | np.int64  # one type in a kernel
 
 
 def jit(function: FunctionT) -> FunctionT:

@@ -22,7 +22,7 @@ class DenseRange(NamedTuple):
 
 
 @jit
-def log1p_block(dense, table, result):  # type: ignore[no-untyped-def]
+def log1p_block(dense: NDArray[np.int32], table: NDArray[np.float32], result: NDArray[np.float32]) -> None:
     """result = float32(log(1 + max(x, 0))): small x from a table, the others one by one in float64."""
     for row in range(dense.shape[0]):
         for column in range(dense.shape[1]):

@@ -11,7 +11,7 @@ from common.jit import jit
 
 
 @jit
-def hash_block(sparse, modulus, ids):  # type: ignore[no-untyped-def]
+def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.int32]) -> None:
     """ids[r, f] = sparse[r, f] modulo `modulus`, both contiguous.
 
     The quotient by floating point is off by one at most, and unlike the integer instruction it is vectorised.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.jit import jit
+from common.jit import Int, jit
 
 VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
@@ -82,14 +82,16 @@ def table_of_codes(table: LookupTable, dictionary: NDArray[np.uint32] | None) ->
 
 
 @jit
-def take_ids(ids_of, codes, ids):  # type: ignore[no-untyped-def]
+def take_ids(ids_of: NDArray[np.int32], codes: NDArray[np.uint8], ids: NDArray[np.int32]) -> None:
     """ids[i] = ids_of[codes[i]]."""
     for i in range(len(codes)):
         ids[i] = ids_of[codes[i]]
 
 
 @jit
-def insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
+def insert(
+    slots: NDArray[np.uint64], shift: np.uint32, values: NDArray[np.uint32], numbers: NDArray[np.uint32]
+) -> None:
     """Put distinct values, each with its number, into slots that have room for them and are half empty then."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
@@ -100,7 +102,10 @@ def insert(slots, shift, values, numbers):  # type: ignore[no-untyped-def]
 
 
 @jit
-def lookup_column(slots, shift, offset, unknown_id, values, ids):  # type: ignore[no-untyped-def]
+def lookup_column(
+    slots: NDArray[np.uint64], shift: np.uint32, offset: Int, unknown_id: int, values: NDArray[np.uint32],
+    ids: NDArray[np.int32],
+) -> int:  # fmt: skip
     """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
     mask = np.uint32(len(slots) - 1)
     unknown = 0

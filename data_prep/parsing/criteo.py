@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.jit import jit
+from common.jit import Int, jit
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
@@ -36,7 +36,10 @@ class Block(NamedTuple):
 
 
 @jit
-def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
+def parse_lines(
+    buffer: NDArray[np.uint8], start: Int, end: Int, labelled: bool, missing: np.int32, labels: NDArray[np.int32],
+    dense: NDArray[np.int32], sparse: NDArray[np.uint32],
+) -> tuple[int, int]:  # fmt: skip
     """Parse the whole lines in buffer[start:end], which ends with a newline and is followed by PADDING bytes.
 
     Args:
@@ -50,7 +53,7 @@ def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  
     """
     buffers = batch_buffers()
     position = start
-    row = 0
+    row: Int = 0
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
         rows, after = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, buffers)
@@ -60,7 +63,7 @@ def parse_lines(buffer, start, end, labelled, missing, labels, dense, sparse):  
             break
         row += rows
         position = after
-    return row, position
+    return int(row), int(position)
 
 
 def empty_block(rows: int, schema: Schema = CRITEO) -> Block:

@@ -8,8 +8,9 @@ arithmetic over all words alike. A batch with anything unusual in it is refused,
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.jit import count_ones, count_trailing_zeros, jit, load_u64, match_64
+from common.jit import Int, count_ones, count_trailing_zeros, jit, load_u64, match_64
 
 HIGH_BITS = np.uint64(0x8080808080808080)
 CASE_BITS = np.uint64(0x2020202020202020)
@@ -28,7 +29,7 @@ U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 
 @jit
-def digit_mask(word):  # type: ignore[no-untyped-def]
+def digit_mask(word: np.uint64) -> np.uint64:
     """High bit of every byte that is not '0'..'9'."""
     ascii_only = word & ~HIGH_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
@@ -36,7 +37,7 @@ def digit_mask(word):  # type: ignore[no-untyped-def]
 
 
 @jit
-def hex_mask(word):  # type: ignore[no-untyped-def]
+def hex_mask(word: np.uint64) -> np.uint64:
     """High bit of every byte that is not a hexadecimal digit."""
     ascii_only = word & ~HIGH_BITS
     lower = ascii_only | CASE_BITS
@@ -46,7 +47,7 @@ def hex_mask(word):  # type: ignore[no-untyped-def]
 
 
 @jit
-def hex_value(word):  # type: ignore[no-untyped-def]
+def hex_value(word: np.uint64) -> np.uint64:
     """Value of eight hexadecimal digits, the first in the lowest byte."""
     nibbles = (word & NIBBLES) + U9 * ((word >> U6) & ONES)
     pairs = ((nibbles & EVEN_BYTES) << U4) | ((nibbles >> U8) & EVEN_BYTES)
@@ -55,7 +56,7 @@ def hex_value(word):  # type: ignore[no-untyped-def]
 
 
 @jit
-def decimal_value(word):  # type: ignore[no-untyped-def]
+def decimal_value(word: np.uint64) -> np.uint64:
     """Value of eight decimal digits (zero bytes count as '0'), the first in the lowest byte."""
     pairs = (((word & NIBBLES) * TENS) >> U8) & BYTE_PAIRS
     quads = ((pairs * HUNDREDS) >> U16) & QUADS
@@ -66,7 +67,7 @@ TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 
 
 @jit
-def parse_integer(buffer, position):  # type: ignore[no-untyped-def]
+def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
     """(value, position after it) of an integer that fits int32; a position of -1 if it is not one."""
     negative = buffer[position] == MINUS
     if negative:
@@ -91,7 +92,10 @@ def parse_integer(buffer, position):  # type: ignore[no-untyped-def]
 
 
 @jit
-def parse_row(buffer, position, row, labelled, missing, labels, dense, sparse):  # type: ignore[no-untyped-def]
+def parse_row(
+    buffer: NDArray[np.uint8], position: Int, row: Int, labelled: bool, missing: np.int32, labels: NDArray[np.int32],
+    dense: NDArray[np.int32], sparse: NDArray[np.uint32],
+) -> Int:  # fmt: skip
     """Parse the row at `position` into `row` of the arrays; the next row's start, or -1 if it is invalid."""
     if labelled:
         label = np.int64(buffer[position]) - ZERO
@@ -133,7 +137,10 @@ def parse_row(buffer, position, row, labelled, missing, labels, dense, sparse): 
 
 
 @jit
-def parse_rows(buffer, start, stop, end, labelled, missing, row, labels, dense, sparse):  # type: ignore[no-untyped-def]
+def parse_rows(
+    buffer: NDArray[np.uint8], start: Int, stop: Int, end: Int, labelled: bool, missing: np.int32, row: Int,
+    labels: NDArray[np.int32], dense: NDArray[np.int32], sparse: NDArray[np.uint32],
+) -> tuple[Int, Int]:  # fmt: skip
     r"""Parse the rows that begin in buffer[start:stop] into `row` and following of the arrays.
 
     Returns:
@@ -163,7 +170,7 @@ NO_DIGITS = np.uint64(32)
 
 
 @jit
-def batch_buffers():  # type: ignore[no-untyped-def]
+def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
     """(separators, words, shifts, long) for the most fields that a batch can have."""
     return (
         np.empty(BATCH_BYTES + SCAN_BYTES, np.int64),
@@ -174,7 +181,7 @@ def batch_buffers():  # type: ignore[no-untyped-def]
 
 
 @jit
-def find_separators(buffer, start, end, separators):  # type: ignore[no-untyped-def]
+def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators: NDArray[np.int64]) -> tuple[Int, Int]:
     """Write the positions of all tabs and newlines in buffer[start:end]; how many, and how many are newlines."""
     count = newlines = np.int64(0)
     for position in range(start, end, SCAN_BYTES):
@@ -196,13 +203,17 @@ def find_separators(buffer, start, end, separators):  # type: ignore[no-untyped-
 
 
 @jit
-def _shift_of(length):  # type: ignore[no-untyped-def]
+def _shift_of(length: int) -> np.uint64:
     """Half the bits by which a word with a field of that many characters is shifted to be rid of all others."""
     return np.uint64(32 - 4 * length) & U63
 
 
 @jit
-def load_fields(buffer, start, rows, labelled, separators, row, labels, shape, words, shifts, long):  # type: ignore[no-untyped-def]
+def load_fields(
+    buffer: NDArray[np.uint8], start: Int, rows: Int, labelled: bool, separators: NDArray[np.int64], row: Int,
+    labels: NDArray[np.int32], shape: tuple[int, int], words: NDArray[np.uint64], shifts: NDArray[np.uint64],
+    long: NDArray[np.int64],
+) -> int:  # fmt: skip
     """Load every field of a batch.
 
     Args:
@@ -264,7 +275,10 @@ def load_fields(buffer, start, rows, labelled, separators, row, labels, shape, w
 
 
 @jit
-def convert_integers(words, shifts, missing, results, first, count):  # type: ignore[no-untyped-def]
+def convert_integers(
+    words: NDArray[np.uint64], shifts: NDArray[np.uint64], missing: np.int32, results: NDArray[np.int32], first: Int,
+    count: int,
+) -> np.uint64:  # fmt: skip
     """results[first + i] = the integer in words[i]; not 0 if a character is no digit."""
     invalid = U0
     for i in range(count):
@@ -278,7 +292,10 @@ def convert_integers(words, shifts, missing, results, first, count):  # type: ig
 
 
 @jit
-def convert_categories(words, shifts, offset, results, first, count):  # type: ignore[no-untyped-def]
+def convert_categories(
+    words: NDArray[np.uint64], shifts: NDArray[np.uint64], offset: Int, results: NDArray[np.uint32], first: Int,
+    count: int,
+) -> np.uint64:  # fmt: skip
     """results[first + i] = the category in words[offset + i]; not 0 if a character is no hexadecimal digit."""
     invalid = U0
     for i in range(count):
@@ -290,7 +307,11 @@ def convert_categories(words, shifts, offset, results, first, count):  # type: i
 
 
 @jit
-def parse_batch(buffer, start, end, labelled, missing, row, labels, dense, sparse, buffers):  # type: ignore[no-untyped-def]
+def parse_batch(
+    buffer: NDArray[np.uint8], start: Int, end: Int, labelled: bool, missing: np.int32, row: Int,
+    labels: NDArray[np.int32], dense: NDArray[np.int32], sparse: NDArray[np.uint32],
+    buffers: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]],
+) -> tuple[Int, Int]:  # fmt: skip
     """Parse the whole rows in buffer[start:end] into `row` and following of the arrays.
 
     Args:

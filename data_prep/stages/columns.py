@@ -27,7 +27,7 @@ ALIGNMENT = 8
 
 
 @jit
-def transpose(rows, columns):  # type: ignore[no-untyped-def]
+def transpose(rows: NDArray[np.uint32], columns: NDArray[np.uint32]) -> None:
     """columns[c, i] = rows[i, c]: row by row, as the caches hold the entries of one row, but not those of a column."""
     for i in range(rows.shape[0]):
         for c in range(rows.shape[1]):

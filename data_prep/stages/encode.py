@@ -265,7 +265,7 @@ def finish_ids(rules: Rules, split: str, ids: NDArray[np.int32]) -> None:
 
 
 @jit
-def count_equal(rows, value, counts):  # type: ignore[no-untyped-def]
+def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) -> None:
     """Add to counts[c] how often the value is in column c."""
     for row in range(len(rows)):
         for column in range(rows.shape[1]):

@@ -165,7 +165,9 @@ class _Sent:
 
 
 @jit
-def swap_rows(window, low, last, stop, draws, sent):  # type: ignore[no-untyped-def]
+def swap_rows(
+    window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], sent: NDArray[np.uint32]
+) -> tuple[int, int, int]:
     """Continue a shuffle whose places after `last` are done, down to `stop` or until there are no draws left.
 
     Args:
@@ -202,7 +204,7 @@ def swap_rows(window, low, last, stop, draws, sent):  # type: ignore[no-untyped-
 
 
 @jit
-def exchange(window, low, places, values):  # type: ignore[no-untyped-def]
+def exchange(window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]) -> None:
     """Put each value to its place, one after the other; `values` are what was there."""
     for i in range(len(places)):
         place = np.int64(places[i]) - low

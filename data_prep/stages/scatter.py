@@ -31,7 +31,10 @@ FIELD_BYTES = 4  # of a label, of a dense value
 
 
 @jit
-def pack_rows(labels, dense, ids, indices, fields, columns):  # type: ignore[no-untyped-def]
+def pack_rows(
+    labels: NDArray[np.int32], dense: NDArray[np.float32], ids: NDArray[np.int32], indices: NDArray[np.int64],
+    fields: tuple[NDArray[Any], ...], columns: tuple[NDArray[np.int64], ...],
+) -> None:  # fmt: skip
     """Write row i to index indices[i] of the packed rows, unless that is negative.
 
     Args:
@@ -57,7 +60,10 @@ def pack_rows(labels, dense, ids, indices, fields, columns):  # type: ignore[no-
 
 
 @jit
-def unpack_rows(fields, columns, indices, labels, dense, ids):  # type: ignore[no-untyped-def]
+def unpack_rows(
+    fields: tuple[NDArray[Any], ...], columns: tuple[NDArray[np.int64], ...], indices: NDArray[np.int64],
+    labels: NDArray[np.int32], dense: NDArray[np.float32], ids: NDArray[np.int32],
+) -> None:  # fmt: skip
     """The inverse: write packed row i to row indices[i] of the arrays."""
     in_labels, in_dense, in_large, in_medium, in_small = fields
     large, medium, small = columns

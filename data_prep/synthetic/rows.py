@@ -168,7 +168,7 @@ def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
 
 
 @jit
-def category_value(rank, salt):  # type: ignore[no-untyped-def]
+def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
     """A 32-bit value for each rank, different for different ranks (MurmurHash3's finaliser, a bijection)."""
     value = np.uint32(rank) ^ salt
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
@@ -177,7 +177,9 @@ def category_value(rank, salt):  # type: ignore[no-untyped-def]
 
 
 @jit
-def category_values(ranks, present, salt, values):  # type: ignore[no-untyped-def]
+def category_values(
+    ranks: NDArray[np.int32], present: NDArray[np.bool_], salt: NDArray[np.uint32], values: NDArray[np.uint32]
+) -> None:
     """The value of each rank [rows, F], 0 where it is missing."""
     for row in range(ranks.shape[0]):
         for column in range(ranks.shape[1]):
@@ -186,7 +188,7 @@ def category_values(ranks, present, salt, values):  # type: ignore[no-untyped-de
 
 
 @jit
-def _write_integer(value, text, position):  # type: ignore[no-untyped-def]
+def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> int:
     """Write a decimal integer; the position after it."""
     number = np.int64(value)
     if number < 0:
@@ -205,7 +207,11 @@ def _write_integer(value, text, position):  # type: ignore[no-untyped-def]
 
 
 @jit
-def write_rows(labels, integers, integer_present, ranks, category_present, salt, digits, text):  # type: ignore[no-untyped-def]
+def write_rows(
+    labels: NDArray[np.int32], integers: NDArray[np.int32], integer_present: NDArray[np.bool_],
+    ranks: NDArray[np.int32], category_present: NDArray[np.bool_], salt: NDArray[np.uint32], digits: NDArray[np.uint8],
+    text: NDArray[np.uint8],
+) -> int:  # fmt: skip
     """Write rows as Criteo's TSV into `text`; the number of bytes."""
     position = 0
     for row in range(len(labels)):

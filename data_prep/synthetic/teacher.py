@@ -172,7 +172,10 @@ def _falling(size: int, decay: float) -> NDArray[np.float32]:
 
 
 @jit
-def category_ranks(uniform, cardinality, exponent, ranks):  # type: ignore[no-untyped-def]
+def category_ranks(
+    uniform: NDArray[np.float32], cardinality: NDArray[np.int64], exponent: NDArray[np.float64],
+    ranks: NDArray[np.int32],
+) -> None:  # fmt: skip
     """Ranks [rows, F] from uniform numbers [rows, F], by the inverse of a bounded Zipf law's distribution."""
     for column in range(uniform.shape[1]):
         last = np.float64(cardinality[column] + 1)
@@ -184,7 +187,10 @@ def category_ranks(uniform, cardinality, exponent, ranks):  # type: ignore[no-un
 
 
 @jit
-def integers_from_normal(normal, log_mean, log_deviation, shift, integers):  # type: ignore[no-untyped-def]
+def integers_from_normal(
+    normal: NDArray[np.float32], log_mean: NDArray[np.float64], log_deviation: NDArray[np.float64],
+    shift: NDArray[np.int64], integers: NDArray[np.int32],
+) -> None:  # fmt: skip
     """Heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
     for row in range(normal.shape[0]):
         for column in range(normal.shape[1]):
@@ -193,7 +199,10 @@ def integers_from_normal(normal, log_mean, log_deviation, shift, integers):  # t
 
 
 @jit
-def _triple_effects(teacher, i, j, a, b, product, ranks, present):  # type: ignore[no-untyped-def]
+def _triple_effects(
+    teacher: Teacher, i: int, j: int, a: int, b: int, product: float, ranks: NDArray[np.int32],
+    present: NDArray[np.bool_],
+) -> float:  # fmt: skip
     """Interactions of columns i and j with each later one, by the product of their factors a and b."""
     total = 0.0
     for k in range(j + 1, len(teacher.interacting)):
@@ -206,7 +215,7 @@ def _triple_effects(teacher, i, j, a, b, product, ranks, present):  # type: igno
 
 
 @jit
-def _interactions(teacher, ranks, present):  # type: ignore[no-untyped-def]
+def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
     """The sum of all pairs' and triples' interactions in one row."""
     total = 0.0
     columns = teacher.interacting
@@ -227,7 +236,10 @@ def _interactions(teacher, ranks, present):  # type: ignore[no-untyped-def]
 
 
 @jit
-def teacher_logits(teacher, integers, integer_present, ranks, category_present, logits):  # type: ignore[no-untyped-def]
+def teacher_logits(
+    teacher: Teacher, integers: NDArray[np.int32], integer_present: NDArray[np.bool_], ranks: NDArray[np.int32],
+    category_present: NDArray[np.bool_], logits: NDArray[np.float64],
+) -> None:  # fmt: skip
     """The logit of every row; what is missing has no effect, but for integers, which count as 0."""
     for row in range(len(logits)):
         logit = teacher.intercept[0]

@@ -1,11 +1,12 @@
 """Accesses with the locality of a profile: ids chosen by their depth in an LRU stack; warnings about their number."""
 
 import sys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.jit import jit
+from common.jit import Int, jit
 from data_prep.traces.histogram import BIN_STARTS, NUM_BINS, TableProfile
 from data_prep.traces.stack_distance import LruStack, find_in_tree, move_to_top, push, slot_at_depth
 
@@ -58,7 +59,7 @@ class AccessGenerator:
 
 
 @jit
-def fill_tree(urn, tree):  # type: ignore[no-untyped-def]
+def fill_tree(urn: NDArray[np.int64], tree: NDArray[np.integer]) -> None:
     """A Fenwick tree of the urn's counts."""
     tree[:] = 0
     for i in range(len(urn)):
@@ -69,7 +70,7 @@ def fill_tree(urn, tree):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _take(tree, urn, draw):  # type: ignore[no-untyped-def]
+def _take(tree: NDArray[np.integer], urn: NDArray[np.int64], draw: Int) -> Int:
     """Take the draw-th distance from the urn: its bin."""
     index, _ = find_in_tree(tree, draw)
     urn[index] -= 1
@@ -81,7 +82,9 @@ def _take(tree, urn, draw):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _is_first_use(uniform, length, first_uses, starts, state):  # type: ignore[no-untyped-def]
+def _is_first_use(
+    uniform: float, length: Int, first_uses: NDArray[np.int64], starts: NDArray[np.int64], state: NDArray[np.int64]
+) -> bool:
     """Whether the next access is of a new id: as many in each bin of time as in the profile, at random positions."""
     done = state[DONE]
     if done >= length:
@@ -97,7 +100,10 @@ def _is_first_use(uniform, length, first_uses, starts, state):  # type: ignore[n
 
 
 @jit
-def _draw_depth(uniform, distances, nearest, farthest, urn, tree, state):  # type: ignore[no-untyped-def]
+def _draw_depth(
+    uniform: float, distances: NDArray[np.int64], nearest: NDArray[np.int64], farthest: NDArray[np.int64],
+    urn: NDArray[np.int64], tree: NDArray[np.integer], state: NDArray[np.int64],
+) -> Int:  # fmt: skip
     """A depth below the number of ids used so far."""
     deep = state[USED]
     while state[IN_REACH] < len(urn) and nearest[state[IN_REACH]] < deep:
@@ -120,7 +126,10 @@ def _draw_depth(uniform, distances, nearest, farthest, urn, tree, state):  # typ
 
 
 @jit
-def draw_accesses(ids, uniform, profile, urn, counts, own, stack):  # type: ignore[no-untyped-def]
+def draw_accesses(
+    ids: NDArray[np.integer], uniform: NDArray[np.float64], profile: tuple[Any, ...], urn: NDArray[np.int64],
+    counts: NDArray[np.int64], own: NDArray[np.int64], stack: tuple[Any, ...],
+) -> None:  # fmt: skip
     """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `own` and the stack's arrays change."""
     length, first_uses, distances, new_ids, starts, nearest, farthest = profile
     words, tree, id_at, slot_of, state = stack

@@ -8,7 +8,7 @@ Bennett and Kruskal (1975) did for stack distances; when the slots are used up, 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.jit import count_ones, count_trailing_zeros, jit
+from common.jit import Int, count_ones, count_trailing_zeros, jit
 
 WORD_BITS = 64
 MIN_WORDS = 64
@@ -65,7 +65,7 @@ class LruStack:
 
 
 @jit
-def _add(tree, word, change):  # type: ignore[no-untyped-def]
+def _add(tree: NDArray[np.integer], word: Int, change: Int) -> None:
     position = word + 1
     while position < len(tree):
         tree[position] += change
@@ -73,7 +73,7 @@ def _add(tree, word, change):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _count_up_to(words, tree, slot):  # type: ignore[no-untyped-def]
+def _count_up_to(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int) -> Int:
     """Set bits at slots 0 to `slot`."""
     word = slot >> 6
     count = np.int64(count_ones(words[word] << np.uint64(63 - (slot & 63))))
@@ -85,7 +85,7 @@ def _count_up_to(words, tree, slot):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _count_after(words, tree, slot, state):  # type: ignore[no-untyped-def]
+def _count_after(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int, state: NDArray[np.int64]) -> Int:
     """Set bits after `slot`."""
     word, last = slot >> 6, (state[NEXT] - 1) >> 6
     if last - word > NEAR_WORDS:
@@ -97,7 +97,7 @@ def _count_after(words, tree, slot, state):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _select_in_word(word, rank):  # type: ignore[no-untyped-def]
+def _select_in_word(word: np.uint64, rank: Int) -> Int:
     """Index of the set bit that has `rank` others below it."""
     index = np.uint64(0)
     width = np.uint64(32)
@@ -112,7 +112,7 @@ def _select_in_word(word, rank):  # type: ignore[no-untyped-def]
 
 
 @jit
-def find_in_tree(tree, rank):  # type: ignore[no-untyped-def]
+def find_in_tree(tree: NDArray[np.integer], rank: Int) -> tuple[Int, Int]:
     """Entry of a Fenwick tree that holds the item with `rank` others before it, and its rank within that entry."""
     index, step = 0, 1
     while step * 2 < len(tree):
@@ -126,14 +126,17 @@ def find_in_tree(tree, rank):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _select(words, tree, rank):  # type: ignore[no-untyped-def]
+def _select(words: NDArray[np.uint64], tree: NDArray[np.integer], rank: Int) -> Int:
     """Slot of the set bit that has `rank` others before it."""
     word, rest = find_in_tree(tree, rank)
     return (word << 6) + _select_in_word(words[word], rest)
 
 
 @jit
-def move_to_top(slot, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+def move_to_top(
+    slot: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64], state: NDArray[np.int64],
+) -> None:  # fmt: skip
     """Use again the id whose last use had `slot`."""
     top = state[NEXT]
     identity = id_at[slot]
@@ -148,7 +151,10 @@ def move_to_top(slot, words, tree, id_at, slot_of, state):  # type: ignore[no-un
 
 
 @jit
-def push(identity, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+def push(
+    identity: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64], state: NDArray[np.int64],
+) -> None:  # fmt: skip
     """Use an id for the first time."""
     top = state[NEXT]
     words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
@@ -160,7 +166,7 @@ def push(identity, words, tree, id_at, slot_of, state):  # type: ignore[no-untyp
 
 
 @jit
-def slot_at_depth(depth, words, tree, state):  # type: ignore[no-untyped-def]
+def slot_at_depth(depth: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], state: NDArray[np.int64]) -> Int:
     """Slot of the id that has `depth` others above it."""
     last = (state[NEXT] - 1) >> 6
     for back in range(NEAR_WORDS):
@@ -178,7 +184,10 @@ def slot_at_depth(depth, words, tree, state):  # type: ignore[no-untyped-def]
 
 
 @jit
-def use_ids(ids, distances, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+def use_ids(
+    ids: NDArray[np.integer], distances: NDArray[np.int64], words: NDArray[np.uint64], tree: NDArray[np.integer],
+    id_at: NDArray[np.int64], slot_of: NDArray[np.int64], state: NDArray[np.int64],
+) -> None:  # fmt: skip
     """See LruStack.use; there must be room for as many uses."""
     for i in range(len(ids)):
         slot = slot_of[ids[i]]
@@ -193,7 +202,7 @@ def use_ids(ids, distances, words, tree, id_at, slot_of, state):  # type: ignore
 
 
 @jit
-def ids_in_order(words, id_at, ids):  # type: ignore[no-untyped-def]
+def ids_in_order(words: NDArray[np.uint64], id_at: NDArray[np.int64], ids: NDArray[np.integer]) -> None:
     """The ids of all set bits, the one longest unused first."""
     count = 0
     for word in range(len(words)):
@@ -205,7 +214,10 @@ def ids_in_order(words, id_at, ids):  # type: ignore[no-untyped-def]
 
 
 @jit
-def refill(ids, words, tree, id_at, slot_of, state):  # type: ignore[no-untyped-def]
+def refill(
+    ids: NDArray[np.integer], words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64], state: NDArray[np.int64],
+) -> None:  # fmt: skip
     """Put ids, the one longest unused first, into an empty bitmap."""
     state[NEXT] = state[LIVE] = 0
     for i in range(len(ids)):

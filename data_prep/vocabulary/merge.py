@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.jit import jit
+from common.jit import Int, jit
 from data_prep.vocabulary.count import Run
 
 PART_BYTES = 128 << 20
@@ -107,7 +107,10 @@ class _MergeBuffers:
 
 
 @jit
-def sum_equal(keys, counts, first, threshold, out_values, out_counts, out_first):  # type: ignore[no-untyped-def]
+def sum_equal(
+    keys: NDArray[np.uint64], counts: NDArray[np.int64], first: NDArray[np.int64], threshold: int,
+    out_values: NDArray[np.uint32], out_counts: NDArray[np.int64], out_first: NDArray[np.int64],
+) -> Int:  # fmt: skip
     """Sum the counts and take the earliest row of each value, without a branch.
 
     Args:
