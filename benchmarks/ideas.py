@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,12 +68,12 @@ class OneProduct(nn.Module):
 
 class _Symmetric(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vectors, pairs, pair_of):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, pair_of)
         return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         vectors, pair_of = ctx.saved_tensors
         matrix = nn.functional.pad(grad, (0, 1)).index_select(1, pair_of).view(-1, NUM_SPARSE + 1, NUM_SPARSE + 1)
         return torch.bmm(matrix + matrix.transpose(1, 2), vectors), None, None
@@ -91,13 +92,13 @@ def interactions(batch: int) -> Variants:
 def over_arch_of(batch: int) -> tuple[nn.Sequential, Tensor]:
     """The larger perceptron, and inputs for it."""
     over_arch = mlp(DIM + NUM_SPARSE * (NUM_SPARSE + 1) // 2, [512, 256, 1], final_relu=False)
-    return over_arch, torch.randn(batch, over_arch[0].in_features)
+    return over_arch, torch.randn(batch, int(cast(nn.Linear, over_arch[0]).in_features))
 
 
 def perceptrons(batch: int) -> Variants:
     """The larger perceptron: eager, and by torch.compile once it is compiled."""
     over_arch, inputs = over_arch_of(batch)
-    compiled = training(torch.compile(over_arch), inputs.clone())
+    compiled = training(cast(nn.Module, torch.compile(over_arch)), inputs.clone())
     compiled()
     return {"eager": training(over_arch, inputs.clone()), "torch.compile": compiled}
 

@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     traces["uniform"] = rng.integers(0, rows, count, np.int32)
     cached = max(WAYS, profile.distinct // 10)
     for name, ids in traces.items():
-        found, seconds = timed(lambda ids=ids: profile_of(ids, rows))  # type: ignore[misc]
+        found, seconds = timed(lambda ids=ids: profile_of(ids, rows))
         one, ten = (int(np.searchsorted(BIN_STARTS[1:], profile.distinct * share)) for share in (0.01, 0.1))
         results.setdefault(name, {}).update(
             distances_per_s=round(count / seconds), distinct=found.distinct, ks=distance_between(profile, found),
@@ -118,7 +118,7 @@ def lookup_seconds(table: torch.Tensor, ids: torch.Tensor) -> float:
 
 
 @jit
-def hits_in_sets(ids, sets):  # type: ignore[no-untyped-def]
+def hits_in_sets(ids: NDArray[np.int32], sets: NDArray[np.int32]) -> int:
     """Hits of a set-associative LRU cache; sets [S, WAYS], the row used last first."""
     hits = 0
     for i in range(len(ids)):

@@ -70,8 +70,8 @@ def write_rows(root: Path) -> Manifest:
         size = SHARD_ROWS
         uniform = rng.random((size, len(KAGGLE_TABLES))) ** 4
         sparse = (uniform * np.array(KAGGLE_TABLES)).astype(np.int32)
-        dense = np.log1p(rng.exponential(20, size=(size, 13)))
-        labels = rng.random((size, 1)) < 0.25
+        dense = np.log1p(rng.exponential(20, size=(size, 13))).astype(np.float32)
+        labels = (rng.random((size, 1)) < 0.25).astype(np.int32)
         shards.append(write_shard(root, "train", f"{number:05d}", ShardArrays(labels, dense, sparse)))
     features = {f"cat_{i}": count for i, count in enumerate(KAGGLE_TABLES)}
     return Manifest(
@@ -121,7 +121,8 @@ def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], check
     """Seconds a step of the real loop over the next of the batches."""
     config, nothing = this.config.train, NotMeasured()
     length = RunLength(this.split("train").num_batches(config.global_batch_size), steps, config)
-    loop: Any = TrainingLoop(
+    make: Any = TrainingLoop
+    loop = make(
         session=this,
         data=Batches(batches),
         evaluator=nothing,

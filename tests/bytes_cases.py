@@ -241,7 +241,8 @@ def main(names: list[str]) -> None:
                     print(name, flush=True)
                     directory = Path(scratch) / name
                     directory.mkdir()
-                    record[part][name] = make(name, inputs, directory)
+                    rows: dict[str, Any] = record[part]
+                    rows[name] = make(name, inputs, directory)
     write_record(record)
 
 

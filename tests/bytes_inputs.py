@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -78,7 +79,7 @@ def write_distinct_rows(path: Path) -> None:
             file.write(f"{row % 3 % 2}\t1\t2\t3\t4\t5\t6\t7\t8\t9\t10\t11\t12\t13\t{values}\n".encode())
 
 
-def table_columns(rows: int) -> dict[str, list]:
+def table_columns(rows: int) -> dict[str, list[Any]]:
     """Columns of a table as Python values; `genres` and `tags` hold any number of values a row."""
     rng = np.random.default_rng(3)
 
@@ -96,7 +97,7 @@ def table_columns(rows: int) -> dict[str, list]:
     }
 
 
-def _write_text(directory: Path, table: dict[str, list]) -> None:
+def _write_text(directory: Path, table: dict[str, list[Any]]) -> None:
     """The table as CSV with quoted fields, and without a header, separated by tabs."""
     columns = {**table, "genres": ["|".join(genres) for genres in table["genres"]]}
     texts = [["" if value is None else str(value) for value in column] for column in columns.values()]
@@ -111,5 +112,5 @@ def _quote(field: str) -> str:
     return '"' + field.replace('"', '""') + '"' if {",", '"'} & set(field) else field
 
 
-def _write_parquet(path: Path, table: dict[str, list]) -> None:
+def _write_parquet(path: Path, table: dict[str, list[Any]]) -> None:
     pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=400)

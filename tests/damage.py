@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-OTHER_VALUES = (None, [], {}, "x", -1)
+OTHER_VALUES: tuple[Any, ...] = (None, [], {}, "x", -1)
 
 
 def damaged(document: Any) -> Iterator[tuple[str, str, Any]]:

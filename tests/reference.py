@@ -214,7 +214,7 @@ def multi_hot_tables(
     for rows, size in zip(num_embeddings, sizes, strict=True):
         own = np.arange(rows)[:, None]
         if distribution == "uniform":
-            further = rng.randint(0, rows, size=(rows, size - 1))
+            further = rng.randint(0, rows, size=(rows, size - 1)).astype(np.int32)
         else:
             with np.errstate(invalid="ignore"):
                 further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows

@@ -132,7 +132,7 @@ class Project:
         """What the environment's Python imports."""
         names = ("torch", "fbgemm_gpu", "torchrec", "numpy", "extra")
         code = f"import json\nprint(json.dumps({{n: __import__(n).__version__ for n in {names}}}))"
-        command = [self.environment / "bin" / "python", "-c", code]
+        command: list[str | Path] = [self.environment / "bin" / "python", "-c", code]
         return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
     def snapshot(self, environment: Path) -> dict[str, bytes]:

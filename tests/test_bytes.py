@@ -55,7 +55,7 @@ def test_two_workers_write_the_same_bytes(name: str, inputs: Path, tmp_path: Pat
 
 
 def test_a_digest_sees_every_byte_and_name(tmp_path: Path) -> None:
-    digests = set()
+    digests: set[str] = set()
     for name, content in (("a", b"xy"), ("a", b"xz"), ("b", b"xy")):
         root = tmp_path / str(len(digests))
         root.mkdir()

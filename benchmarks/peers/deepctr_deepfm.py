@@ -3,6 +3,7 @@
 import contextlib
 import io
 import time
+from typing import Any
 
 import torch
 from deepctr_torch.inputs import DenseFeat, SparseFeat
@@ -18,7 +19,7 @@ def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
     columns += [DenseFeat(f"int_{i}", 1) for i in range(NUM_DENSE)]
     model = DeepFM(columns, columns, dnn_hidden_units=OVER_ARCH[:-1], l2_reg_linear=0, l2_reg_embedding=0)
     model.compile(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), "binary_crossentropy")
-    inputs = {f"cat_{i}": rows.sparse[:, i] for i in range(len(rows.tables))}
+    inputs: dict[str, Any] = {f"cat_{i}": rows.sparse[:, i] for i in range(len(rows.tables))}
     inputs |= {f"int_{i}": rows.dense[:, i] for i in range(NUM_DENSE)}
     with contextlib.redirect_stdout(io.StringIO()):
         began = time.perf_counter()

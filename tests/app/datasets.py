@@ -26,7 +26,7 @@ def write_dataset(root: Path, rows: dict[str, int] | None = None, shard_rows: in
             labels = rng.random(size) < 1 / (1 + np.exp(-logits))
             dense[:, 0] = np.arange(first, first + size) / count
             positives += int(labels.sum())
-            arrays = ShardArrays(labels[:, None], dense, sparse)
+            arrays = ShardArrays(labels[:, None].astype(np.int32), dense.astype(np.float32), sparse.astype(np.int32))
             shards.append(write_shard(root, name, f"{number:05d}", arrays))
         splits[name] = Split(rows=count, label_rate=positives / count if count else None, shards=shards)
     manifest = Manifest(

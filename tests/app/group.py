@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
                 break
         epoch += 1
     means = here.mean(torch.tensor(losses).numpy())
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = defaultdict(float)
     for name, values in this.parameters():
         sums[name] += float(values.astype("float64").sum())
     return {"losses": means.tolist(), "plan": this.plan.to_json(), "sums": sums, "initial_digest": initial_digest}

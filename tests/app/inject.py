@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 
 from app import bench
-from app.checkpoint import files, saver
+from app.checkpoint import files
 from app.data import shards
-from app.training import loop, run, session, stop
+from app.record import directory
+from app.training import loop, session, stop
 
 
 def at_call(
@@ -59,7 +61,7 @@ def terminate_twice(*_: Any, **__: Any) -> None:
 
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
-    stop.StopCheck.requested = lambda self, now: now == step  # type: ignore[method-assign]
+    vars(stop)["StopCheck"].requested = lambda _, now: now == step
 
 
 def limit_file_size(size: int) -> None:
@@ -85,7 +87,7 @@ def fill_disk(number: int) -> None:
         assert training_failed.wait(100)
 
     loop.TrainingLoop.run = noticed  # type: ignore[method-assign]
-    at_call(saver.dcp, "save", number, fill)
+    at_call(dcp, "save", number, fill)
 
 
 def limit_memory(step: int) -> None:
@@ -105,7 +107,7 @@ def refuse_memory(*_: Any, **__: Any) -> None:
 
 def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The `number`-th step's loss is what `spoil` makes of it."""
-    make, count = session.make_loss, [0]
+    make, count = vars(session)["make_loss"], [0]
 
     def spoiled(*arguments: Any) -> Any:
         loss = make(*arguments)
@@ -116,12 +118,17 @@ def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> No
 
         return replacement
 
-    session.make_loss = spoiled
+    vars(session)["make_loss"] = spoiled
 
 
 def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
     loss.register_hook(lambda gradient: gradient * float("inf"))
     return loss
+
+
+def spoil_losses(number: int, count: int) -> None:
+    for k in range(number, number + count):
+        spoil_loss(k, lambda loss: loss * float("inf"))
 
 
 def spoil_table(step: int) -> None:
@@ -149,7 +156,7 @@ def in_process_1(*_: Any) -> bool:
 
 FAULTS: dict[str, Callable[[int], None]] = {
     "in the step": lambda n: at_call(session.Session, "set_learning_rate", n, kill_job),
-    "before the save": lambda n: at_call(saver.dcp, "save", n, kill_job),
+    "before the save": lambda n: at_call(dcp, "save", n, kill_job),
     "in the save": lambda n: at_call(files, "publish", n, kill_job),
     "before the rename": lambda n: at_call(os, "rename", n, kill_job, lambda a, b: str(a).endswith(files.PART)),
     "after the rename": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.LATEST),
@@ -167,10 +174,10 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "disk filled": fill_disk,
     "no memory": limit_memory,
     "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),
-    "another user": lambda uid: at_call(run.RunDirectory, "open", 1, lambda *_: os.seteuid(uid)),
+    "another user": lambda uid: at_call(directory.RunDirectory, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
-    "losses not finite": lambda n: [spoil_loss(k, lambda loss: loss * float("inf")) for k in range(n, n + 20)] and None,
+    "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
 }
 

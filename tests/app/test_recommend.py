@@ -102,7 +102,7 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
 
 def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"rating": int(rng.integers(1, 6)), "age": int(rng.integers(10, 70)), "user": f"u{rng.integers(30)}",
          "genres": [f"g{g}" for g in rng.choice(8, rng.integers(0, 4), replace=False)]}
         for _ in range(400)

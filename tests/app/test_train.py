@@ -90,7 +90,7 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 def _kills() -> Iterator[Any]:
     """Every optimizer, slow but for the default; one id a feature and many; one process and two."""
     for name in OptimizerName:
-        marks = [] if name is OptimizerName.adagrad else pytest.mark.slow
+        marks = () if name is OptimizerName.adagrad else (pytest.mark.slow,)
         yield from (pytest.param(name.value, "dataset", processes, marks=marks) for processes in (1, 2))
     yield pytest.param("adagrad", "ragged", 1)
     yield pytest.param("adagrad", "ragged", 2, marks=pytest.mark.slow)

@@ -4,8 +4,10 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +32,12 @@ def rows(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def criteo(monkeypatch):
+def criteo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """`torchrec.datasets.criteo`, with what it asks of iopath, which it does not install: opening local files."""
     module = pytest.importorskip("torchrec.datasets.criteo")
     manager = SimpleNamespace(open=open, set_strict_kwargs_checking=lambda strict: None)
     file_io = ModuleType("iopath.common.file_io")
-    file_io.PathManagerFactory = lambda: SimpleNamespace(get=lambda key: manager)
+    vars(file_io)["PathManagerFactory"] = lambda: SimpleNamespace(get=lambda key: manager)
     for name in ("iopath", "iopath.common"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "iopath.common.file_io", file_io)
@@ -43,7 +45,7 @@ def criteo(monkeypatch):
 
 
 @pytest.fixture
-def mirror():
+def mirror() -> Iterator[Any]:
     server = Mirror()
     yield server
     server.over.set()

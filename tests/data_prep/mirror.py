@@ -6,6 +6,8 @@ import io
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,36 +27,38 @@ class Mirror(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.content = {}
+        self.content: dict[str, bytes] = {}
         self.over = threading.Event()
         self.requests: list[tuple[str, str | None]] = []  # GETs: path, Range
         self.conditions: list[str | None] = []  # their If-Range
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def url(self, path):
+    def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{path}"
 
-    def handle_error(self, request, client_address):
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """The client hangs up when it is done with us: expected."""
 
 
 class Handler(BaseHTTPRequestHandler):
+    server: "Mirror"
+
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *arguments):
+    def log_message(self, *arguments: Any) -> None:
         """Be quiet."""
 
-    def do_HEAD(self):
+    def do_HEAD(self) -> None:
         self.answer(is_head=True)
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         self.server.requests.append((self.path.strip("/"), self.headers.get("Range")))
         self.server.conditions.append(self.headers.get("If-Range"))
         self.answer()
 
-    def answer(self, is_head=False):
+    def answer(self, is_head: Any = False) -> None:
         manner, _, name = self.path.strip("/").partition("/")
         content = self.server.content.get(name, CONTENT)
         times = sum(path == self.path.strip("/") for path, _ in self.server.requests)
@@ -67,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(manner, content, self.start(manner, content), times, is_head)
 
-    def send(self, manner, content, start, times, is_head):
+    def send(self, manner: Any, content: Any, start: Any, times: Any, is_head: Any) -> None:
         if manner == "wrong":
             content = content[:-1] + b"?"
         elif manner == "page":
@@ -83,13 +87,13 @@ class Handler(BaseHTTPRequestHandler):
         body = content[start:]
         self.send_body(manner, body, is_head, manner in ALWAYS or (manner in ONCE and times == 1))
 
-    def refuse(self, code, **headers):
+    def refuse(self, code: Any, **headers: Any) -> None:
         self.send_response(code)
         for header, value in {"Content-Length": "0", **headers}.items():
             self.send_header(header, value)
         self.end_headers()
 
-    def validators(self, manner, content):
+    def validators(self, manner: Any, content: Any) -> Any:
         tag = hashlib.md5(content).hexdigest()
         if manner in NO_VALIDATOR:
             return {}
@@ -99,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             return {"ETag": f'W/"{tag}"', "Last-Modified": f"{tag}: a time, and nothing but compared"}
         return {"ETag": f'"{tag}"'}
 
-    def start(self, manner, content):
+    def start(self, manner: Any, content: Any) -> Any:
         """The first byte to send."""
         asked, only_if = self.headers.get("Range"), self.headers.get("If-Range")
         changed = (
@@ -109,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         )
         return int(asked.removeprefix("bytes=").rstrip("-")) if asked and manner not in NO_RANGES and not changed else 0
 
-    def send_body(self, manner, body, is_head, is_broken):
+    def send_body(self, manner: str, body: bytes, is_head: bool, is_broken: bool) -> None:
         sent = body[: (len(body) + 1) // 2] if is_broken else body
         if manner in CHUNKED:
             self.send_header("Transfer-Encoding", "chunked")
@@ -130,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def make_archive(path, members):
+def make_archive(path: Path, members: list[tuple[str, bytes]]) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members:
             info = tarfile.TarInfo(name)

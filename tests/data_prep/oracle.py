@@ -62,8 +62,8 @@ def make_rows(rows: int, seed: int, values: int = 50) -> bytes:
         fields = [str(rng.integers(2))]
         for _ in range(NUM_DENSE):
             kind = rng.integers(10)
-            value = rng.integers(-3, 50) if kind < 6 else rng.integers(-(2**31) + 1, 2**31)
-            fields.append("" if kind == 9 else str(value))
+            number = rng.integers(-3, 50) if kind < 6 else rng.integers(-(2**31) + 1, 2**31)
+            fields.append("" if kind == 9 else str(number))
         for column in range(NUM_SPARSE):
             value = int(rng.zipf(1.3)) % values * 2654435761 % 2**32
             fields.append("" if rng.integers(12) == 0 else f"{(value + column) % 2**32:08x}")

@@ -8,6 +8,7 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ INSERTED = [b'"', b"\n", b"\r", b",", b"\x00", b"\xff", b"\xef\xbb\xbf", b'""', 
 
 
 @st.composite
-def files(draw):
+def files(draw: Any) -> Any:
     """A table as csv.writer writes it, then maybe damaged, re-encoded or compressed."""
     rows = draw(st.lists(st.tuples(LABELS, NUMBERS, TEXTS, TEXTS), min_size=1, max_size=8))
     stream = io.StringIO(newline="")
@@ -60,7 +61,7 @@ def files(draw):
     return content
 
 
-def read_by_csv(content):
+def read_by_csv(content: bytes) -> Any:
     """label, price, user, tags of each row, as Python's csv module has them."""
     text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
     rows = [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
@@ -71,12 +72,12 @@ def read_by_csv(content):
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
-def number(text):
+def number(text: str) -> float | None:
     word = text.strip().lower()
     return WORDS[word] if word in WORDS else float(text or 0)
 
 
-def prepare(directory, content, *overrides, name="rows.csv"):
+def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.csv") -> Any:
     """Make the dataset; None where the input is refused, in one line, and nothing of a dataset is there."""
     (directory / name).write_bytes(content)
     fault = None
@@ -98,7 +99,7 @@ def prepare(directory, content, *overrides, name="rows.csv"):
 @pytest.mark.slow
 @FUZZ
 @given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]))
-def test_tables(content, chunk):
+def test_tables(content: Any, chunk: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "schema.yaml").write_text(SCHEMA)
@@ -119,7 +120,7 @@ def test_tables(content, chunk):
 @pytest.mark.slow
 @FUZZ
 @given(data=st.data(), chunk=st.sampled_from(["200", "1MiB"]))
-def test_criteo_s_rows(data, chunk):
+def test_criteo_s_rows(data: Any, chunk: Any) -> None:
     fields = st.sampled_from(["", "1", "-3", "2147483647", "7f", "ABCDEF01"])
     lines = [
         "\t".join([data.draw(st.sampled_from("01")), *(data.draw(fields) if i % 9 == 0 else "5" for i in range(39))])

@@ -1,6 +1,11 @@
 """Every array of the golden files of TorchRec and facebookresearch/dlrm, against the same array made by us."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from app.config import DataConfig
 from app.data.split import SplitReader
@@ -19,7 +24,7 @@ TRAIN_ROWS = 800
 ROWS = REFERENCE / "rows.tsv"
 
 
-def assert_all_equal(ours, golden, rounded=()):
+def assert_all_equal(ours: dict[str, Any], golden: Any, rounded: set[str] | tuple[()] = ()) -> None:
     """Compare each array of a golden file; `rounded`: those computed in another library's floating point."""
     assert set(ours) == set(golden.files)
     for name in golden.files:
@@ -31,38 +36,38 @@ def assert_all_equal(ours, golden, rounded=()):
             np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
-def load_all(root):
+def load_all(root: Path) -> dict[str, NDArray[Any]]:
     """Labels [rows, 1], dense and sparse of all splits, one after the other."""
     parts = zip(*(load_split(root, split) for split in SPLITS), strict=True)
     labels, dense, sparse = map(np.concatenate, parts)
     return {"labels": labels[:, None], "dense": dense, "sparse": sparse}
 
 
-def permutation(rows, root):
+def permutation(rows: int, root: Path) -> NDArray[np.int64]:
     """NumPy's legacy permutation with seed 0, in windows."""
     places = inverse_permutation(rows, 0, root.with_name("places"), window_rows=500)
     return np.argsort(np.concatenate(list(places)))
 
 
-def unshuffled(rows, train_rows):
+def unshuffled(rows: NDArray[Any], train_rows: int) -> NDArray[Any]:
     """Rows as they were before the permutation of the first `train_rows`."""
     result = rows.copy()
     result[np.random.RandomState(0).permutation(train_rows)] = rows[:train_rows]
     return result
 
 
-def by_day(name, rows):
+def by_day(name: str, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Rows of the three days under their names."""
     return {name.format(day=day): rows[part] for day, part in DAYS.items()}
 
 
-def torchrec_steps(raw, root):
+def torchrec_steps(raw: str, root: Path) -> dict[str, Any]:
     """What TorchRec's three steps write of the days, and the permutation, all at frequency threshold 3."""
     overrides = ["data.encoding=torchrec", "data.frequency_threshold=3", "data.chunk_bytes=20000"]
     manifest = preprocess(config(raw, f"data.path={root}", *overrides))
     verify_dataset(root)
     assert len(load_split(root, "val")[0]) == 100
-    ours = {
+    ours: dict[str, Any] = {
         "shuffle_perm_n2": permutation(TRAIN_ROWS, root),
         "raw_int_min_per_day": [min(known["low"]) for known in manifest.encoding["dense_range"]],
     }
@@ -79,7 +84,7 @@ def torchrec_steps(raw, root):
     return ours
 
 
-def contiguous_ids(raw, root, threshold):
+def contiguous_ids(raw: str, root: Path, threshold: int) -> dict[str, NDArray[Any]]:
     """TorchRec's ids before its shuffle."""
     overrides = ["data.encoding=torchrec_fixed", f"data.frequency_threshold={threshold}"]
     manifest = preprocess(config(raw, f"data.path={root}", *overrides))
@@ -91,17 +96,17 @@ def contiguous_ids(raw, root, threshold):
     return by_day(f"contig_t{threshold}_day{{day}}", ids)
 
 
-def as_one_file(root):
+def as_one_file(root: Path) -> dict[str, NDArray[Any]]:
     """The rows as one file, whose smallest integer shifts all of them."""
     preprocess(config(f"data.raw={ROWS}", f"data.path={root}", "data.encoding=torchrec_fixed"))
     rows = load_all(root)
     train_rows = len(load_split(root, "train")[0])
     values = parse_bytes(ROWS.read_bytes(), "rows").sparse
-    ours = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
+    ours: dict[str, Any] = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
     return {**ours, "all_sparse": values, **by_day("day{day}_sparse", values)}
 
 
-def hashed_batches(raw, root):
+def hashed_batches(raw: str, root: Path) -> dict[str, Any]:
     """The first and the last batch of 128 of the first two days, values modulo 1000."""
     overrides = ["data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=torchrec"]
     preprocess(config(raw, f"data.path={root}", *overrides))
@@ -114,12 +119,12 @@ def hashed_batches(raw, root):
     }
 
 
-def batches_of(root, split, size):
+def batches_of(root: Path, split: str, size: int) -> Iterator[Any]:
     """A split's batches, in order, as our reader gives them."""
     return SplitReader(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
 
 
-def test_torchrec(tmp_path):
+def test_torchrec(tmp_path: Path) -> None:
     lines = ROWS.read_bytes().splitlines(keepends=True)
     for day, part in DAYS.items():
         (tmp_path / f"day_{day}").write_bytes(b"".join(lines[part]))
@@ -131,7 +136,7 @@ def test_torchrec(tmp_path):
     assert_all_equal(ours, np.load(REFERENCE / "torchrec_criteo.npz"))
 
 
-def test_dlrm_kaggle(tmp_path):
+def test_dlrm_kaggle(tmp_path: Path) -> None:
     golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     root, raw = tmp_path / "out", tmp_path / "raw"
     overrides = [f"data.raw={ROWS}", "data.encoding=dlrm_kaggle"]
@@ -141,7 +146,7 @@ def test_dlrm_kaggle(tmp_path):
     encoder = Encoder.load(root)
     read = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
     encoded = encoder.encode(encoder.parse(ROWS.read_bytes(), "rows"))
-    ours = {
+    ours: dict[str, Any] = {
         "X_int": np.maximum(read.dense, 0),  # negatives are 0 there
         "X_cat_raw_int32": read.sparse.view(np.int32),
         "y": read.labels,

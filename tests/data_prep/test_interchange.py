@@ -1,7 +1,13 @@
 """To and from the files of other programs."""
 
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.config.keys import ExchangeConfig
@@ -22,24 +28,24 @@ from tests.reference import multi_hot_tables
 SPLITS = ("train", "val", "test")
 
 
-def make(directory, *overrides, rows=(150, 90, 61), edge=False):
+def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61), edge: bool = False) -> Path:
     for day, count in enumerate(rows):
         (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=edge))
     preprocess(config(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides))
     return directory / "out"
 
 
-def exchange(*arguments):
+def exchange(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_module("data_prep.interchange", *arguments, cwd=REPOSITORY)
 
 
-def assert_same(one, other):
+def assert_same(one: Path, other: Path) -> None:
     for split in SPLITS:
         for found, wanted in zip(load_split(one, split), load_split(other, split), strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path, criteo):
+def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleType) -> None:
     root = make(tmp_path, "data.encoding=torchrec")
     process = exchange(f"data.path={root}", f"exchange.to={tmp_path}/days")
     assert process.returncode == 0, process.stderr
@@ -56,7 +62,7 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path, criteo):
         Encoder.load(tmp_path / "back")
 
 
-def test_npy_of_a_single_file(tmp_path):
+def test_npy_of_a_single_file(tmp_path: Path) -> None:
     root = make(tmp_path, rows=(80,))
     files = export_npy(root, load_manifest(root), tmp_path)
     assert len(files) == 6
@@ -64,13 +70,13 @@ def test_npy_of_a_single_file(tmp_path):
     assert_same(tmp_path / "back", root)
 
 
-def bin_records(directory):
+def bin_records(directory: Path) -> list[NDArray[Any]]:
     """The records of every split's file."""
     return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
 
 
 @pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
-def test_bin_both_ways(tmp_path, encoding):
+def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
     """With integers that float32 cannot hold; of `torchrec_fixed` the train split's rows are shuffled."""
     chosen = [f"data.encoding={encoding}", "data.max_ind_range=1000"]
     root = make(tmp_path, "data.dense_transform=integers", *chosen, edge=True)
@@ -97,11 +103,12 @@ def test_bin_both_ways(tmp_path, encoding):
     assert_same(tmp_path / "exact", root)
     process = exchange(f"data.path={tmp_path}/exact", f"exchange.to={tmp_path}/again", "exchange.format=bin")
     assert process.returncode == 0, process.stderr
-    for found, first in zip(bin_records(tmp_path / "again"), records, strict=True):
-        np.testing.assert_array_equal(found, first)
+    for written, first in zip(bin_records(tmp_path / "again"), records, strict=True):
+        np.testing.assert_array_equal(written, first)
     import_bin(tmp_path / "bin", tmp_path / "back", None)
     verify_dataset(tmp_path / "back")
-    found = [np.concatenate(parts) for parts in zip(*(load_split(tmp_path / "back", s) for s in SPLITS), strict=True)]
+    splits = [load_split(tmp_path / "back", s) for s in SPLITS]
+    found = [np.concatenate(parts) for parts in zip(*splits, strict=True)]
     np.testing.assert_array_equal(found[0], wanted[:, 0])
     np.testing.assert_array_equal(found[1], oracle.encode_dense(wanted[:, 1:14]))
     np.testing.assert_array_equal(found[2], wanted[:, 14:])
@@ -110,7 +117,7 @@ def test_bin_both_ways(tmp_path, encoding):
 
 
 @pytest.mark.parametrize("distribution", list(Distribution))
-def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distribution):
+def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path: Path, distribution: Distribution) -> None:
     root = make(tmp_path, "data.max_ind_range=30")
     arguments = ["exchange.format=multi_hot", f"exchange.distribution={distribution.value}"]
     process = exchange(f"data.path={root}", f"exchange.to={tmp_path}/days", *arguments)
@@ -120,7 +127,7 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
     reference = multi_hot_tables(rows, MLPERF_SIZES, distribution.value)
     tables = MultiHotTables.open(tmp_path / "tables", rows, MultiHot(MLPERF_SIZES, distribution))
     assert tables.sizes == list(MLPERF_SIZES)
-    sparse = load_split(root, "train")[2]
+    sparse: Any = load_split(root, "train")[2]
     sparse = [sparse[:150], sparse[150:], np.concatenate([load_split(root, s)[2] for s in ("val", "test")])]
     for day, ids in enumerate(sparse):
         with np.load(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz") as bags:
@@ -144,10 +151,12 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path, distributio
             np.testing.assert_array_equal(archives[0][str(feature)], archives[1][str(feature)])
 
 
-def test_archives_may_be_compressed_but_not_damaged(tmp_path):
+def test_archives_may_be_compressed_but_not_damaged(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "days").mkdir()
-    bags = {str(f): rng.integers(0, 9, (50, size)).astype(np.int32) for f, size in enumerate(MLPERF_SIZES)}
+    bags: dict[str, Any] = {
+        str(f): rng.integers(0, 9, (50, size)).astype(np.int32) for f, size in enumerate(MLPERF_SIZES)
+    }
     for day in range(2):
         np.save(tmp_path / "days" / f"day_{day}_labels.npy", rng.integers(0, 2, (50, 1)).astype(np.int32))
         np.save(tmp_path / "days" / f"day_{day}_dense.npy", rng.random((50, 13)).astype(np.float32))
@@ -175,7 +184,7 @@ def test_archives_may_be_compressed_but_not_damaged(tmp_path):
             assert not (tmp_path / "other").exists()
 
 
-def test_an_import_waits_for_no_other_job(tmp_path):
+def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
     root = make(tmp_path)
     (tmp_path / "days").mkdir()
     export_npy(root, load_manifest(root), tmp_path / "days")
@@ -185,7 +194,7 @@ def test_an_import_waits_for_no_other_job(tmp_path):
     assert not (tmp_path / "back" / ".work").exists()
 
 
-def test_a_file_cut_off_by_an_error_is_not_there(tmp_path):
+def test_a_file_cut_off_by_an_error_is_not_there(tmp_path: Path) -> None:
     root = make(tmp_path, "data.dense_transform=raw", "data.max_ind_range=30")
     manifest = load_manifest(root)
     shard = manifest.splits["val"].shards[0]
@@ -198,7 +207,7 @@ def test_a_file_cut_off_by_an_error_is_not_there(tmp_path):
     assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
 
 
-def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
+def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from data_prep.dataset import multi_hot
 
     rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
@@ -211,14 +220,14 @@ def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path, monkeypatch)
         MultiHotTables.open(tmp_path / "c", rows, MultiHot((1, 2)))
 
 
-def test_bin_files_cut_short(tmp_path):
+def test_bin_files_cut_short(tmp_path: Path) -> None:
     for split in SPLITS:
         (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
     with pytest.raises(UserError, match="161 bytes are not whole records of 160"):
         import_bin(tmp_path, tmp_path / "back", None)
 
 
-def test_either_way_must_be_named(tmp_path):
+def test_either_way_must_be_named(tmp_path: Path) -> None:
     process = exchange(f"data.path={tmp_path}")
     assert process.returncode == 2
     assert "exchange.to" in process.stderr

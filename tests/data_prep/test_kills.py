@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def prepare(arguments: list[str], cpu_seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         return run_stages(*given)
 
-    pipeline.run_stages = run_doomed
+    vars(pipeline)["run_stages"] = run_doomed
     pipeline.preprocess(config(*arguments))
 
 
@@ -48,7 +49,7 @@ def start(arguments: list[str], cpu_seconds: float) -> BaseProcess:
     ],
     ids=["vocabulary", "shuffled and multi-hot"],
 )
-def test_killed_twenty_times(tmp_path, monkeypatch, choices):
+def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: list[str]) -> None:
     start_fork_server()
     (tmp_path / "rows").write_bytes(oracle.make_rows(2000, seed=3))
     arguments = [f"data.raw={tmp_path}/rows", "data.chunk_bytes=20000", *choices]

@@ -4,6 +4,8 @@ import csv
 import io
 import re
 import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
+from data_prep.encoding.lookup import LookupTable
 from data_prep.engine import memory_budget
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
@@ -34,7 +37,7 @@ SPLITS = ("train", "val", "test")
 GENRES = ["Action", "Comedy", "Drama", "Film-Noir", "Sci-Fi", "Été"]
 
 
-def make_records(rows, seed=0):
+def make_records(rows: int, seed: int = 0) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     return [
         {
@@ -49,7 +52,7 @@ def make_records(rows, seed=0):
     ]
 
 
-def as_text(records):
+def as_text(records: list[dict[str, Any]]) -> bytes:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(HEADER)
@@ -59,7 +62,7 @@ def as_text(records):
     return stream.getvalue().encode()
 
 
-def write_parquet(path, records, group=70, **changes):
+def write_parquet(path: Path, records: list[dict[str, Any]], group: int = 70, **changes: Any) -> None:
     columns = {name: [record[name] for record in records] for name in HEADER}
     columns["tags"] = [", ".join(tags) or None for tags in columns["tags"]]
     table = pa.table(columns | changes)
@@ -67,7 +70,7 @@ def write_parquet(path, records, group=70, **changes):
 
 
 @pytest.fixture
-def directory(tmp_path):
+def directory(tmp_path: Path) -> Path:
     (tmp_path / "text.yaml").write_text(SCHEMA)
     (tmp_path / "parquet.yaml").write_text(PARQUET_SCHEMA)
     (tmp_path / "rows.csv").write_bytes(as_text(make_records(350)))
@@ -75,13 +78,13 @@ def directory(tmp_path):
     return tmp_path
 
 
-def overrides(directory, kind, name="out", *more):
+def overrides(directory: Path, kind: str, name: str = "out", *more: str) -> list[str]:
     schema = "text" if kind == "csv" else kind
     return ["data=custom", f"data.raw={directory}/rows.{kind}", f"data.schema={directory}/{schema}.yaml",
             f"data.path={directory}/{name}", *more]  # fmt: skip
 
 
-def rows_of(root):
+def rows_of(root: Path) -> tuple[list[int], list[float], list[list[list[Any]]]]:
     """All rows in the order of the splits: labels, dense and the ids of each feature as lists."""
     manifest = verify_dataset(root)
     labels, dense, ids = [], [], []
@@ -97,13 +100,16 @@ def rows_of(root):
     return labels, dense, ids
 
 
-def expected(records, train_rows, order="frequency"):
+def expected(
+    records: list[dict[str, Any]], train_rows: int, order: str = "frequency"
+) -> tuple[list[int], list[float], list[list[list[Any]]]]:
     """By dictionaries: ids from 1 by falling count over the train rows (ties by rising hash), or by appearance."""
     values = [[[zlib.crc32(str(v).encode()) for v in (record[f] if isinstance(record[f], list) else [record[f]])]
                for f in ("user", "genres", "item", "tags")] for record in records]  # fmt: skip
     tables = []
     for feature in range(4):
-        counts, first = {}, {}
+        counts: dict[int, int] = {}
+        first: dict[int, int] = {}
         for number, row in enumerate(values[:train_rows]):
             for value in row[feature]:
                 counts[value] = counts.get(value, 0) + 1
@@ -118,7 +124,7 @@ def expected(records, train_rows, order="frequency"):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("order", ["frequency", "first_appearance"])
-def test_bags_equal_the_oracle(directory, kind, order):
+def test_bags_equal_the_oracle(directory: Path, kind: str, order: str) -> None:
     more = ["data.chunk_bytes=3000", f"data.vocabulary_order={order}"]
     manifest = preprocess(config(*overrides(directory, kind, "out", *more)))
     sparse = ["user", "genres", "item", "tags"]
@@ -127,7 +133,7 @@ def test_bags_equal_the_oracle(directory, kind, order):
     assert rows_of(directory / "out") == expected(make_records(350), 300, order)
 
 
-def test_rows_that_leave_their_order_take_their_bags_along(directory):
+def test_rows_that_leave_their_order_take_their_bags_along(directory: Path) -> None:
     more = ["data.chunk_bytes=3000", "data.split.method=random", "data.split.held_out=0.3"]
     for kind in ("csv", "parquet"):
         preprocess(config(*overrides(directory, kind, kind, *more)))
@@ -147,7 +153,7 @@ def test_rows_that_leave_their_order_take_their_bags_along(directory):
     assert rows_of(directory / "parquet") == found
 
 
-def test_hash_needs_no_vocabulary(directory):
+def test_hash_needs_no_vocabulary(directory: Path) -> None:
     more = ["data.encoding=hash", "data.max_ind_range=50"]
     for kind in ("csv", "parquet"):
         preprocess(config(*overrides(directory, kind, kind, *more)))
@@ -159,7 +165,7 @@ def test_hash_needs_no_vocabulary(directory):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_workers_do_not_change_a_byte(directory, kind):
+def test_workers_do_not_change_a_byte(directory: Path, kind: str) -> None:
     more = ["data.chunk_bytes=3000"]
     preprocess(config(*overrides(directory, kind, "one", *more)))
     process = run(*overrides(directory, kind, "two", *more, "data.workers=2"))
@@ -167,9 +173,11 @@ def test_workers_do_not_change_a_byte(directory, kind):
     assert sums(directory / "one") == sums(directory / "two")
 
 
-def test_vocabularies_beyond_the_budget(directory, monkeypatch, capsys):
+def test_vocabularies_beyond_the_budget(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     preprocess(config(*overrides(directory, "csv", "whole")))
-    monkeypatch.setattr(memory_budget.LookupTable, "bytes_for", staticmethod(lambda values: values << 20))
+    monkeypatch.setattr(LookupTable, "bytes_for", staticmethod(lambda values: values << 20))
     monkeypatch.setattr(memory_budget, "PARENT_BYTES", 480 << 20)
     monkeypatch.setattr(memory_budget, "MIN_PASS_BYTES", 48 << 20)
     preprocess(config(*overrides(directory, "csv", "parts", "data.memory_budget=512MiB")))
@@ -177,21 +185,22 @@ def test_vocabularies_beyond_the_budget(directory, monkeypatch, capsys):
     assert sums(directory / "parts") == sums(directory / "whole")
 
 
-def test_row_groups_larger_than_a_unit_are_divided(directory):
+def test_row_groups_larger_than_a_unit_are_divided(directory: Path) -> None:
     write_parquet(directory / "rows.parquet", make_records(350), group=350)
     manifest = preprocess(config(*overrides(directory, "parquet", "out", "data.chunk_bytes=2000")))
     assert len(manifest.splits["train"].shards) > 2
     assert rows_of(directory / "out") == expected(make_records(350), 300)
 
 
-def test_new_rows_are_encoded_alike(directory):
+def test_new_rows_are_encoded_alike(directory: Path) -> None:
     preprocess(config(*overrides(directory, "csv")))
     encoder = Encoder.load(directory / "out")
     records = make_records(350)
     new = make_records(60, seed=5)
     new[0]["genres"] = ["Western", "Drama"]
     encoded = encoder.encode(encoder.parse(as_text(new), "new.csv"))
-    _, dense, ids = (part[350:] for part in expected(records + new, 300))
+    parts: list[Any] = [part[350:] for part in expected(records + new, 300)]
+    _, dense, ids = parts
     assert encoded.dense[:, 0].tolist() == dense
     assert encoded.sparse.tolist() == [[row[0][0], row[2][0]] for row in ids]
     for place, feature in enumerate((1, 3)):
@@ -203,7 +212,7 @@ def test_new_rows_are_encoded_alike(directory):
     assert unknown[0, 1]
 
 
-def replaced(name, place, value):
+def replaced(name: str, place: int, value: Any) -> Any:
     columns = [record[name] for record in make_records(350)]
     columns[place] = value
     return {name: columns}
@@ -220,7 +229,7 @@ def replaced(name, place, value):
         ({"genres": pa.array([["a"]] * 350, pa.list_(pa.dictionary(pa.int8(), pa.string())))}, "column genres: list<"),
     ],
 )
-def test_bad_values_in_parquet(directory, changes, message):
+def test_bad_values_in_parquet(directory: Path, changes: dict[str, Any], message: str) -> None:
     write_parquet(directory / "rows.parquet", make_records(350), **changes)
     with pytest.raises(UserError) as error:
         preprocess(config(*overrides(directory, "parquet", "out", "data.chunk_bytes=3000")))
@@ -242,13 +251,13 @@ def test_bad_values_in_parquet(directory, changes, message):
         ("label: rating >= 4\nsparse: [{column: genres}]", "key sparse"),
     ],
 )
-def test_bad_schemas(directory, schema, message):
+def test_bad_schemas(directory: Path, schema: str, message: str) -> None:
     (directory / "parquet.yaml").write_text(schema)
     with pytest.raises(UserError, match=message):
         preprocess(config(*overrides(directory, "parquet")))
 
 
-def test_integers_with_gaps_are_integers_still(directory):
+def test_integers_with_gaps_are_integers_still(directory: Path) -> None:
     preprocess(config(*overrides(directory, "parquet", "whole")))
     gaps = [float(record["user"]) for record in make_records(350)]
     write_parquet(directory / "rows.parquet", make_records(350), user=gaps, genres=pa.array(
@@ -258,7 +267,7 @@ def test_integers_with_gaps_are_integers_still(directory):
     assert sums(directory / "gaps") == sums(directory / "whole")
 
 
-def test_columns_by_position_and_damaged_files(directory):
+def test_columns_by_position_and_damaged_files(directory: Path) -> None:
     (directory / "parquet.yaml").write_text("label: {column: 2, rule: '>= 4'}\ndense: [3]\nsparse: [0, 4]\n")
     manifest = preprocess(config(*overrides(directory, "parquet")))
     assert manifest.schema["sparse"] == ["user", "genres"]

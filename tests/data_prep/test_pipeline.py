@@ -2,12 +2,16 @@ import gzip
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import load_manifest
+from data_prep.encoding.passes import Slice
 from data_prep.engine.executor import peak_memory
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
@@ -17,7 +21,7 @@ from tests.data_prep.conftest import config, load_split, run, sums
 SPLITS = ("train", "val", "test")
 
 
-def expected_splits(text, rows, **encoding):
+def expected_splits(text: bytes, rows: tuple[int, int, int], **encoding: int) -> dict[str, list[NDArray[Any]]]:
     """The oracle's arrays of every split; `hash` or the arguments of a vocabulary."""
     labels, dense, sparse = oracle.parse(text)
     modulus = encoding.pop("hash", None)
@@ -27,7 +31,7 @@ def expected_splits(text, rows, **encoding):
     return {split: [a[bounds[i] : bounds[i + 1]] for a in arrays] for i, split in enumerate(SPLITS)}
 
 
-def assert_dataset(root, expected):
+def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
     for split in SPLITS:
         for found, wanted in zip(load_split(root, split), expected[split], strict=True):
             np.testing.assert_array_equal(found, wanted)
@@ -44,7 +48,9 @@ def assert_dataset(root, expected):
         (["data.encoding=hash", "data.max_ind_range=1000"], {"hash": 1000}),
     ],
 )
-def test_rows_of_one_file_equal_the_oracle(tmp_path, chunk_bytes, overrides, encoding):
+def test_rows_of_one_file_equal_the_oracle(
+    tmp_path: Path, chunk_bytes: int, overrides: list[str], encoding: dict[str, Any]
+) -> None:
     text = oracle.make_rows(400, seed=3)
     (tmp_path / "rows.tsv").write_bytes(text)
     overrides = [*overrides, f"data.chunk_bytes={chunk_bytes}", "data.workers=1"]
@@ -59,7 +65,7 @@ def test_rows_of_one_file_equal_the_oracle(tmp_path, chunk_bytes, overrides, enc
     assert not (tmp_path / "out" / ".work").exists()
 
 
-def test_rows_with_one_worker(tmp_path, rows):
+def test_rows_with_one_worker(tmp_path: Path, rows: Path) -> None:
     expected_rows = oracle.seventh(len(rows.read_bytes().splitlines()))
     before = peak_memory()  # of this process, which may have run larger tests
     manifest = preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.workers=1"))
@@ -74,7 +80,7 @@ def test_rows_with_one_worker(tmp_path, rows):
     assert max(50 << 20, before) <= manifest.extra["peak_memory_bytes"] < before + (1 << 30)
 
 
-def test_the_last_of_several_days_is_held_out(tmp_path):
+def test_the_last_of_several_days_is_held_out(tmp_path: Path) -> None:
     days = [oracle.make_rows(rows, seed) for seed, rows in enumerate((90, 70, 31))]
     for i, day in enumerate(days):
         (tmp_path / f"day_{9 + i}").write_bytes(day)
@@ -83,7 +89,7 @@ def test_the_last_of_several_days_is_held_out(tmp_path):
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_tiny_inputs(tmp_path, rows):
+def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     text = oracle.make_rows(rows, seed=rows)
     (tmp_path / "rows.tsv").write_bytes(text)
     manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
@@ -92,7 +98,7 @@ def test_tiny_inputs(tmp_path, rows):
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", pytest.param("hash", marks=pytest.mark.slow)])
-def test_workers_and_compression_do_not_change_a_byte(tmp_path, encoding):
+def test_workers_and_compression_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
     for day in range(2):
         text = oracle.make_rows(300, seed=day)
         (tmp_path / f"day_{day}").write_bytes(text)
@@ -118,7 +124,7 @@ def test_workers_and_compression_do_not_change_a_byte(tmp_path, encoding):
         ]
 
 
-def test_done_is_done_and_other_parameters_are_refused(tmp_path, capsys):
+def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=0))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"]
     first = preprocess(config(*arguments))
@@ -139,7 +145,7 @@ def test_done_is_done_and_other_parameters_are_refused(tmp_path, capsys):
     verify_dataset(tmp_path / "out")
 
 
-def test_a_touched_source_is_the_same_source(tmp_path, capsys):
+def test_a_touched_source_is_the_same_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "rows.tsv"
     raw.write_bytes(oracle.make_rows(50, seed=0))
     arguments = [f"data.raw={raw}", f"data.path={tmp_path}/out"]
@@ -149,7 +155,7 @@ def test_a_touched_source_is_the_same_source(tmp_path, capsys):
     assert "already done" in capsys.readouterr().err
 
 
-def test_another_job_at_work_is_respected(tmp_path):
+def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(10, seed=0))
@@ -161,7 +167,7 @@ def test_another_job_at_work_is_respected(tmp_path):
             preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
 
 
-def test_too_little_disk(tmp_path, monkeypatch):
+def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
     from types import SimpleNamespace
 
@@ -176,17 +182,21 @@ def test_too_little_disk(tmp_path, monkeypatch):
     "encoding", ["vocabulary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrec_fixed", "amd_blog"))]
 )
 @pytest.mark.parametrize("allowance", [3_000, 40_000])
-def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, capsys, encoding, allowance):
+def test_a_vocabulary_beyond_the_budget_takes_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoding: str, allowance: int
+) -> None:
     from data_prep import pipeline
-    from data_prep.engine import memory_budget
+    from data_prep.encoding.passes import plan_passes
 
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
     whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
     passes = []
 
-    def plan(data, job, workers, values):
-        passes.append(memory_budget.plan_passes(values, allowance))
+    def plan(
+        data: DataConfig, job: Any, workers: int, values: dict[str, int]
+    ) -> tuple[int | tuple[tuple[Slice, ...], ...], ...]:
+        passes.append(plan_passes(values, allowance))
         return workers, tuple(passes[-1])
 
     monkeypatch.setattr(pipeline, "plan_encoding", plan)
@@ -199,7 +209,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.slow
-def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path, monkeypatch):
+def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it may be with another memory budget or number of workers."""
     from data_prep import pipeline
     from data_prep.encoding.passes import plan_passes
@@ -218,7 +228,7 @@ def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path, monkeypatc
     assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
 
 
-def test_passes_are_planned_within_the_budget():
+def test_passes_are_planned_within_the_budget() -> None:
     from data_prep.config.keys import chunk_size
     from data_prep.config.presets import resolve_rules
     from data_prep.dataset.schema import CRITEO
@@ -245,7 +255,7 @@ def test_passes_are_planned_within_the_budget():
         plan_passes({"big": 26_000_000}, 1000)
 
 
-def test_the_manifest_names_what_decides_the_bytes(tmp_path):
+def test_the_manifest_names_what_decides_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=0))
     preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.frequency_threshold=2"))
     document = json.loads((tmp_path / "out" / "manifest.json").read_text())

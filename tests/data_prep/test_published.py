@@ -1,9 +1,13 @@
 """The encodings that repeat other programs: against these programs' own functions on rows made here."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
@@ -21,7 +25,7 @@ EDGES_OF_INT32 = (2**31 - 1, -(2**31), -(2**31) + 1)
 EDGES_OF_HEX = ("00000000", "7fffffff", "80000000", "ffffffff")
 
 
-def awkward_day(rows, seed, edge):
+def awkward_day(rows: int, seed: int, edge: bool) -> bytes:
     """Empty fields, negatives, categories at the ends of int32 and uint32; if `edge`, integers at int32's ends."""
     rng = np.random.default_rng(seed)
     lines = []
@@ -40,7 +44,9 @@ def awkward_day(rows, seed, edge):
     return ("\n".join(lines) + "\n").encode()
 
 
-def run_torchrec(criteo, directory, days, threshold, shift=0):
+def run_torchrec(
+    criteo: ModuleType, directory: Path, days: int, threshold: int, shift: int = 0
+) -> tuple[list[list[NDArray[Any]]], list[NDArray[Any]]]:
     """Its three steps; labels, dense and sparse of every day, and the ids of every day before the shuffle.
 
     Args:
@@ -71,7 +77,7 @@ def run_torchrec(criteo, directory, days, threshold, shift=0):
     return written, contiguous
 
 
-def assert_same_bytes(root, days):
+def assert_same_bytes(root: Path, days: list[list[NDArray[Any]]]) -> None:
     """Labels, dense and sparse of a dataset, against those of the days that TorchRec wrote, the last held out."""
     splits = [load_split(root, split) for split in ("train", "val", "test")]
     parts = [(splits[:1], days[:-1]), (splits[1:], days[-1:])]
@@ -85,7 +91,7 @@ def assert_same_bytes(root, days):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in log")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
 @pytest.mark.parametrize(("edge", "threshold"), [(False, 0), (False, 3), (True, 0)])
-def test_torchrec_itself_on_awkward_days(tmp_path, criteo, edge, threshold):
+def test_torchrec_itself_on_awkward_days(tmp_path: Path, criteo: ModuleType, edge: bool, threshold: int) -> None:
     for day, rows in enumerate((150, 90, 61)):
         (tmp_path / f"day_{day}").write_bytes(awkward_day(rows, day, edge))
     expected, _ = run_torchrec(criteo, tmp_path, 3, threshold)
@@ -96,7 +102,9 @@ def test_torchrec_itself_on_awkward_days(tmp_path, criteo, edge, threshold):
     assert_same_bytes(tmp_path / "out", expected)
 
 
-def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(tmp_path, criteo, monkeypatch):
+def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(
+    tmp_path: Path, criteo: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ids forced upwards on both sides: the first one is near 2^24, as if 16 million values had come before."""
     first_id = 2**24 - 5
     for day, rows in enumerate((150, 90, 61)):
@@ -115,12 +123,12 @@ def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(tmp_path, cri
     rounded = np.concatenate([day[2] for day in expected[:2]])
     assert ((rounded != exact) == (exact.astype(np.float32) != exact)).all()
     assert 0 < (rounded != exact).sum() < (exact > 2**24).sum()
-    for day, ids in zip(expected, (exact[:150], exact[150:], contiguous[2]), strict=True):
-        day[2] = ids  # all that torchrec_fixed has otherwise
+    for arrays, ids in zip(expected, (exact[:150], exact[150:], contiguous[2]), strict=True):
+        arrays[2] = ids  # all that torchrec_fixed has otherwise
     assert_same_bytes(tmp_path / "torchrec_fixed", expected)
 
 
-def test_amd_blog_equals_scikit_learn(tmp_path, rows, monkeypatch):
+def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blog = RULES[Encoding.amd_blog]
     assert blog.max_categories == 10_000
     monkeypatch.setitem(RULES, Encoding.amd_blog, replace(blog, max_categories=300))
@@ -150,7 +158,7 @@ def test_amd_blog_equals_scikit_learn(tmp_path, rows, monkeypatch):
 @pytest.mark.parametrize(
     "encoding", ["torchrec", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "amd_blog"))]
 )
-def test_workers_and_chunks_do_not_change_the_rows(tmp_path, encoding):
+def test_workers_and_chunks_do_not_change_the_rows(tmp_path: Path, encoding: str) -> None:
     for day in range(2):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(400, seed=day))
     arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}"]
@@ -176,7 +184,7 @@ def test_workers_and_chunks_do_not_change_the_rows(tmp_path, encoding):
         ["data.encoding=torchrec", "data.vocabulary_order=value"],
     ],
 )
-def test_choices_that_an_encoding_does_not_leave(tmp_path, overrides):
+def test_choices_that_an_encoding_does_not_leave(tmp_path: Path, overrides: list[str]) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(20, seed=0))
     with pytest.raises(UserError, match=overrides[1].split("=")[0]):
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", *overrides))

@@ -4,13 +4,18 @@ import functools
 import os
 import shutil
 import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from data_prep.engine.executor import Executor
+from data_prep.engine.executor import Executor, Worker
+from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
+from data_prep.sources.line_blocks import LineBlocks
 from data_prep.stages import parse
+from data_prep.stages.parse import ChunkWriter
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, run, sums
@@ -18,7 +23,7 @@ from tests.forks import run_module
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rows")
     for day in range(2):
         (directory / f"day_{day}").write_bytes(oracle.make_rows(1500, seed=day))
@@ -26,7 +31,7 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("encoding", "workers"), [("vocabulary", 3), ("hash", 2)], ids=["in chunks", "file by file"])
-def test_kill_and_go_on(tmp_path, rows, encoding, workers):
+def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int) -> None:
     arguments = [
         f"data.raw={rows}",
         f"data.encoding={encoding}",
@@ -54,26 +59,26 @@ def test_kill_and_go_on(tmp_path, rows, encoding, workers):
     verify_dataset(tmp_path / "killed")
 
 
-def die_at_a_result(number):
+def die_at_a_result(number: int) -> None:
     """This process is killed when its workers have sent so many results, whatever they are at then."""
     take, count = Executor._collect, []
 
-    def result(executor, future):
+    def result(executor: Any, future: Any) -> Any:
         count.append(1)
         if len(count) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return take(executor, future)
 
-    Executor._collect = result
+    setattr(Executor, "_collect", result)  # noqa: B010
 
 
-def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
+def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done is not done again: a second start parses only what the first left."""
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
     parsed: list[int] = []
     original = parse._parse_lines
 
-    def stop_after_five(job, source, chunk, lines, worker):
+    def stop_after_five(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
         if len(parsed) == 5:
             raise KeyboardInterrupt
         parsed.append(chunk)
@@ -84,12 +89,12 @@ def test_finished_units_are_kept(tmp_path, rows, monkeypatch):
         preprocess(arguments)
     assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) == 5
     again: list[int] = []
-    monkeypatch.setattr(parse, "_parse_lines", lambda *a: (again.append(1), original(*a))[1])
+    monkeypatch.setattr(parse, "_parse_lines", lambda *a: again.append(1) or original(*a))  # type: ignore[func-returns-value]
     manifest = preprocess(arguments)
     assert len(again) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
 
 
-def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
+def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a finished unit's file may be anything; its sum tells."""
     from data_prep import pipeline
 
@@ -108,14 +113,16 @@ def test_a_damaged_unit_is_done_again(tmp_path, rows, monkeypatch):
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
 
-def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, capsys):
+def test_the_work_of_another_release_is_discarded(
+    tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What its units' files are is not known here."""
     from data_prep import pipeline
     from data_prep.engine import workspace
 
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     with monkeypatch.context() as patch:
-        patch.setattr(workspace, "WORK_FORMAT", workspace.WORK_FORMAT - 1)
+        patch.setattr(workspace, "WORK_FORMAT", vars(workspace)["WORK_FORMAT"] - 1)
         patch.setattr(pipeline, "plan_slices", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
@@ -126,15 +133,14 @@ def test_the_work_of_another_release_is_discarded(tmp_path, rows, monkeypatch, c
     assert "discarding the unfinished work" in capsys.readouterr().err
 
 
-def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
-    from data_prep.engine import workspace
+def test_a_kill_during_the_last_moves(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000"))
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000")
     moves: list[object] = []
     original = os.replace
 
-    def stop_after_seven(source, target):
+    def stop_after_seven(source: Path, target: Path) -> None:
         if "chunks" in str(source):
             moves.append(target)
             if len(moves) == 7:
@@ -142,7 +148,7 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
         original(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(workspace.os, "replace", stop_after_seven)
+        patch.setattr(os, "replace", stop_after_seven)
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -151,19 +157,19 @@ def test_a_kill_during_the_last_moves(tmp_path, rows, monkeypatch):
     verify_dataset(tmp_path / "out")
 
 
-def stop_in_the_third_unit():
+def stop_in_the_third_unit() -> None:
     original, count = parse._parse_lines, []
 
-    def parse_and_stop(*arguments):
+    def parse_and_stop(*arguments: Any) -> Any:
         count.append(1)
         if len(count) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)
 
-    parse._parse_lines = parse_and_stop
+    vars(parse)["_parse_lines"] = parse_and_stop
 
 
-def test_a_signal_stops_the_job_resumably(tmp_path, rows):
+def test_a_signal_stops_the_job_resumably(tmp_path: Path, rows: Path) -> None:
     arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=5000", "data.workers=1"]
     stopped = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=stop_in_the_third_unit)
     errors = stopped.stderr

@@ -1,5 +1,8 @@
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +19,13 @@ from tests.forks import run_module
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path: Path) -> Path:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=4))
     preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.chunk_bytes=10000"))
     return tmp_path / "out"
 
 
-def change(root, edit):
+def change(root: Path, edit: Callable[..., Any]) -> None:
     """Edit the manifest's document."""
     path = root / "manifest.json"
     document = json.loads(path.read_text())
@@ -30,7 +33,7 @@ def change(root, edit):
     path.write_text(json.dumps(document))
 
 
-def change_array(root, split, kind, index, value):
+def change_array(root: Path, split: str, kind: str, index: tuple[int, int], value: float) -> None:
     """Change one value of a split's first shard and the sum that the manifest gives."""
     path = root / split / f"00000.{kind}.npy"
     array = np.load(path)
@@ -38,7 +41,7 @@ def change_array(root, split, kind, index, value):
     np.save(path, array)
     digest = digest_file(path)
 
-    def edit(document):
+    def edit(document: dict[str, Any]) -> None:
         document["splits"][split]["shards"][0]["files"][kind] = {
             "bytes": digest.bytes,
             "sha256": digest.sha256,
@@ -47,7 +50,7 @@ def change_array(root, split, kind, index, value):
     change(root, edit)
 
 
-def test_a_whole_dataset(dataset):
+def test_a_whole_dataset(dataset: Path) -> None:
     process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
     assert process.returncode == 0, process.stderr
     assert "100 rows" in process.stdout
@@ -60,7 +63,7 @@ def test_a_whole_dataset(dataset):
 @pytest.mark.parametrize(
     "name", ["train/00001.sparse.npy", "val/00000.labels.npy", "test/00000.dense.npy", "vocab/cat_9.npy"]
 )
-def test_one_changed_byte(dataset, name):
+def test_one_changed_byte(dataset: Path, name: str) -> None:
     path = dataset / name
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -70,13 +73,13 @@ def test_one_changed_byte(dataset, name):
 
 
 @pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
-def test_a_file_that_does_not_belong(dataset, name):
+def test_a_file_that_does_not_belong(dataset: Path, name: str) -> None:
     (dataset / name).write_bytes(b"")
     with pytest.raises(UserError, match=f"{name}: does not belong to the dataset"):
         verify_dataset(dataset)
 
 
-def test_a_directory_in_place_of_a_file(dataset):
+def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
     for name in ("vocab/cat_9.npy", "val/00000.dense.npy"):
         for damage in ((dataset / name).unlink, (dataset / name).mkdir):
             damage()
@@ -97,20 +100,20 @@ def test_a_directory_in_place_of_a_file(dataset):
         ("sparse", (3, 7), 10**6, "cat_7"),
     ],
 )
-def test_values_out_of_range(dataset, kind, index, value, column):
+def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
     change_array(dataset, "train", kind, index, value)
     with pytest.raises(UserError, match=rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range"):
         verify_dataset(dataset)
 
 
-def test_counts_and_rates(dataset):
+def test_counts_and_rates(dataset: Path) -> None:
     verify_dataset(dataset)
     change(dataset, lambda document: document["splits"]["val"].update(label_rate=0.123))
     with pytest.raises(UserError, match=r"manifest\.json: key 'splits\.val\.label_rate' is 0\.123"):
         verify_dataset(dataset)
 
 
-def test_a_row_count_that_does_not_add_up(dataset):
+def test_a_row_count_that_does_not_add_up(dataset: Path) -> None:
     change(dataset, lambda document: document.update(rows=101))
     with pytest.raises(UserError, match="key 'rows' is 101, but the splits have 100"):
         verify_dataset(dataset)
@@ -124,9 +127,9 @@ def test_a_row_count_that_does_not_add_up(dataset):
         ("offsets", 5, 10_000, r"00001\.offsets\.npy: row 5, column tags: value out of range"),
     ],
 )
-def test_bags_are_checked_too(tmp_path, kind, place, value, message):
+def test_bags_are_checked_too(tmp_path: Path, kind: str, place: int, value: int, message: str) -> None:
     manifest = write_ragged_dataset(tmp_path, {"train": 140})
-    manifest.label_rate = manifest.splits["train"].label_rate
+    manifest.label_rate = manifest.splits["train"].label_rate or 0.0
     (tmp_path / MANIFEST_NAME).unlink()
     save_manifest(tmp_path, manifest)
     verify_dataset(tmp_path)

@@ -1,5 +1,9 @@
 """Datasets that nothing can be learned from: one line each when they are made."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from data_prep.pipeline import preprocess
@@ -9,7 +13,13 @@ from tests.data_prep.conftest import config
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
 
 
-def warned(capsys, directory, rows, *overrides, schema=SCHEMA):
+def warned(
+    capsys: pytest.CaptureFixture[str],
+    directory: Path,
+    rows: Sequence[tuple[int | str, ...]],
+    *overrides: str,
+    schema: str = SCHEMA,
+) -> list[str]:
     """The warnings while a table of (label, price, user, item, tags) is prepared."""
     text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     (directory / "rows.csv").write_text(text)
@@ -22,12 +32,12 @@ def warned(capsys, directory, rows, *overrides, schema=SCHEMA):
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
-def good(count, label=lambda i: i % 2):
+def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> list[tuple[int | str, ...]]:
     return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.encoding=hash", "data.max_ind_range=50")], ids=["vocabulary", "hash"])
-def test_each_kind(capsys, tmp_path, overrides):
+def test_each_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert warned(capsys, tmp_path, good(300), *overrides) == []
     more = [*overrides, "data.overwrite=true"]
 
@@ -53,7 +63,9 @@ def test_each_kind(capsys, tmp_path, overrides):
     assert lines[1].startswith("every label is 0")
 
 
-def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys, tmp_path):
+def test_columns_without_values_in_lists_and_in_criteo_s_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
     (line,) = warned(capsys, tmp_path, rows)
     assert "in every row of tags:" in line
@@ -63,7 +75,7 @@ def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys, tmp_path):
     assert "in every row of cat_25:" in capsys.readouterr().err
 
 
-def test_constant_columns_are_found_whatever_the_stages(capsys, tmp_path):
+def test_constant_columns_are_found_whatever_the_stages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Also where chunks are encoded in a stage of their own, or rows leave their order."""
     rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
     for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):

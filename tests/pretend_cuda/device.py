@@ -90,13 +90,13 @@ def _after_torch() -> None:
         if name in vars(torch.cuda.random):
             setattr(torch.cuda.random, name, value)
     torch.cuda.nccl.version = lambda: (2, 27, 3)
-    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: None
-    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    vars(torch.cuda.nvtx).update(range_push=lambda *_: None, range_pop=lambda *_: None)
+    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
     torch.version.cuda = "13.0"
     torch.backends.cuda.is_built = lambda: True
-    torch.Tensor.record_stream = lambda self, stream: None
+    torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
     c10d._NCCL_AVAILABLE = True
-    c10d.ProcessGroupNCCL = torch.distributed.ProcessGroupNCCL = _nccl(c10d)
+    vars(c10d)["ProcessGroupNCCL"] = vars(torch.distributed)["ProcessGroupNCCL"] = _nccl(c10d)
     _cover()
     _hide_cpu_build_of_fbgemm()
 
@@ -110,7 +110,7 @@ def _hide_cpu_build_of_fbgemm() -> None:
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 
-    importlib.metadata.version = visible
+    vars(importlib.metadata)["version"] = visible
 
 
 def _cuda_functions(torch: Any) -> dict[str, Any]:
@@ -139,6 +139,10 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
 
     def set_rng_state(state: Any, device: Any = "cuda") -> None:
         ops.set_rng_state(index_of(device), state)
+
+    def set_rng_states(states: Any) -> None:
+        for index, state in enumerate(states):
+            set_rng_state(state, index)
 
     def manual_seed_all(seed: int) -> None:
         for index in range(NUM_DEVICES):
@@ -181,7 +185,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
         "get_rng_state_all": lambda: [get_rng_state(index) for index in range(NUM_DEVICES)],
-        "set_rng_state_all": lambda states: [set_rng_state(state, i) for i, state in enumerate(states)] and None,
+        "set_rng_state_all": set_rng_states,
         "manual_seed": lambda seed: ops.seed(ops.current(), int(seed) & (2**63 - 1)),
         "manual_seed_all": manual_seed_all,
         "initial_seed": lambda: 0,

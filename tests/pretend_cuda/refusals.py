@@ -25,6 +25,7 @@ MIXES: dict[str, Callable[[], object]] = {
     "result in another place": lambda: torch.add(device, device, out=host),
     "FBGEMM's offsets": lambda: torch.ops.fbgemm.permute_1D_sparse_data(ids.int(), ids.int().cuda(), ids.cuda()),
 }
+gloo: dist.ProcessGroup
 OTHERS: dict[str, Callable[[], object]] = {
     "numpy": device.numpy,
     "CPU generator": lambda: torch.rand(3, device="cuda", generator=torch.Generator()),

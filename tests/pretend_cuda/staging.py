@@ -3,10 +3,11 @@
 import runpy
 
 import torch
+import torch.distributed.checkpoint as dcp
 
-from app.checkpoint import model_state, saver
+from app.checkpoint import model_state
 
-save = saver.dcp.save
+save = dcp.save
 
 
 def reporting(*arguments: object, **keywords: object) -> object:
@@ -15,5 +16,6 @@ def reporting(*arguments: object, **keywords: object) -> object:
 
 
 if __name__ == "__main__":
-    model_state.COPY_BYTES, saver.dcp.save = 64, reporting
+    model_state.COPY_BYTES = 64
+    vars(dcp)["save"] = reporting
     runpy.run_module("app.train", run_name="__main__", alter_sys=True)

@@ -104,4 +104,6 @@ def test_an_enums_member_may_be_written_as_an_attribute(tmp_path: Path) -> None:
         _OlderPickler(file).dump(Metadata(state_dict_metadata={"x": entry}))
     assert b"getattr" in (tmp_path / METADATA).read_bytes()
     found = SafeReader(tmp_path).read_metadata()
-    assert found.state_dict_metadata["x"].properties.memory_format is torch.channels_last
+    written = found.state_dict_metadata["x"]
+    assert isinstance(written, TensorStorageMetadata)
+    assert written.properties.memory_format is torch.channels_last

@@ -1,11 +1,11 @@
 """Architecture against the oracle and TorchRec's own DLRM, forward and backward."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
@@ -79,7 +79,10 @@ def test_dcn_and_its_gradients_equal_the_oracle() -> None:
 def test_projection_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
     ours = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
-    branches = [[(layer.weight, layer.bias) for layer in branch[::2]] for branch in (ours.branch1, ours.branch2)]
+    sides = cast(list[nn.Sequential], [ours.branch1, ours.branch2])
+    branches: list[list[tuple[Tensor, Tensor]]] = [
+        [(layer.weight, layer.bias) for layer in side if isinstance(layer, nn.Linear)] for side in sides
+    ]
     _assert_equals_oracle(ours, lambda dense, sparse: reference.project(dense, sparse, *branches))
 
 
@@ -114,7 +117,7 @@ def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, o
 
 DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
 BRANCHES = ([9, 3 * DIM], [2 * DIM])
-TORCHREC = {
+TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     Interaction.dot: (dlrm.DLRM, {}, {}),
     Interaction.dcn: (dlrm.DLRM_DCN, DCN, DCN),
     Interaction.projection: (
@@ -153,7 +156,8 @@ def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
         projection_branch1=[500, DIM], dense_init=DenseInit.facebookresearch,
     )  # fmt: skip
     model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES))
-    for layer in (model.dense_arch[0], model.over_arch[0], model.interaction.branch1[0]):
+    stacks = cast(list[nn.Sequential], [model.dense_arch, model.over_arch, model.interaction.branch1])
+    for layer in (cast(nn.Linear, stack[0]) for stack in stacks):
         outputs, inputs = layer.weight.shape
         assert layer.weight.std().item() == pytest.approx((2 / (inputs + outputs)) ** 0.5, rel=0.05)
         assert layer.bias.std().item() == pytest.approx(outputs**-0.5, rel=0.15)
@@ -213,7 +217,7 @@ def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
     torch.manual_seed(1)
     config = ModelConfig(interaction, itself, embedding_dim=DIM, dense_arch=[12, DIM], over_arch=[10, 1], **settings)
     model = DLRM(config, NUM_DENSE, len(FEATURES), make_sparse_arch(config, FEATURES))
-    tables = model.sparse_arch.bags.to_empty(device="cpu")
+    tables = cast(nn.Module, model.sparse_arch.bags).to_empty(device="cpu")
     for table in tables.parameters():
         torch.nn.init.normal_(table)
     return model

@@ -38,6 +38,7 @@ def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
     logits = torch.tensor([-200.0, 120.0], requires_grad=True)
     loss = make_loss(LossConfig(LossName.bce))(logits, torch.tensor([1.0, 0.0]))
     loss.backward()
+    assert logits.grad is not None
     assert (loss.item(), logits.grad.tolist()) == (160.0, [-0.5, 0.5])
 
 

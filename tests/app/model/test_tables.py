@@ -237,6 +237,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
     (found.square().sum()).backward()
     vectors.square().sum().backward()
     for name, leaf in leaves.items():
+        assert leaf.grad is not None
         expected = (before[name].float() - 0.5 * leaf.grad).half()
         torch.testing.assert_close(weights[name], expected, rtol=2e-3, atol=1e-4)  # an id may be rounded to twice
     assert all(values.dtype == np.float32 for _, values in this.parameters())
@@ -322,7 +323,7 @@ def _weight(module: torch.nn.Module, table: str) -> Tensor:
 
 def _oracle_vectors(module: SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """Vectors [B, D] by feature from the module's own parameters."""
-    parameters = dict(module.named_parameters())
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
     tables = {table.name: _weight(module, table.name) for table in module.tables}
     return _vectors(module, bags, tables, parameters)
 

@@ -63,7 +63,7 @@ def test_cosine_equals_torch() -> None:
         half_cosine.step()
     expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
     ours = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
-    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    assert ours == pytest.approx(expected, rel=1e-12)
 
 
 FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]

@@ -19,7 +19,7 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
         return done.stdout.strip()
 
     def code() -> dict[str, str | None]:
-        return provenance.describe_run()["code"]  # type: ignore[no-any-return]
+        return provenance.describe_run()["code"]
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
     git("init", "--quiet")

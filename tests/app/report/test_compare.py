@@ -1,6 +1,7 @@
 """Several runs side by side: what is the same, what is significant, what agrees."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,8 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
     shorter = read_run(write_run(tmp_path / "shorter", platform="rocm", steps=50))
     (parity,) = compare_platforms([cuda, shorter], 0.001, 0.01)
     assert parity.agrees is None
-    for number, other in enumerate(({"seed": 1}, {"world_size": 2})):
+    others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"world_size": 2})
+    for number, other in enumerate(others):
         run = read_run(write_run(tmp_path / f"other{number}", platform="rocm", **other))
         assert compare_platforms([cuda, run], 0.001, 0.01) == []
         said = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]

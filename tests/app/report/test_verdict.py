@@ -73,7 +73,7 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
     )
     (row,) = [row for row in comparisons(run) if row.name == "Ground-truth model"]
     assert row.figures["logloss"] == 0.41
-    assert row.figures["ne"] == pytest.approx(0.41 / baseline(run.evaluation["base_rate"])["logloss"])
+    assert row.figures["ne"] == pytest.approx(0.41 / (baseline(run.evaluation["base_rate"])["logloss"] or 0))
     del bayes["splits"]
     run = read_run(write_run(tmp_path / "older", bayes=bayes))
     assert "below its 0.8500" in said(run, "ground-truth model")[1]

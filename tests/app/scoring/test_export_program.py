@@ -188,7 +188,7 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
 
 def compare(program: Program, manifest: Manifest, tmp_path: Path, told: str) -> None:
     """model.pt2, loaded by a fresh process that has torch and what the file asks for, gives the program's logits."""
-    given = {}
+    given: dict[str, Any] = {}
     for samples in (1, 7):
         inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
         given |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}

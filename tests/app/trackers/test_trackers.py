@@ -89,7 +89,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
         text = response.read().decode()
     # The text exposition format's own grammar: name{label="value"} number, each with its type before it.
     line = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="a \\"run\\""\} ([-+.e0-9]+)')
-    samples = dict(match.groups() for match in map(line.fullmatch, text.splitlines()) if match)
+    samples = {match[1]: match[2] for match in map(line.fullmatch, text.splitlines()) if match}
     assert float(samples["clickwork_train_loss"]) == 0.5
     assert float(samples["clickwork_eval_auc"]) == 0.75
     assert (float(samples["clickwork_step"]), float(samples["clickwork_samples"])) == (20, 1280)

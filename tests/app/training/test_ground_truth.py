@@ -1,6 +1,8 @@
 """What the synthetic data are for: better models get nearer to the best possible scores, which are known."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from data_prep.pipeline import preprocess
+from tests.app.conftest import Command
 from tests.data_prep.conftest import config, load_split
 
 ROWS, BATCH = 350_000, 1024
@@ -17,7 +20,7 @@ TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagra
          "eval.split=test", "runtime.platform=cpu"]  # fmt: skip
 
 
-def one_hot(root, split, sizes):
+def one_hot(root: Path, split: str, sizes: list[int]) -> Any:
     labels, dense, ids = load_split(root, split)
     ids = ids + np.concatenate(([0], np.cumsum(sizes)[:-1]))
     starts = np.arange(0, ids.size + 1, ids.shape[1])
@@ -26,7 +29,7 @@ def one_hot(root, split, sizes):
 
 
 @pytest.mark.slow
-def test_models_come_in_the_expected_order(tmp_path, run_app):
+def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> None:
     """Logistic regression, an MLP without products, DLRM, DCN v2, the truth; margins are half of what was measured.
 
     Only `difficulty` is not the default: it is halved, so that few rows suffice (default: docs/synthetic.md).

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.app.conftest import Command, ended, forked
 from tests.app.run_files import events, losses, summary
 
 
-def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1):
+def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1) -> "subprocess.CompletedProcess[str]":
     return ended(forked("train", *overrides, cwd=cwd, processes=processes, fault=fault), cwd)
 
 

@@ -1,18 +1,20 @@
 """Keys without effect, choices that cannot be, input of another kind: refused, in one line, before any work."""
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep.dataset.format import Manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
 
 
-def make(directory, *overrides, raw=None):
+def make(directory: Path, *overrides: str, raw: Path | None = None) -> Manifest:
     for day in range(2):
         if not (directory / f"day_{day}").exists():
             (directory / f"day_{day}").write_bytes(oracle.make_rows(40, seed=day))
@@ -34,7 +36,7 @@ def make(directory, *overrides, raw=None):
         ["data.days=[1]"],
     ],
 )
-def test_a_key_without_effect(tmp_path, overrides):
+def test_a_key_without_effect(tmp_path: Path, overrides: list[str]) -> None:
     with pytest.raises(UserError, match=r"has no effect|does not leave it open"):
         make(tmp_path, *overrides)
     assert not (tmp_path / "out").exists()
@@ -49,19 +51,21 @@ def test_a_key_without_effect(tmp_path, overrides):
         (["data.schema=x.yaml"], "these rows are Criteo's"),
     ],
 )
-def test_nothing_is_fetched_for_choices_that_cannot_be(tmp_path, overrides, message, monkeypatch):
+def test_nothing_is_fetched_for_choices_that_cannot_be(
+    tmp_path: Path, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("data_prep.job_setup.find_remote", lambda *_: pytest.fail("fetched"))
     with pytest.raises(UserError, match=message):
         preprocess(config("data=criteo_1tb", f"data.path={tmp_path}/out", *overrides))
 
 
-def test_the_raw_directory_is_not_the_dataset_s(tmp_path):
+def test_the_raw_directory_is_not_the_dataset_s(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(40, seed=0))
     with pytest.raises(UserError, match=r"is data\.path too"):
         preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/."))
 
 
-def test_a_random_split_leaves_rows_to_train_on(tmp_path):
+def test_a_random_split_leaves_rows_to_train_on(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(2, seed=0))
     with pytest.raises(UserError, match="none is left to train on"):
         make(tmp_path, "data.split.method=random", "data.split.held_out=0.999", raw=tmp_path / "rows.tsv")
@@ -78,13 +82,13 @@ def test_a_random_split_leaves_rows_to_train_on(tmp_path):
     ],
     ids=["CSV", "PNG", "Parquet", "gzip"],
 )
-def test_files_of_another_kind(tmp_path, content, message):
+def test_files_of_another_kind(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UserError, match=message):
         make(tmp_path, raw=tmp_path / "file")
 
 
-def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path):
+def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
     """The smallest int32 is a number like any other; what overflows in a `torchrec` shard does so in new rows."""
     rows = oracle.make_rows(60, seed=3).split(b"\n")[:-1]
     edge = [b"1", b"-2147483648", b"2147483647", *[b""] * 11, *[b"1"] * 26]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -20,17 +22,17 @@ from tests.data_prep.conftest import REPOSITORY, config
         ("7b", 7),
     ],
 )
-def test_sizes(text, expected):
+def test_sizes(text: str, expected: int) -> None:
     assert parse_size(text, "key") == expected
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 2", "1XB"])
-def test_what_is_not_a_size(text):
+def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(UserError, match="key="):
         parse_size(text, "key")
 
 
-def test_the_chunk_follows_from_the_configuration_alone():
+def test_the_chunk_follows_from_the_configuration_alone() -> None:
     assert chunk_size(config()) == 128 << 20
     assert chunk_size(config("data.workers=64")) == 128 << 20
     assert chunk_size(config("data.memory_budget=512MiB")) == 32 << 20
@@ -51,33 +53,33 @@ def test_the_chunk_follows_from_the_configuration_alone():
         "data.synthetic.days=0",
     ],
 )
-def test_limits(override):
+def test_limits(override: str) -> None:
     with pytest.raises(UserError, match=override.split("=")[0]):
         validate(config("data.path=out", override))
 
 
-def test_a_threshold_without_effect_is_refused():
+def test_a_threshold_without_effect_is_refused() -> None:
     with pytest.raises(UserError, match="no effect"):
         validate(config("data.path=out", "data.encoding=hash", "data.max_ind_range=9", "data.frequency_threshold=2"))
 
 
-def test_lists_of_raw_files():
+def test_lists_of_raw_files() -> None:
     assert config("data.raw=[a.tsv,b.tsv]").raw == ["a.tsv", "b.tsv"]
     assert config("data.raw=days/day_*").raw == "days/day_*"
 
 
-def test_the_documentation_has_the_table_of_every_key():
+def test_the_documentation_has_the_table_of_every_key() -> None:
     text = (REPOSITORY / "docs" / "data.md").read_text()
     assert text.endswith(f"\n\n{table()}\n"), "docs/data.md must end as `python -m data_prep.config` prints"
 
 
-def test_every_key_has_a_meaning():
+def test_every_key_has_a_meaning() -> None:
     for key, owner, field, _ in keys_of(PrepConfig):
         assert len(meanings(owner).get(field, "")) > 5, key
 
 
-def test_help_prints_the_meaning_beside_the_value():
-    values = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
+def test_help_prints_the_meaning_beside_the_value() -> None:
+    values: Any = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
     lines = [" ".join(line.split()) for line in describe(PrepConfig, values, {})]
     assert "data.overwrite=false # " + meanings(DataConfig)["overwrite"] in lines
     assert any(line.startswith("data.encoding=vocabulary # vocabulary | hash | ") for line in lines)

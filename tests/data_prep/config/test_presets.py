@@ -21,7 +21,9 @@ from tests.data_prep.conftest import config
         (["data.encoding=vocabulary", "data.dense_transform=raw"], None),
     ],
 )  # fmt: skip
-def test_what_is_not_as_published_is_said(capsys, overrides, told):
+def test_what_is_not_as_published_is_said(
+    capsys: pytest.CaptureFixture[str], overrides: list[str], told: str | None
+) -> None:
     report_differences(resolve_rules(config("data.path=out", *overrides), num_sources=2))
     error = capsys.readouterr().err
     assert (error == "") if told is None else error.endswith(told + "\n")

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -65,7 +66,7 @@ REMEDIES = {
 
 
 @pytest.fixture
-def inputs(tmp_path):
+def inputs(tmp_path: Path) -> Path:
     for day in range(2):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(60, seed=day))
     for name, price in (("own", "1"), ("large", "1e39")):
@@ -75,7 +76,7 @@ def inputs(tmp_path):
 
 
 @pytest.mark.parametrize("case", REMEDIES)
-def test_each_remedy_works(inputs, case):
+def test_each_remedy_works(inputs: Path, case: str) -> None:
     bad, message, good = REMEDIES[case]
     root = f"data.path={inputs}/out"
     with pytest.raises(UserError) as error:
@@ -88,7 +89,7 @@ def test_each_remedy_works(inputs, case):
         assert (inputs / "out/manifest.json").exists()
 
 
-def test_another_dataset_is_replaced_as_the_message_says(inputs):
+def test_another_dataset_is_replaced_as_the_message_says(inputs: Path) -> None:
     own = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
     preprocess(config(*own))
     with pytest.raises(UserError, match=r"or set (data\.overwrite=true)"):
@@ -116,7 +117,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_paths_that_need_quotes(inputs, name):
+def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
     """The error has the form to type, which a shell hands on as it should; all keys that take a path alike."""
     directory = inputs / f"dir {name}"
     directory.mkdir()
@@ -144,7 +145,7 @@ def test_paths_that_need_quotes(inputs, name):
     assert {key: getattr(data, key) for key in wanted} == {key: str(path) for key, path in wanted.items()}
 
 
-def test_lists_of_such_paths():
+def test_lists_of_such_paths() -> None:
     with pytest.raises(UserError, match="write ") as error:
         config("data.raw=[a(1).csv,b.csv]")
     (word,) = shlex.split(str(error.value).partition("; write ")[2])

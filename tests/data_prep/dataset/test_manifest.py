@@ -1,6 +1,9 @@
 """Whatever is wrong with a manifest, each of its readers says so in one line that names it and the key."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +38,7 @@ sparse: [item, {column: tags, separator: ","}]
 """
 
 
-def read_all(root):
+def read_all(root: Path) -> None:
     """Every row of every split, as training reads them."""
     manifest = load_manifest(root)
     for name, split in manifest.splits.items():
@@ -43,7 +46,7 @@ def read_all(root):
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path: Path) -> Path:
     """A table with all that a manifest can tell of: a rule, a range, a vocabulary, multi-hot features."""
     rng = np.random.default_rng(0)
     rows = [
@@ -57,7 +60,7 @@ def dataset(tmp_path):
     return tmp_path / "out"
 
 
-def refusal(read, root):
+def refusal(read: Callable[..., Any], root: Path) -> str | None:
     """What is said of a dataset; None if nothing is wrong with it. All but a UserError is a failure."""
     try:
         read(root)
@@ -67,7 +70,7 @@ def refusal(read, root):
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_key_deleted_added_or_of_another_value(dataset, step):
+def test_any_key_deleted_added_or_of_another_value(dataset: Path, step: int) -> None:
     path = dataset / "manifest.json"
     accepted, refused, tried = set(), 0, list(damaged({**json.loads(path.read_text()), "extra": {}}))[::step]
     for key, what, document in tried:

@@ -1,5 +1,8 @@
 """TorchRec's own reader opens our shards as they are."""
 
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from tests.data_prep.conftest import config, load_split
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
 @pytest.mark.parametrize("mmap_mode", [False, True])
-def test_batches_are_our_rows(tmp_path, criteo, mmap_mode):
+def test_batches_are_our_rows(tmp_path: Path, criteo: ModuleType, mmap_mode: bool) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=6))
     root = tmp_path / "out"
     manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000"))

@@ -1,4 +1,7 @@
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +21,10 @@ TEXT = oracle.make_rows(200, seed=2)
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path: Path) -> Callable[..., Any]:
     (tmp_path / "rows.tsv").write_bytes(TEXT)
 
-    def make(*overrides):
+    def make(*overrides: str) -> Path:
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", *overrides))
         return tmp_path / "out"
 
@@ -30,7 +33,7 @@ def dataset(tmp_path):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(65_530, 65_540), min_size=1, max_size=20))
-def test_dense_is_the_double_precision_logarithm_rounded_once(values):
+def test_dense_is_the_double_precision_logarithm_rounded_once(values: list[int]) -> None:
     found = encode_dense(np.array(values, np.int32)[:, None])
     assert found.dtype == np.float32
     assert found[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
@@ -38,7 +41,7 @@ def test_dense_is_the_double_precision_logarithm_rounded_once(values):
 
 
 @pytest.mark.parametrize("modulus", [1, 2, 1000, 2**31 - 1])
-def test_hash_is_the_remainder(modulus):
+def test_hash_is_the_remainder(modulus: int) -> None:
     values = np.random.default_rng(0).integers(0, 2**32, (50, 26), dtype=np.uint32)
     values[0] = 2**32 - 1
     np.testing.assert_array_equal(encode_hash(values, modulus), values.astype(np.int64) % modulus)
@@ -48,7 +51,9 @@ def test_hash_is_the_remainder(modulus):
     ("overrides", "threshold", "cap"),
     [([], 1, None), (["data.frequency_threshold=3", "data.max_ind_range=9"], 3, 9)],
 )
-def test_new_rows_are_encoded_as_the_dataset(dataset, overrides, threshold, cap):
+def test_new_rows_are_encoded_as_the_dataset(
+    dataset: Callable[..., Any], overrides: list[str], threshold: int, cap: int | None
+) -> None:
     new = oracle.make_rows(120, seed=9, values=70)
     encoded = Encoder.load(dataset(*overrides)).encode(parse_bytes(new, "candidates"))
     labels, dense, sparse = oracle.parse(new)
@@ -63,14 +68,14 @@ def test_new_rows_are_encoded_as_the_dataset(dataset, overrides, threshold, cap)
     assert encoded.out_of_vocabulary.sum() > 0
 
 
-def test_new_rows_by_hash(dataset):
+def test_new_rows_by_hash(dataset: Callable[..., Any]) -> None:
     root = dataset("data.encoding=hash", "data.max_ind_range=77")
     encoded = Encoder.load(root).encode(parse_bytes(TEXT, "candidates"))
     np.testing.assert_array_equal(encoded.sparse, oracle.parse(TEXT)[2] % 77)
     assert encoded.out_of_vocabulary.tolist() == [0] * 26
 
 
-def test_a_changed_vocabulary_is_refused(dataset):
+def test_a_changed_vocabulary_is_refused(dataset: Callable[..., Any]) -> None:
     root = dataset()
     path = root / "vocab" / "cat_3.npy"
     content = bytearray(path.read_bytes())
@@ -83,14 +88,14 @@ def test_a_changed_vocabulary_is_refused(dataset):
         Encoder.load(root)
 
 
-def test_no_dataset(tmp_path):
+def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no dataset here"):
         Encoder.load(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float64])
 @pytest.mark.parametrize(("rows", "width"), [(1, 13), (31, 2), (32, 13), (100, 1), (64, 0)])
-def test_the_range_of_a_block(rows, width, dtype):
+def test_the_range_of_a_block(rows: int, width: int, dtype: Any) -> None:
     block = (1000 * np.random.default_rng(rows).standard_normal((rows, width))).astype(dtype)
     low, high = range_of(block)
     assert low.tolist() == block.min(axis=0).tolist()

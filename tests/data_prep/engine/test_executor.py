@@ -4,6 +4,9 @@ import gzip
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from tests.data_prep.conftest import REPOSITORY, config, sums
 
 
 @pytest.fixture(scope="module")
-def scheduler():
+def scheduler() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     import dask
 
@@ -32,7 +35,7 @@ def scheduler():
     "encoding",
     [pytest.param("hash", marks=pytest.mark.slow), pytest.param("vocabulary", marks=pytest.mark.slow), "torchrec"],
 )
-def test_the_same_bytes(tmp_path, scheduler, encoding):
+def test_the_same_bytes(tmp_path: Path, scheduler: str, encoding: str) -> None:
     (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
     (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))
     arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000"]
@@ -47,7 +50,7 @@ def test_the_same_bytes(tmp_path, scheduler, encoding):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_bad_row_is_named(tmp_path, scheduler):
+def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     lines = oracle.make_rows(100, 0).splitlines(keepends=True)
     lines[70] = b"2" + lines[70][1:]
     (tmp_path / "day_0").write_bytes(b"".join(lines))
@@ -58,7 +61,9 @@ def test_a_bad_row_is_named(tmp_path, scheduler):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_files_named_from_here_are_found_by_workers_elsewhere(tmp_path, scheduler, monkeypatch):
+def test_files_named_from_here_are_found_by_workers_elsewhere(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "day_0").write_bytes(oracle.make_rows(100, 0))
     monkeypatch.chdir(tmp_path)
     preprocess(config("data.raw=day_0", "data.path=out", "data.workers=null", f"data.scheduler={scheduler}"))
@@ -73,14 +78,15 @@ input()
 """
 
 
-def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch):
+def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 240)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", CLUSTER_ELSEWHERE]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as elsewhere:
+        assert elsewhere.stdout is not None
         address = elsewhere.stdout.readline().strip()
         arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
         with pytest.raises(UserError, match=r"cannot load this program .* PYTHONPATH"):
@@ -88,7 +94,7 @@ def test_workers_that_cannot_load_the_program_are_told_of(tmp_path, monkeypatch)
         elsewhere.communicate("\n", timeout=240)
 
 
-def test_no_scheduler_there(tmp_path, monkeypatch):
+def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 1)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
@@ -97,7 +103,7 @@ def test_no_scheduler_there(tmp_path, monkeypatch):
         preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
 
 
-def test_without_dask_it_says_how_to_get_it(tmp_path):
+def test_without_dask_it_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     (tmp_path / "distributed.py").write_text("raise ImportError\n")
     program = (

@@ -5,6 +5,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ ROWS = 6_000_000
 PRINTED = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
-def short_rows(path, rows):
+def short_rows(path: Any, rows: Any) -> None:
     """Rows of one category and nothing else, hardly any of them twice: the most rows and values for their length."""
     rng = np.random.default_rng(1)
     line = np.frombuffer(b"0" + b"\t" * 14 + b"xxxxxxxx" + b"\t" * 25 + b"\n", np.uint8)
@@ -31,7 +34,7 @@ def short_rows(path, rows):
             text.tofile(file)
 
 
-def largest_memory(pid):
+def largest_memory(pid: Any) -> Any:
     """VmHWM of a process; 0 when it has gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
@@ -42,7 +45,7 @@ def largest_memory(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path):
+def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path: Path) -> None:
     short_rows(tmp_path / "rows.tsv", ROWS)
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", f"data.memory_budget={BUDGET}"]
     command = [sys.executable, "-m", "data_prep", *arguments]
@@ -63,7 +66,9 @@ def test_millions_of_values_that_occur_once_stay_within_the_budget(tmp_path):
 @pytest.mark.parametrize(
     "encoding", ["amd_blog", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "torchrec"))]
 )
-def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, encoding):
+def test_a_shuffle_in_many_windows_is_the_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
     chosen = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.workers=1", "data.chunk_bytes=9000"]
     preprocess(config(*chosen, f"data.path={tmp_path}/whole"))
@@ -73,7 +78,7 @@ def test_a_shuffle_in_many_windows_is_the_one_in_memory(tmp_path, monkeypatch, e
 
 
 @pytest.fixture
-def few_files():
+def few_files() -> Iterator[None]:
     """No more files may be open at a time than a few beyond those that are."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
@@ -82,7 +87,9 @@ def few_files():
 
 
 @pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_units_keep_no_files_open(tmp_path, monkeypatch, request, is_table):
+def test_units_keep_no_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool
+) -> None:
     chosen = ["data.workers=1", "data.split.method=random"]
     if is_table:
         (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")

@@ -1,9 +1,13 @@
 """Files of other programs that are not what they should be: each is refused by name, row and column."""
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.format import SPLITS
@@ -14,7 +18,7 @@ from tests.data_prep.conftest import load_split
 ROWS = (40, 30)
 
 
-def write_days(directory):
+def write_days(directory: Path) -> None:
     """Two days as TorchRec writes them."""
     rng = np.random.default_rng(0)
     directory.mkdir()
@@ -24,40 +28,40 @@ def write_days(directory):
         save(directory, day, "sparse", rng.integers(0, 9, (rows, 26)).astype(np.int32 if day == 0 else np.int64))
 
 
-def save(directory, day, kind, array):
+def save(directory: Path, day: int, kind: str, array: Any) -> None:
     np.save(directory / f"day_{day}_{kind}.npy", array, allow_pickle=array.dtype == object)
 
 
-def change(day, kind, edit):
+def change(day: int, kind: str, edit: Callable[..., Any] | type) -> Callable[..., Any]:
     """Damage that gives an array's file what `edit` makes of the array."""
 
-    def damage(directory):
+    def damage(directory: Path) -> None:
         save(directory, day, kind, edit(np.load(directory / f"day_{day}_{kind}.npy")))
 
     return damage
 
 
-def put(day, kind, place, value):
+def put(day: int, kind: str, place: tuple[int, int], value: Any) -> Callable[[Path], None]:
     """Damage that gives an array another value at one place."""
 
-    def edit(array):
+    def edit(array: NDArray[Any]) -> NDArray[Any]:
         array[place] = value
         return array
 
     return change(day, kind, edit)
 
 
-def write(name, content):
+def write(name: Any, content: Any) -> Any:
     """Damage that makes a file's bytes others."""
     return lambda directory: (directory / name).write_bytes(content((directory / name).read_bytes()))
 
 
-def make_directory(directory):
+def make_directory(directory: Path) -> None:
     (directory / "day_0_dense.npy").unlink()
     (directory / "day_0_dense.npy").mkdir()
 
 
-def put_archive(directory):
+def put_archive(directory: Path) -> None:
     with open(directory / "day_0_sparse.npy", "wb") as file:
         np.savez(file, np.zeros((40, 26), np.int32))
 
@@ -92,7 +96,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_days_that_are_not_what_they_should_be(tmp_path, damage, message):
+def test_days_that_are_not_what_they_should_be(tmp_path: Path, damage: Callable[..., Any], message: str) -> None:
     write_days(tmp_path / "days")
     damage(tmp_path / "days")
     with pytest.raises(UserError, match=message) as caught:
@@ -101,7 +105,7 @@ def test_days_that_are_not_what_they_should_be(tmp_path, damage, message):
     assert not (tmp_path / "back").exists()
 
 
-def test_order_and_size_of_numbers_do_not_matter(tmp_path):
+def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
     write_days(tmp_path / "days")
     for kind, edit in (("labels", np.uint8), ("dense", np.asfortranarray), ("sparse", np.int64)):
         change(0, kind, edit)(tmp_path / "days")
@@ -112,10 +116,10 @@ def test_order_and_size_of_numbers_do_not_matter(tmp_path):
         np.testing.assert_array_equal(found.reshape(wanted.shape), wanted)
 
 
-def test_a_bag_with_an_id_that_cannot_be(tmp_path):
+def test_a_bag_with_an_id_that_cannot_be(tmp_path: Path) -> None:
     write_days(tmp_path / "days")
     for day, rows in enumerate(ROWS):
-        bags = {str(feature): np.ones((rows, 1 + feature % 3), np.int32) for feature in range(26)}
+        bags: dict[str, Any] = {str(feature): np.ones((rows, 1 + feature % 3), np.int32) for feature in range(26)}
         bags["2"][17 * day, 1] -= 2 * day
         np.savez(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
     with pytest.raises(UserError, match=r"day_1_sparse_multi_hot\.npz: row 18, column cat_2: -1: an id is negative"):
@@ -126,7 +130,9 @@ def test_a_bag_with_an_id_that_cannot_be(tmp_path):
     ("column", "value", "message"),
     [(0, -1, "column label: -1: a label is neither 0 nor 1"), (39, -7, "column cat_25: -7: an id is negative")],
 )
-def test_records_that_are_not_what_they_should_be(tmp_path, monkeypatch, column, value, message):
+def test_records_that_are_not_what_they_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: int, value: int, message: str
+) -> None:
     monkeypatch.setattr("data_prep.exchange.importer.SHARD_ROWS", 4)
     for split in SPLITS:
         records = np.ones((10, 40), np.int32)

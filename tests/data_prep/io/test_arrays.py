@@ -2,6 +2,8 @@
 
 import hashlib
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ PIECE, MAX_HELD = 4096, 3 * 4096
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(direct_io, "MAX_HELD_BYTES", MAX_HELD)
 
@@ -25,7 +27,9 @@ def small_pieces(monkeypatch):
     st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6), st.sampled_from([None, 0, 1, 3, 26]),
     st.sampled_from([np.int32, np.float32, np.uint8]), st.booleans(),
 )  # fmt: skip
-def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(tmp_path_factory, steps, width, dtype, known):
+def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, known: bool
+) -> None:
     """Whether the number of rows is known from the start or not."""
     directory = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(sum(steps))
@@ -57,7 +61,7 @@ def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(tmp_path_fac
 
 
 @pytest.mark.parametrize("width", [None, 0, 1, 3])
-def test_an_array_grows_by_rows_that_are_made_in_place(tmp_path, width):
+def test_an_array_grows_by_rows_that_are_made_in_place(tmp_path: Path, width: int | None) -> None:
     columns = 1 if width is None else width
     array = ArrayWriter(tmp_path / "00000-00000.dense.npy", np.int32, width, None)
     parts = [np.arange(rows * columns, dtype=np.int32).reshape(rows, columns) for rows in (0, 5, 900, 2000)]
@@ -70,7 +74,7 @@ def test_an_array_grows_by_rows_that_are_made_in_place(tmp_path, width):
     assert (tmp_path / "00000-00000.dense.npy").stat().st_size == HEADER_BYTES + 4 * found.size
 
 
-def test_a_whole_array_has_the_bytes_that_numpy_writes(tmp_path):
+def test_a_whole_array_has_the_bytes_that_numpy_writes(tmp_path: Path) -> None:
     for array in (np.arange(5000, dtype=np.int64), np.ones((300, 26), np.float32), np.zeros((0, 3), np.int32)):
         digest = write_array(tmp_path / "ours.npy", array)
         np.save(tmp_path / "numpy.npy", array)
@@ -79,7 +83,7 @@ def test_a_whole_array_has_the_bytes_that_numpy_writes(tmp_path):
 
 
 @pytest.mark.parametrize("width", [0, 3])
-def test_rows_of_an_array(tmp_path, width):
+def test_rows_of_an_array(tmp_path: Path, width: int) -> None:
     array = np.arange(1000 * width, dtype=np.int32).reshape(1000, width)
     np.save(tmp_path / "array.npy", array)
     blocks = [(0, 10), (10, 10), (990, 1000), (0, 1000)]

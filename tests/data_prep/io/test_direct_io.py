@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ SIZES = st.sampled_from([0, 1, 100, PIECE - 1, PIECE, PIECE + 1, MAX_HELD, MAX_H
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(direct_io, "MAX_HELD_BYTES", MAX_HELD)
 
@@ -28,7 +29,9 @@ def small_pieces(monkeypatch):
     st.lists(st.tuples(st.sampled_from(["append", "extend", "read"]), SIZES), max_size=12),
     st.sampled_from(["streamed", "held", "held, with a header"]),
 )
-def test_a_file_holds_what_was_added(tmp_path_factory, steps, way):
+def test_a_file_holds_what_was_added(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], way: str
+) -> None:
     """However it was added, more than can be held included."""
     path = tmp_path_factory.mktemp("files") / "00000-00000.raw"
     rng, expected = np.random.default_rng(len(steps)), bytearray()
@@ -55,7 +58,9 @@ def test_a_file_holds_what_was_added(tmp_path_factory, steps, way):
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_failing_write_is_raised_and_leaves_no_file(tmp_path, monkeypatch, held):
+def test_a_failing_write_is_raised_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
     def disk_is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -77,7 +82,7 @@ def test_a_failing_write_is_raised_and_leaves_no_file(tmp_path, monkeypatch, hel
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_ranges_of_any_size_at_any_offset(tmp_path):
+def test_ranges_of_any_size_at_any_offset(tmp_path: Path) -> None:
     """Each is as it should be, whatever is being read after it."""
     content = np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)
     path = tmp_path / "file"
@@ -92,7 +97,7 @@ def test_ranges_of_any_size_at_any_offset(tmp_path):
         np.testing.assert_array_equal(found, content[offset : offset + size])
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path):
+def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(100))
     with pytest.raises(OSError, match="shorter than it was") as caught:
         list(read_ranges([FileRange(tmp_path / "short", 50, 100)]))

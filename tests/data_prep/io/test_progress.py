@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("total", "shown"), [(0, False), (10**9, True), (None, True)])
-def test_bytes_are_shown_where_there_are_any(monkeypatch, total, shown):
+def test_bytes_are_shown_where_there_are_any(monkeypatch: pytest.MonkeyPatch, total: int | None, shown: bool) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("arrange", total, Counters()):
@@ -27,7 +27,7 @@ def test_bytes_are_shown_where_there_are_any(monkeypatch, total, shown):
 @pytest.mark.parametrize(
     ("size", "shown"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
 )
-def test_sizes_are_in_units_that_fit(capsys, size, shown):
+def test_sizes_are_in_units_that_fit(capsys: pytest.CaptureFixture[str], size: int, shown: str) -> None:
     counters = Counters()
     with Progress("parse", size, counters):
         counters.add(size, 3)

@@ -2,11 +2,14 @@
 
 import gzip
 import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -19,7 +22,9 @@ SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw")
 
 
-def make(directory, content, schema=SCHEMA, *more, name="rows.csv"):
+def make(
+    directory: Path, content: bytes | str, schema: str = SCHEMA, *more: str, name: str = "rows.csv"
+) -> list[NDArray[Any]]:
     """The dataset of a table, in the order of its rows: labels, dense, ids."""
     (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (directory / "schema.yaml").write_text(schema)
@@ -30,14 +35,14 @@ def make(directory, content, schema=SCHEMA, *more, name="rows.csv"):
     return [np.concatenate(parts) for parts in zip(*splits, strict=True)]
 
 
-def ids(texts):
+def ids(texts: list[str] | tuple[int | str, ...]) -> list[int]:
     return [zlib.crc32(str(text).encode()) % 1000 for text in texts]
 
 
 ROW = "{label},{price},u{i},i{i}\n"
 
 
-def table(rows=40, **changes):
+def table(rows: int = 40, **changes: str) -> str:
     """A CSV of `rows` rows; changes: row number (r5) -> the line to put there."""
     lines = [ROW.format(label=i % 2, price=i / 4, i=i) for i in range(rows)]
     for number, line in changes.items():
@@ -61,20 +66,22 @@ BREAKS = {
 
 @pytest.mark.parametrize("case", BREAKS)
 @pytest.mark.parametrize("more", [(), ("data.chunk_bytes=40",)], ids=["one chunk", "chunks"])
-def test_a_line_that_ends_inside_quotes_is_refused_where_the_quote_opens(tmp_path, case, more):
+def test_a_line_that_ends_inside_quotes_is_refused_where_the_quote_opens(
+    tmp_path: Path, case: str, more: tuple[str, ...]
+) -> None:
     content, row = BREAKS[case]
     with pytest.raises(UserError, match=rf"rows\.csv: row {row}: ends inside quotes; .* remove the line break"):
         make(tmp_path, content, SCHEMA, *HASHED, *more)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_the_row_is_the_opening_one_in_a_compressed_file(tmp_path):
+def test_the_row_is_the_opening_one_in_a_compressed_file(tmp_path: Path) -> None:
     content = gzip.compress(BREAKS["a row in two"][0].encode())
     with pytest.raises(UserError, match="row 9: ends inside quotes"):
         make(tmp_path, content, SCHEMA, *HASHED, "data.chunk_bytes=40", name="rows.csv.gz")
 
 
-def test_quotes_that_close_are_read(tmp_path):
+def test_quotes_that_close_are_read(tmp_path: Path) -> None:
     lines = ['0,"1","say ""hi""","a,b"\n', '1,2,5" pipe,"x"y\n', '0,3,,""\n'] * 5
     _, dense, sparse = make(tmp_path, "label,price,user,item\n" + "".join(lines))
     assert dense[:3, 0].tolist() == [1, 2, 3]
@@ -82,17 +89,17 @@ def test_quotes_that_close_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, "header: false\nlabel: 0\nsparse: [2, 3]\n"])
-def test_returns_alone_end_no_lines_and_are_named(tmp_path, schema):
+def test_returns_alone_end_no_lines_and_are_named(tmp_path: Path, schema: str) -> None:
     with pytest.raises(UserError, match=r"row 1: lines end in carriage returns alone; convert the file: tr '\\r'"):
         make(tmp_path, table().replace("\n", "\r"), schema)
 
 
-def test_returns_in_a_row_are_named(tmp_path):
+def test_returns_in_a_row_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="row 9: lines end in carriage returns alone"):
         make(tmp_path, table(r9="1,2,u,i\r0,3,v,j\n"))
 
 
-def test_returns_alone_in_criteo_s_rows_are_named(tmp_path):
+def test_returns_alone_in_criteo_s_rows_are_named(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes((b"1" + b"\t" * 39 + b"\r") * 3)
     with pytest.raises(UserError, match="row 1: lines end in carriage returns alone"):
         preprocess(config(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out"))
@@ -100,14 +107,14 @@ def test_returns_alone_in_criteo_s_rows_are_named(tmp_path):
 
 @pytest.mark.parametrize("blank", ["\n", "\r\n", "\n\n\n", "\n\r\n\n"])
 @pytest.mark.parametrize("more", [(), ("data.chunk_bytes=40",)], ids=["one chunk", "chunks"])
-def test_blank_lines_at_the_end_are_no_rows(tmp_path, blank, more):
+def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path, blank: str, more: tuple[str, ...]) -> None:
     labels, dense, _ = make(tmp_path, table() + blank, SCHEMA, *HASHED, *more)
     assert labels.tolist() == [i % 2 for i in range(40)]
     assert dense[:, 0].tolist() == [i / 4 for i in range(40)]
     assert load_manifest(tmp_path / "out").rows == 40
 
 
-def test_rows_after_a_blank_line_keep_their_numbers(tmp_path):
+def test_rows_after_a_blank_line_keep_their_numbers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="row 12, column price: 'x' is not a number"):
         make(tmp_path, table(r9="\n", r12="1,x,u,i\n"))
 
@@ -117,7 +124,7 @@ def test_rows_after_a_blank_line_keep_their_numbers(tmp_path):
 WORDS = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0"]
 
 
-def test_truth_values_are_labels_and_numbers(tmp_path):
+def test_truth_values_are_labels_and_numbers(tmp_path: Path) -> None:
     text = "label,price,user,item\n" + "".join(f"{word},{word},u,{word}\n" for word in WORDS * 3)
     labels, dense, sparse = make(tmp_path, text)
     assert labels.tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0] * 3
@@ -128,20 +135,20 @@ def test_truth_values_are_labels_and_numbers(tmp_path):
 @pytest.mark.parametrize(
     "text", ["1_000", "１２", "0x10", "nan", "-inf", "Infinity", "1e999", "1,5", "1.2.3", "--1", "."]
 )
-def test_what_is_no_number(tmp_path, text):
+def test_what_is_no_number(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"row 9, column price: .* is not a number"):
         make(tmp_path, table(r9=f'1,"{text}",u,i\n'))
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e3", 1000), (" 2 ", 2), ("+.5", 0.5), ("3.", 3), ("-0", 0), ("", 0)])
-def test_what_is_a_number(tmp_path, text, value):
+def test_what_is_a_number(tmp_path: Path, text: str, value: float) -> None:
     assert make(tmp_path, table(r9=f"1,{text},u,i\n"))[1][7, 0] == value
 
 
 EUROPEAN = SCHEMA + 'delimiter: ";"\ndecimal: ","\nthousands: "."\nmissing: ["NA", "NULL", "\\\\N"]\n'
 
 
-def test_numbers_and_marks_by_schema(tmp_path):
+def test_numbers_and_marks_by_schema(tmp_path: Path) -> None:
     texts = {
         "1,5": 1.5,
         "1.234,25": 1234.25,
@@ -164,7 +171,7 @@ def test_numbers_and_marks_by_schema(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["12.5", "1.23", "1.2345", "1.234.5", "1,5,0", "1_0"])
-def test_thousands_are_groups_of_three(tmp_path, text):
+def test_thousands_are_groups_of_three(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"row 2, column price: .* is not a number"):
         make(tmp_path, f"label;price;user;item\n1;{text};u;i\n" + "0;1;u;i\n" * 9, EUROPEAN)
 
@@ -173,7 +180,7 @@ def test_thousands_are_groups_of_three(tmp_path, text):
     ("transform", "text"), [("raw", "1e39"), ("raw", "-3.5e38"), ("minmax", "1.7e308"), ("minmax", "-1e308")]
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_numbers_beyond_a_transform_are_refused(tmp_path, transform, text, kind):
+def test_numbers_beyond_a_transform_are_refused(tmp_path: Path, transform: str, text: str, kind: str) -> None:
     """Else the dataset has infinities, which training refuses."""
     name, content = "rows.csv", table(r9=f"1,{text},u,i\n").encode()
     if kind == "parquet":
@@ -192,7 +199,7 @@ def test_numbers_beyond_a_transform_are_refused(tmp_path, transform, text, kind)
     assert np.isfinite(dense).all()
 
 
-def test_a_tiny_span_is_finite(tmp_path):
+def test_a_tiny_span_is_finite(tmp_path: Path) -> None:
     dense = make(tmp_path, table(r9="1,5e-324,u,i\n").replace(".", "0e-330").replace("5e-3240e-330", "5e-324"), SCHEMA,
                  *HASHED[:2], "data.dense_transform=minmax")[1]  # fmt: skip
     assert np.isfinite(dense).all()
@@ -222,10 +229,10 @@ PARTS = {  # hour, timestamp, weekday (Monday 0), days since 1970, month; in UTC
 }
 
 
-def test_parts_of_dates_in_text_and_parquet_alike(tmp_path):
+def test_parts_of_dates_in_text_and_parquet_alike(tmp_path: Path) -> None:
     rows = "".join(f"{i % 2},u{i},{time}\n" for i, time in enumerate(TIMES * 3))
     _, dense, sparse = make(tmp_path, "label,user,t\n" + rows, DATES)
-    expected = [PARTS[time] for time in TIMES]
+    expected: list[tuple[Any, ...]] = [PARTS[time] for time in TIMES]
     np.testing.assert_array_equal(dense[:6], np.array([parts[:2] for parts in expected], np.float32))
     assert sparse[:6, 1:].tolist() == [ids(parts[2:]) for parts in expected]
     manifest = load_manifest(tmp_path / "out")
@@ -252,7 +259,7 @@ def test_parts_of_dates_in_text_and_parquet_alike(tmp_path):
 
 
 @pytest.mark.parametrize(("form", "text"), [("%d.%m.%Y %H:%M", "29.02.2024 23:59"), ("epoch", "1709251140")])
-def test_formats_of_dates(tmp_path, form, text):
+def test_formats_of_dates(tmp_path: Path, form: str, text: str) -> None:
     schema = f'header: false\nlabel: 0\nsparse: [1, {{column: 2, part: hour, format: "{form}"}}]\n'
     sparse = make(tmp_path, f"1,u,{text}\n0,u,\n" * 9, schema)[2]
     assert sparse[:2, 1].tolist() == ids(["23", ""])
@@ -271,13 +278,13 @@ def test_formats_of_dates(tmp_path, form, text):
         (SCHEMA + "missing: NA", "key missing: give a list of texts"),
     ],
 )
-def test_bad_schemas(tmp_path, schema, message):
+def test_bad_schemas(tmp_path: Path, schema: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         make(tmp_path, "label,user,t\n1,u,2024-01-01\n0,u,01/02/2024\n", schema)
     assert "\n" not in str(error.value)
 
 
-def test_dates_in_parquet_without_a_part_are_refused_with_the_remedy(tmp_path):
+def test_dates_in_parquet_without_a_part_are_refused_with_the_remedy(tmp_path: Path) -> None:
     columns = {"label": [0, 1] * 9, "user": ["u"] * 18, "t": pa.array([0] * 18, pa.timestamp("us"))}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     content = (tmp_path / "t.parquet").read_bytes()
@@ -289,7 +296,7 @@ def test_dates_in_parquet_without_a_part_are_refused_with_the_remedy(tmp_path):
         make(tmp_path, content, "missing: [NA]\nlabel: label\nsparse: [user]", name="t.parquet")
 
 
-def test_a_parquet_file_without_rows(tmp_path):
+def test_a_parquet_file_without_rows(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"label": pa.array([], pa.int8()), "user": pa.array([], pa.string())}), tmp_path / "t.parquet"
     )
@@ -298,14 +305,14 @@ def test_a_parquet_file_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "message"), [("none.yaml", "no such file; check data.schema"), ("", "a directory")])
-def test_a_schema_that_is_not_there(tmp_path, name, message):
+def test_a_schema_that_is_not_there(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text(table())
     paths = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/{name}", f"data.path={tmp_path}/out"]
     with pytest.raises(UserError, match=message):
         preprocess(config(*paths))
 
 
-def test_a_mark_of_byte_order_is_only_that_at_the_start(tmp_path):
+def test_a_mark_of_byte_order_is_only_that_at_the_start(tmp_path: Path) -> None:
     """In no chunk but the first, and not in the first row after the header."""
     text = "\ufefflabel,user\n" + "\ufeff1,u\n" * 30
     with pytest.raises(UserError, match=r"row 2, column label: .* is not a number"):

@@ -1,6 +1,10 @@
 """Through the command line: exit status 2, one line that names the fault, nothing that passes for a dataset."""
 
 import gzip
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ GOOD = oracle.make_rows(60, seed=5)
 LINES = GOOD.splitlines(keepends=True)
 
 
-def with_row(number: int, change) -> bytes:
+def with_row(number: int, change: Callable[..., Any]) -> bytes:
     """The good rows, row `number` (from 1) changed."""
     lines = list(LINES)
     fields = lines[number - 1].rstrip(b"\n").split(b"\t")
@@ -20,7 +24,7 @@ def with_row(number: int, change) -> bytes:
     return b"".join(lines)
 
 
-def replaced(index: int, text: bytes):
+def replaced(index: int, text: bytes) -> Callable[..., Any]:
     return lambda fields: [*fields[:index], text, *fields[index + 1 :]]
 
 
@@ -42,7 +46,7 @@ CASES = {
 }
 
 
-def assert_refused(process, root, words):
+def assert_refused(process: subprocess.CompletedProcess[str], root: Path, words: list[str]) -> None:
     assert process.returncode == 2, process.stderr
     line = error_line(process.stderr)
     for word in words:
@@ -52,7 +56,7 @@ def assert_refused(process, root, words):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_rows(tmp_path, name):
+def test_bad_rows(tmp_path: Path, name: str) -> None:
     content, words = CASES[name]
     (tmp_path / "day_0.tsv").write_bytes(content)
     process = run(f"data.raw={tmp_path}/day_0.tsv", f"data.path={tmp_path}/out", "data.workers=1")
@@ -60,7 +64,7 @@ def test_bad_rows(tmp_path, name):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path, packed):
+def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool) -> None:
     """Whatever chunk it lies in, and with more than one worker."""
     bad = with_row(57, replaced(20, b"x"))
     path = tmp_path / ("day_0.gz" if packed else "day_0")
@@ -90,7 +94,7 @@ def damaged(content: bytes) -> bytes:
     ],
     ids=["truncated", "no trailer", "damaged", "wrong sum", "garbage behind", "not gzip", "nothing inside"],
 )
-def test_bad_gzip(tmp_path, change, words):
+def test_bad_gzip(tmp_path: Path, change: Callable[..., Any], words: list[str]) -> None:
     path = tmp_path / "day_0.gz"
     path.write_bytes(change(gzip.compress(GOOD)))
     process = run(f"data.raw={path}", f"data.path={tmp_path}/out")
@@ -116,7 +120,7 @@ def test_bad_gzip(tmp_path, change, words):
     ],
     ids=str,
 )
-def test_bad_configuration(tmp_path, overrides, words):
+def test_bad_configuration(tmp_path: Path, overrides: list[str], words: list[str]) -> None:
     (tmp_path / "good").write_bytes(GOOD)
     arguments = [override.format(tmp_path) for override in overrides]
     assert_refused(run(f"data.path={tmp_path}/out", *arguments), tmp_path / "out", words)

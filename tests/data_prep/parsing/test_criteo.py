@@ -18,11 +18,13 @@ ROWS = st.tuples(
 )
 
 
-def row(label="0", integers=("1",) * 13, categories=("68fd1e64",) * 26) -> bytes:
+def row(
+    label: str = "0", integers: tuple[str, ...] = ("1",) * 13, categories: tuple[str, ...] = ("68fd1e64",) * 26
+) -> bytes:
     return "\t".join([label, *integers, *categories]).encode()
 
 
-def test_rows_equal_the_reference_parsers():
+def test_rows_equal_the_reference_parsers() -> None:
     block = parse_bytes((REFERENCE / "rows.tsv").read_bytes(), "sample")
     golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     np.testing.assert_array_equal(block.labels, golden["y"])
@@ -36,7 +38,9 @@ def test_rows_equal_the_reference_parsers():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=8), st.booleans(), st.booleans(), st.sampled_from(["x", "X", "08x"]))
-def test_round_trip(rows, carriage_return, last_newline, style):
+def test_round_trip(
+    rows: list[tuple[int, list[int | None], list[int | None]]], carriage_return: bool, last_newline: bool, style: str
+) -> None:
     end = "\r\n" if carriage_return else "\n"
     lines = []
     for label, integers, categories in rows:
@@ -51,7 +55,7 @@ def test_round_trip(rows, carriage_return, last_newline, style):
     assert block.sparse.tolist() == [[v or 0 for v in categories] for _, _, categories in rows]
 
 
-def test_random_rows_equal_the_oracle():
+def test_random_rows_equal_the_oracle() -> None:
     text = oracle.make_rows(300, seed=1)
     for found, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -69,11 +73,11 @@ def test_random_rows_equal_the_oracle():
         ("-1234567", -1234567),
     ],
 )
-def test_integers_at_the_edge(text, value):
+def test_integers_at_the_edge(text: str, value: int) -> None:
     assert parse_bytes(row(integers=(text,) * 13), "text").dense[0].tolist() == [value] * 13
 
 
-def test_rows_without_label():
+def test_rows_without_label() -> None:
     unlabelled = b"\t".join(row().split(b"\t")[1:])
     block = parse_bytes(unlabelled + b"\n" + unlabelled, "candidates", labelled=False)
     assert block.labels.tolist() == [0, 0]
@@ -112,7 +116,7 @@ def test_rows_without_label():
         (row() + b" ", "column cat_25: '68fd1e64 ' is not a hexadecimal category"),
     ],
 )
-def test_bad_rows_are_named(bad, message):
+def test_bad_rows_are_named(bad: bytes, message: str) -> None:
     good = row()
     with pytest.raises(UserError, match=message) as error:
         parse_bytes(b"\n".join([good, good, bad, good, b""]), "day_0.tsv")
@@ -121,18 +125,18 @@ def test_bad_rows_are_named(bad, message):
 
 
 @pytest.mark.parametrize("columns", [1, 2, 13, 14, 20, 39])
-def test_a_file_cut_in_mid_row(columns):
+def test_a_file_cut_in_mid_row(columns: int) -> None:
     cut = b"\t".join(row().split(b"\t")[:columns])
     with pytest.raises(UserError, match=f"row 2: {columns} columns, but a row has 40; the file is cut off"):
         parse_bytes(row() + b"\n" + cut, "day_0.tsv")
 
 
-def test_nothing_to_parse():
+def test_nothing_to_parse() -> None:
     with pytest.raises(UserError, match="empty file"):
         parse_bytes(b"", "day_0.tsv")
 
 
-def test_room_for_the_shortest_rows():
+def test_room_for_the_shortest_rows() -> None:
     shortest = b"0" + b"\t" * 39 + b"\n"
     assert len(parse_bytes(shortest * 500, "text").labels) == 500
     assert max_rows(len(shortest) * 500) >= 500
@@ -144,7 +148,9 @@ def test_room_for_the_shortest_rows():
     st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
     st.booleans(),
 )
-def test_a_batch_is_parsed_as_its_rows_one_by_one(seed, changes, labelled):
+def test_a_batch_is_parsed_as_its_rows_one_by_one(
+    seed: int, changes: list[tuple[float, bytes]], labelled: bool
+) -> None:
     """Whatever a few bytes of a file become: the same rows, and the same place where it goes wrong."""
     text = bytearray(oracle.make_rows(12, seed=seed))
     if not labelled:
@@ -156,8 +162,10 @@ def test_a_batch_is_parsed_as_its_rows_one_by_one(seed, changes, labelled):
     buffer = np.zeros(len(text) + PADDING, np.uint8)
     buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
     found, expected = (empty_block(max_rows(len(text))) for _ in range(2))
-    arguments = (labelled, MISSING_INTEGER)
-    rows, position = parse_lines(buffer, 0, len(text), *arguments, *found[:3])
-    assert (rows, position) == parse_rows(buffer, 0, len(text), len(text), *arguments, 0, *expected[:3])
+    end, missing = len(text), MISSING_INTEGER
+    rows, position = parse_lines(buffer, 0, end, labelled, missing, found.labels, found.dense, found.sparse)
+    assert (rows, position) == parse_rows(
+        buffer, 0, end, end, labelled, missing, 0, expected.labels, expected.dense, expected.sparse
+    )
     for one, other in zip(found[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one[:rows], other[:rows])

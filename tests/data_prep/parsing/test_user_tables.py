@@ -4,11 +4,15 @@ import csv
 import gzip
 import io
 import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -30,7 +34,7 @@ HEADER = ["user", "ignored", "item", "rating", "price", "genre", "age"]
 SPLITS = ("train", "val", "test")
 
 
-def make_records(rows, seed=0):
+def make_records(rows: int, seed: int = 0) -> list[dict[str, str]]:
     rng = np.random.default_rng(seed)
     genres = ["drama", "sci-fi, new", 'the "best"', "", "café"]
     return [
@@ -47,7 +51,7 @@ def make_records(rows, seed=0):
     ]
 
 
-def as_text(records, delimiter=",", header=True, end="\n"):
+def as_text(records: list[dict[str, str]], delimiter: str = ",", header: bool = True, end: str = "\n") -> bytes:
     stream = io.StringIO()
     writer = csv.writer(stream, delimiter=delimiter, lineterminator=end)
     if header:
@@ -56,7 +60,9 @@ def as_text(records, delimiter=",", header=True, end="\n"):
     return stream.getvalue().encode()
 
 
-def expected(records, train_rows, rule=lambda rating: rating >= 4):
+def expected(
+    records: list[dict[str, str]], train_rows: int, rule: Callable[..., Any] = lambda rating: rating >= 4
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     labels = np.array([rule(float(record["rating"])) for record in records], np.int32)
     values = np.array([[float(record[name] or 0) for name in ("price", "age")] for record in records])
     dense = np.log1p(np.maximum(values, 0)).astype(np.float32)
@@ -69,7 +75,7 @@ def expected(records, train_rows, rule=lambda rating: rating >= 4):
     return labels, dense, ids
 
 
-def assert_dataset(root, wanted):
+def assert_dataset(root: Path, wanted: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> None:
     for i, array in enumerate(wanted):
         found = np.concatenate([load_split(root, split)[i] for split in SPLITS])
         np.testing.assert_array_equal(found, array)
@@ -77,19 +83,19 @@ def assert_dataset(root, wanted):
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     (tmp_path / "schema.yaml").write_text(SCHEMA)
     records = make_records(350)
     (tmp_path / "rows.csv").write_bytes(as_text(records))
     return tmp_path, records
 
 
-def overrides(directory, name="out", raw="rows.csv", schema="schema.yaml"):
+def overrides(directory: Path, name: str = "out", raw: str = "rows.csv", schema: str = "schema.yaml") -> list[str]:
     return [f"data.raw={directory}/{raw}", f"data.schema={directory}/{schema}", f"data.path={directory}/{name}"]
 
 
 @pytest.mark.parametrize("chunk_bytes", [700, 10**6])
-def test_rows_equal_the_oracle(table, chunk_bytes):
+def test_rows_equal_the_oracle(table: tuple[Path, list[dict[str, str]]], chunk_bytes: int) -> None:
     directory, records = table
     manifest = preprocess(config("data=custom", *overrides(directory), f"data.chunk_bytes={chunk_bytes}"))
     assert manifest.schema == {"label": "rating", "dense": ["price", "age"], "sparse": ["user", "item", "genre"]}
@@ -97,7 +103,7 @@ def test_rows_equal_the_oracle(table, chunk_bytes):
     assert 0 < manifest.label_rate < 1
 
 
-def test_workers_and_compression_do_not_change_a_byte(table):
+def test_workers_and_compression_do_not_change_a_byte(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     (directory / "rows.gz").write_bytes(gzip.compress(as_text(records)))
     preprocess(config(*overrides(directory), "data.chunk_bytes=3000"))
@@ -108,7 +114,7 @@ def test_workers_and_compression_do_not_change_a_byte(table):
 
 
 @pytest.mark.parametrize("header", [False, True])
-def test_positions_tabs_and_plain_labels(tmp_path, header):
+def test_positions_tabs_and_plain_labels(tmp_path: Path, header: bool) -> None:
     records = make_records(100)
     for record in records:
         record["rating"] = str(int(float(record["rating"]) > 3))
@@ -120,7 +126,7 @@ def test_positions_tabs_and_plain_labels(tmp_path, header):
     assert_dataset(tmp_path / "out", expected(records, 86, rule=lambda rating: rating == 1))
 
 
-def test_several_files_each_with_a_header(table):
+def test_several_files_each_with_a_header(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     for day, part in enumerate((records[:200], records[200:])):
         (directory / f"day_{day}").write_bytes(as_text(part))
@@ -129,7 +135,7 @@ def test_several_files_each_with_a_header(table):
     assert_dataset(directory / "out", expected(records, 200))
 
 
-def test_hash_and_other_transforms(table):
+def test_hash_and_other_transforms(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     more = ["data.encoding=hash", "data.max_ind_range=97", "data.dense_transform=minmax", "data.split.method=random"]
     preprocess(config(*overrides(directory), *more))
@@ -142,7 +148,7 @@ def test_hash_and_other_transforms(table):
     assert sorted(ids[:, 1].tolist()) == sorted(items)
 
 
-def test_new_rows_are_encoded_alike(table):
+def test_new_rows_are_encoded_alike(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     preprocess(config(*overrides(directory)))
     encoder = Encoder.load(directory / "out")
@@ -174,7 +180,9 @@ def test_new_rows_are_encoded_alike(table):
     ],
 )
 @pytest.mark.parametrize("chunk_bytes", [500, 10**6])
-def test_bad_rows(table, row, change, message, chunk_bytes):
+def test_bad_rows(
+    table: tuple[Path, list[dict[str, str]]], row: int, change: Callable[..., Any], message: str, chunk_bytes: int
+) -> None:
     directory, records = table
     rows = [[record[name] for name in HEADER] for record in records]
     rows[row - 1] = change(rows[row - 1])
@@ -188,7 +196,7 @@ def test_bad_rows(table, row, change, message, chunk_bytes):
     assert not (directory / "out" / "manifest.json").exists()
 
 
-def test_text_that_is_not_utf8(table):
+def test_text_that_is_not_utf8(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     (directory / "rows.csv").write_bytes(
         as_text(records[:30]) + b"u1,x,i\xff,4,1,g,3\n" + as_text(records[30:], header=False)
@@ -216,7 +224,7 @@ def test_text_that_is_not_utf8(table):
         ("label: rating\nsparse: [user]", "is not a label"),
     ],
 )
-def test_bad_schemas(table, schema, message):
+def test_bad_schemas(table: tuple[Path, list[dict[str, str]]], schema: str, message: str) -> None:
     directory, _ = table
     (directory / "schema.yaml").write_text(schema)
     with pytest.raises(UserError, match=message) as error:
@@ -227,7 +235,7 @@ def test_bad_schemas(table, schema, message):
 @pytest.mark.parametrize(
     "more", [["data.encoding=torchrec"], ["data.dense_transform=torchrec"], ["data=synthetic"], ["data=criteo_1tb"]]
 )
-def test_what_is_of_criteo_s_rows_only(table, more):
+def test_what_is_of_criteo_s_rows_only(table: tuple[Path, list[dict[str, str]]], more: list[str]) -> None:
     directory, _ = table
     arguments = overrides(directory)
     arguments = arguments[1:] if more[0].startswith("data=") else arguments
@@ -237,20 +245,20 @@ def test_what_is_of_criteo_s_rows_only(table, more):
         preprocess(config(*more, *arguments, "data.synthetic.rows=10"))
 
 
-def test_two_columns_of_one_name(tmp_path):
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"label,user,user\n1,a,b\n")
     (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]")
     with pytest.raises(UserError, match=r"rows\.csv: row 1: two columns user; rename one"):
         preprocess(config(*overrides(tmp_path)))
 
 
-def test_custom_asks_for_a_schema(tmp_path):
+def test_custom_asks_for_a_schema(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(as_text(make_records(5)))
     with pytest.raises(UserError, match=r"data\.schema: not given"):
         preprocess(config("data=custom", f"data.raw={tmp_path}/rows.csv", f"data.path={tmp_path}/out"))
 
 
-def test_the_manifest_names_the_table(table):
+def test_the_manifest_names_the_table(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, _ = table
     preprocess(config(*overrides(directory)))
     entry = load_manifest(directory / "out").encoding["table"]
@@ -259,7 +267,7 @@ def test_the_manifest_names_the_table(table):
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
-def test_a_table_without_numeric_columns(tmp_path, encoding):
+def test_a_table_without_numeric_columns(tmp_path: Path, encoding: str) -> None:
     schema = SCHEMA.replace("dense: [price, age]\n", "")
     (tmp_path / "schema.yaml").write_text(schema)
     (tmp_path / "rows.csv").write_bytes(as_text(make_records(200)))
@@ -270,7 +278,7 @@ def test_a_table_without_numeric_columns(tmp_path, encoding):
     assert [part.shape for part in load_split(tmp_path / "out", "train")[1:]] == [(172, 0), (172, 3)]
 
 
-def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path):
+def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path: Path) -> None:
     count = 100_000
     pq.write_table(
         pa.table({"click": np.zeros(count, np.int8), "a": np.zeros(count, np.int32)}), tmp_path / "t.parquet"

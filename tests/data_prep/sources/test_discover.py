@@ -6,6 +6,8 @@ import lzma
 import re
 import threading
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config
 
 
-def zipped(content):
+def zipped(content: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("rows.csv", content)
@@ -44,7 +46,7 @@ PACKED = {
 
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("name", ["rows.csv", "my rows.csv"])
-def test_other_compressions_are_known_by_their_first_bytes(tmp_path, kind, name):
+def test_other_compressions_are_known_by_their_first_bytes(tmp_path: Path, kind: str, name: str) -> None:
     pack, command = PACKED[kind]
     for content in (b"1,2\n" * 100, b""):
         (tmp_path / name).write_bytes(pack(content))
@@ -56,38 +58,38 @@ def test_other_compressions_are_known_by_their_first_bytes(tmp_path, kind, name)
 
 
 @pytest.mark.parametrize("start", [b"BZh", b"BZhello", b"PK,rows", b"7z"])
-def test_text_that_begins_like_them_is_text(tmp_path, start):
+def test_text_that_begins_like_them_is_text(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "rows.csv").write_bytes(start + b",x\n1,2\n")
     assert names(str(tmp_path)) == ["rows.csv"]
 
 
-def names(raw):
+def names(raw: list[str] | str) -> list[str]:
     return [source.name for source in resolve_sources(raw)]
 
 
 @pytest.fixture
-def days(tmp_path):
+def days(tmp_path: Path) -> Path:
     for name in ("day_10", "day_2", "day_1", "notes.txt", ".hidden"):
         (tmp_path / name).write_bytes(b"x\n")
     return tmp_path
 
 
-def test_a_directory_means_its_days_in_natural_order(days):
+def test_a_directory_means_its_days_in_natural_order(days: Path) -> None:
     assert names(str(days)) == ["day_1", "day_2", "day_10"]
 
 
-def test_a_directory_without_days_means_all_its_files(tmp_path):
+def test_a_directory_without_days_means_all_its_files(tmp_path: Path) -> None:
     for name in ("b.tsv", "a.tsv"):
         (tmp_path / name).write_bytes(b"x\n")
     assert names(str(tmp_path)) == ["a.tsv", "b.tsv"]
 
 
-def test_a_glob_is_sorted_and_a_list_is_not(days):
+def test_a_glob_is_sorted_and_a_list_is_not(days: Path) -> None:
     assert names(f"{days}/day_*") == ["day_1", "day_2", "day_10"]
     assert names([f"{days}/day_10", f"{days}/day_?"]) == ["day_10", "day_1", "day_2"]
 
 
-def test_compression_is_told_by_content(tmp_path):
+def test_compression_is_told_by_content(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(gzip.compress(b"hello\n"))
     source = resolve_sources(str(tmp_path / "day_0"))[0]
     assert source.compressed
@@ -99,7 +101,7 @@ def test_compression_is_told_by_content(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path, packed):
+def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: bool) -> None:
     content = np.random.default_rng(0).integers(0, 64, 5_000_001).astype(np.uint8).tobytes()
     path = tmp_path / "day_0"
     stored = gzip.compress(content, 1) if packed else content
@@ -115,7 +117,7 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path, packed):
     stream.close()
 
 
-def test_a_stream_ends_before_its_end_when_closed(tmp_path):
+def test_a_stream_ends_before_its_end_when_closed(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(bytes(20_000_000))
     threads = threading.active_count()
     stream = SourceStream(resolve_sources(str(tmp_path / "day_0"))[0])
@@ -125,7 +127,7 @@ def test_a_stream_ends_before_its_end_when_closed(tmp_path):
     assert threading.active_count() == threads
 
 
-def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path):
+def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
     for name in ("day_0", "day_1"):
         (tmp_path / name).write_bytes(bytes(1000))
     (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
@@ -149,7 +151,9 @@ def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path):
         ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False),
     ],
 )
-def test_sources_are_read_whole_where_that_keeps_all_workers_busy(tmp_path, sizes, workers, overrides, whole):
+def test_sources_are_read_whole_where_that_keeps_all_workers_busy(
+    tmp_path: Path, sizes: list[int], workers: int, overrides: list[str], whole: bool
+) -> None:
     sources = tuple(Source(f"day_{i}", f"day_{i}", size, 0, False) for i, size in enumerate(sizes))
     data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
     job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)
@@ -165,7 +169,7 @@ def test_sources_are_read_whole_where_that_keeps_all_workers_busy(tmp_path, size
         (b"not gzip\n", "day_0.gz", "day_0.gz: not a gzip file"),
     ],
 )
-def test_unusable_sources(tmp_path, make, raw, message):
+def test_unusable_sources(tmp_path: Path, make: bytes | None, raw: str, message: str) -> None:
     if make is not None:
         (tmp_path / raw).write_bytes(make)
     with pytest.raises(UserError, match=message):
@@ -173,11 +177,11 @@ def test_unusable_sources(tmp_path, make, raw, message):
 
 
 @pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
-def test_what_is_not_a_source(raw):
+def test_what_is_not_a_source(raw: Any) -> None:
     with pytest.raises(UserError, match=r"data\.raw="):
         resolve_sources(raw)
 
 
-def test_an_empty_directory(tmp_path):
+def test_an_empty_directory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no files in this directory"):
         resolve_sources(str(tmp_path))

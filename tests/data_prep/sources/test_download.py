@@ -3,7 +3,9 @@
 import hashlib
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,13 +15,15 @@ from data_prep.sources import download
 from data_prep.sources.download import PartialFile, Patience, RemoteFile, download_all
 from data_prep.sources.remote import unpack_member
 from tests.data_prep import oracle
-from tests.data_prep.mirror import CONTENT, OTHER, make_archive
+from tests.data_prep.mirror import CONTENT, OTHER, Mirror, make_archive
 
 PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
 SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
-def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
+def fetch(
+    mirror: Mirror, directory: Path, *manners: str, sha256: str | None = None, patience: Patience = PATIENCE
+) -> Path:
     urls = tuple(mirror.url(f"{manner}/day_0.gz") for manner in manners)
     return download_all([RemoteFile("day_0.gz", urls, sha256)], directory, patience)[0]
 
@@ -41,7 +45,9 @@ def fetch(mirror, directory, *manners, sha256=None, patience=PATIENCE):
         (["torn"], 2),
     ],
 )
-def test_the_file_comes_whole(mirror, tmp_path, capsys, manners, requests):
+def test_the_file_comes_whole(
+    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str], manners: list[str], requests: int
+) -> None:
     path = fetch(mirror, tmp_path, *manners)
     assert re.search(r"download: 1\.0 MB( of 1\.0 MB)?, [\d.]+ [kM]?B/s, ", capsys.readouterr().err)
     assert path.read_bytes() == CONTENT
@@ -50,9 +56,13 @@ def test_the_file_comes_whole(mirror, tmp_path, capsys, manners, requests):
 
 
 @pytest.mark.parametrize("manner", ["dropping", "dated"])
-def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(mirror, tmp_path, manner):
+def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(
+    mirror: Mirror, tmp_path: Path, manner: str
+) -> None:
     fetch(mirror, tmp_path, manner, "good")
-    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for path, asked in mirror.requests[1:] if manner in path]
+    starts = [
+        int(asked.removeprefix("bytes=").rstrip("-")) for path, asked in mirror.requests[1:] if asked and manner in path
+    ]
     assert starts[0] == len(CONTENT) // 2
     assert starts == sorted(starts)
     assert len(set(starts)) > PATIENCE.tries
@@ -63,7 +73,7 @@ def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(mirror, tmp_
 
 
 @pytest.mark.parametrize("manner", ["weak", "nameless"])
-def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror, tmp_path, manner):
+def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror: Mirror, tmp_path: Path, manner: str) -> None:
     assert fetch(mirror, tmp_path / "a", manner, "good").read_bytes() == CONTENT
     assert [asked for _, asked in mirror.requests] == [None] * 5
     mirror.requests.clear()
@@ -72,7 +82,7 @@ def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror, tmp_p
 
 
 @pytest.mark.parametrize("manner", ["dropping", "dated", "careless", "mute"])
-def test_a_file_that_has_changed_is_fetched_anew(mirror, tmp_path, manner):
+def test_a_file_that_has_changed_is_fetched_anew(mirror: Mirror, tmp_path: Path, manner: str) -> None:
     """`careless` sends the rest all the same, of a file of the same size; `mute` does not even say of which."""
     with pytest.raises(UserError):
         fetch(mirror, tmp_path, manner, patience=Patience(tries=1))
@@ -81,7 +91,7 @@ def test_a_file_that_has_changed_is_fetched_anew(mirror, tmp_path, manner):
     assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
 
 
-def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
+def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror: Mirror, tmp_path: Path) -> None:
     one_try = Patience(tries=1)
     assert fetch(mirror, tmp_path / "a", "dropping", "good", patience=one_try).read_bytes() == CONTENT
     assert mirror.requests[1] == ("good/day_0.gz", None)
@@ -94,7 +104,9 @@ def test_another_mirror_goes_on_only_where_a_sum_is_known(mirror, tmp_path):
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(mirror, tmp_path, is_whole):
+def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(
+    mirror: Mirror, tmp_path: Path, is_whole: bool
+) -> None:
     """Nor is it taken when all has come, as by a job that was killed before it compared the sum."""
     mirror.content["day_0.gz"] = OTHER
     with pytest.raises(UserError):
@@ -110,11 +122,11 @@ def test_a_part_put_together_is_only_gone_on_with_where_its_sum_is_known(mirror,
     assert mirror.requests[-1] == ("good/day_0.gz", None)
 
 
-def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
+def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     open_url = download.open_url
 
-    def hurried(asked, timeout):  # the good one has all the time that a busy machine takes
+    def hurried(asked: Any, timeout: float) -> Any:  # the good one has all the time that a busy machine takes
         return open_url(asked, 1 if "stalling" in asked.full_url else timeout)
 
     monkeypatch.setattr(download, "open_url", hurried)
@@ -125,13 +137,13 @@ def test_a_mirror_that_falls_silent_is_left(mirror, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("sha256", [None, SUM])
 @pytest.mark.parametrize("part", [CONTENT[:5000], CONTENT, CONTENT + b"more than there is", OTHER[:5000]])
-def test_a_part_that_somebody_put_there(mirror, tmp_path, part, sha256):
+def test_a_part_that_somebody_put_there(mirror: Mirror, tmp_path: Path, part: bytes, sha256: str | None) -> None:
     (tmp_path / "day_0.gz.part").write_bytes(part)
     assert fetch(mirror, tmp_path, "good", sha256=sha256).read_bytes() == CONTENT
     assert mirror.requests[0] == ("good/day_0.gz", f"bytes={len(part)}-" if sha256 else None)
 
 
-def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
+def test_wrong_bytes_are_not_accepted(mirror: Mirror, tmp_path: Path) -> None:
     assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
     with pytest.raises(
         UserError,
@@ -141,20 +153,20 @@ def test_wrong_bytes_are_not_accepted(mirror, tmp_path):
     assert not list((tmp_path / "b").iterdir())
 
 
-def test_a_file_without_a_length_is_not_taken_unseen(mirror, tmp_path):
+def test_a_file_without_a_length_is_not_taken_unseen(mirror: Mirror, tmp_path: Path) -> None:
     url = mirror.url("endless/train.txt")
     with pytest.raises(UserError, match=r"it reports no length, .* give data\.remote\.sha256"):
         download_all([RemoteFile("train.txt", (url,))], tmp_path, PATIENCE)
     assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
 
-def test_what_is_there_is_not_fetched(mirror, tmp_path):
+def test_what_is_there_is_not_fetched(mirror: Mirror, tmp_path: Path) -> None:
     (tmp_path / "day_0.gz").write_bytes(b"as the user put it there")
     assert fetch(mirror, tmp_path, "good").read_bytes() == b"as the user put it there"
     assert mirror.requests == []
 
 
-def test_two_jobs_do_not_fetch_one_file(mirror, tmp_path):
+def test_two_jobs_do_not_fetch_one_file(mirror: Mirror, tmp_path: Path) -> None:
     with (
         PartialFile(tmp_path / "day_0.gz"),
         pytest.raises(UserError, match=r"day_0\.gz: another job is downloading it"),
@@ -164,7 +176,7 @@ def test_two_jobs_do_not_fetch_one_file(mirror, tmp_path):
 
 
 @pytest.mark.parametrize("manner", ["missing", "lying", "dropping-port"])
-def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
+def test_a_dead_mirror_says_how_to_go_on(mirror: Mirror, tmp_path: Path, manner: str) -> None:
     if manner == "dropping-port":
         mirror.shutdown()
         mirror.server_close()
@@ -174,7 +186,7 @@ def test_a_dead_mirror_says_how_to_go_on(mirror, tmp_path, manner):
     assert not (tmp_path / "day_0.gz").exists()
 
 
-def test_every_mirror_s_fault_is_told(mirror, tmp_path):
+def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         fetch(mirror, tmp_path, "missing", "page")
     missing, page = (mirror.url(f"{manner}/day_0.gz") for manner in ("missing", "page"))
@@ -184,7 +196,7 @@ def test_every_mirror_s_fault_is_told(mirror, tmp_path):
     )
 
 
-def test_a_page_costs_nothing_that_is_at_hand(mirror, tmp_path):
+def test_a_page_costs_nothing_that_is_at_hand(mirror: Mirror, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         fetch(mirror, tmp_path, "dropping", "page", patience=Patience(tries=1))
     assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
@@ -192,12 +204,12 @@ def test_a_page_costs_nothing_that_is_at_hand(mirror, tmp_path):
     assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
 
 
-def test_a_mirror_that_is_no_url_is_left(mirror, tmp_path):
+def test_a_mirror_that_is_no_url_is_left(mirror: Mirror, tmp_path: Path) -> None:
     file = RemoteFile("day_0.gz", ("mirror.local/day_0.gz", mirror.url("good/day_0.gz")))
     assert download_all([file], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
 
-def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path):
+def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror: Mirror, tmp_path: Path) -> None:
     """As an interrupt does: a day takes hours."""
     manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
     with pytest.raises(UserError, match=r"day_1\.gz: download failed from every mirror"):
@@ -205,7 +217,7 @@ def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror, tmp_path)
     assert not (tmp_path / "day_0.gz").exists()
 
 
-def test_no_room_for_all_files_together(mirror, tmp_path, monkeypatch):
+def test_no_room_for_all_files_together(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched, though there is room for one of them."""
     free = int(1.5 * len(CONTENT))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
@@ -220,11 +232,11 @@ def test_no_room_for_all_files_together(mirror, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (15.3e9, "15.3 GB"), (2e15, "2,000.0 TB")]
 )
-def test_sizes_in_words(size, words):
+def test_sizes_in_words(size: float, words: str) -> None:
     assert in_words(size) == words
 
 
-def test_unpacking_never_leaves_the_directory(tmp_path):
+def test_unpacking_never_leaves_the_directory(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     archive = make_archive(inside / "a.tar.gz", [("../../evil.txt", b"evil"), ("dac/../../train.txt", b"rows")])
@@ -234,7 +246,7 @@ def test_unpacking_never_leaves_the_directory(tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["train.txt"]
 
 
-def test_archives_that_are_not_what_they_should_be(tmp_path):
+def test_archives_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "a.tar.gz", [("readme.txt", b"x")])
     with pytest.raises(UserError, match=r"has no file train\.txt"):
         unpack_member(archive, "train.txt", tmp_path)

@@ -1,4 +1,6 @@
 import gzip
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +13,10 @@ from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, ROOM_BEHIND, LineBlocks, count_lines_before
 
 
-def chunks_of(path, chunk_bytes, block_bytes):
+def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
     """The lines of every chunk, read as a worker reads them."""
     source = resolve_sources(str(path))[0]
-    result = []
+    result: list[Any] = []
     if source.compressed:
         with LineBlocks(source, block_bytes=block_bytes) as lines:
             while not lines.exhausted:
@@ -28,7 +30,7 @@ def chunks_of(path, chunk_bytes, block_bytes):
     return result
 
 
-def collect(lines, stop):
+def collect(lines: LineBlocks, stop: int) -> bytes:
     return b"".join(bytes(block.buffer[block.start : block.end]) for block in lines.until(stop))
 
 
@@ -43,7 +45,9 @@ def collect(lines, stop):
     st.integers(40, 100),
     st.booleans(),
 )
-def test_a_line_belongs_to_the_chunk_it_starts_in(tmp_path_factory, lines, chunk_bytes, block_bytes, newline):
+def test_a_line_belongs_to_the_chunk_it_starts_in(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], chunk_bytes: int, block_bytes: int, newline: bool
+) -> None:
     text = b"\n".join(lines) + (b"\n" if newline else b"")
     if not text:
         return
@@ -62,11 +66,11 @@ def test_a_line_belongs_to_the_chunk_it_starts_in(tmp_path_factory, lines, chunk
     assert chunks_of(directory / "packed.gz", chunk_bytes, block_bytes) == expected
 
 
-def split_lines(text):
+def split_lines(text: bytes) -> list[bytes]:
     return [line + b"\n" for line in text.split(b"\n")[:-1]]
 
 
-def test_offsets_and_the_last_line(tmp_path):
+def test_offsets_and_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(b"one\ntwo\nthree")
     source = resolve_sources(str(path))[0]
@@ -78,27 +82,27 @@ def test_offsets_and_the_last_line(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("text", [b"one\ntwo\n", b"one\ntwo"])
-def test_the_last_block_says_that_it_is(tmp_path, text, packed):
+def test_the_last_block_says_that_it_is(tmp_path: Path, text: bytes, packed: bool) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(gzip.compress(text) if packed else text)
     with LineBlocks(resolve_sources(str(path))[0]) as lines:
         assert [block.is_last for block in lines.until(100)][-1]
 
 
-def test_there_is_room_for_a_newline_and_for_what_kernels_read_too_far():
+def test_there_is_room_for_a_newline_and_for_what_kernels_read_too_far() -> None:
     assert ROOM_BEHIND > PADDING
     assert ROOM_BEFORE >= BLOCK_BYTES
 
 
 @pytest.mark.parametrize("before", [b"", b"0123456789\n"])
-def test_a_long_line_is_refused_wherever_it_begins(tmp_path, before):
+def test_a_long_line_is_refused_wherever_it_begins(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(before + b"x" * (3 << 20) + b"\n")
     with LineBlocks(resolve_sources(str(path))[0]) as lines, pytest.raises(UserError, match="longer than"):
         list(lines.until(4 << 20))
 
 
-def test_a_line_longer_than_a_block(tmp_path):
+def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(b"x" * 100)
     with (

@@ -6,22 +6,24 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from common.cli import EXIT_STOPPED
 from common.errors import UserError
+from data_prep.config.keys import DataConfig
 from data_prep.job_setup import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
-from tests.data_prep.mirror import make_archive
+from tests.data_prep.mirror import Mirror, make_archive
 from tests.forks import start_module
 
 
-def day_keys(mirror, root, *overrides, manner="good"):
+def day_keys(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> tuple[str, ...]:
     return (
         "data=criteo_1tb",
         "data.days=[3,1,2]",
@@ -35,12 +37,12 @@ def day_keys(mirror, root, *overrides, manner="good"):
     )
 
 
-def days(mirror, root, *overrides, manner="good"):
+def days(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> DataConfig:
     return config(*day_keys(mirror, root, *overrides, manner=manner))
 
 
 @pytest.fixture
-def finished(mirror, tmp_path):
+def finished(mirror: Mirror, tmp_path: Path) -> Path:
     """A dataset of days 3, 1 and 2."""
     for day in (3, 1, 2):
         mirror.content[f"day_{day}.gz"] = gzip.compress(oracle.make_rows(40 + day, day), mtime=1)
@@ -50,7 +52,7 @@ def finished(mirror, tmp_path):
     return tmp_path / "out"
 
 
-def test_days_from_the_web(mirror, finished):
+def test_days_from_the_web(mirror: Mirror, finished: Path) -> None:
     verify_dataset(finished)
     sums = json.loads((finished / "raw" / "sums.json").read_text())
     manifest = json.loads((finished / "manifest.json").read_text())
@@ -63,7 +65,7 @@ def test_days_from_the_web(mirror, finished):
     assert mirror.requests == []
 
 
-def test_a_sum_seen_once_holds(mirror, finished):
+def test_a_sum_seen_once_holds(mirror: Mirror, finished: Path) -> None:
     again = days(mirror, finished, "data.overwrite=true")
     path = finished / "raw" / "day_1.gz"
     path.write_bytes(gzip.compress(oracle.make_rows(41, 1), mtime=2))
@@ -84,7 +86,7 @@ def test_a_sum_seen_once_holds(mirror, finished):
     preprocess(again)
 
 
-def test_days_put_there_by_the_user_are_taken(mirror, tmp_path):
+def test_days_put_there_by_the_user_are_taken(mirror: Mirror, tmp_path: Path) -> None:
     raw = tmp_path / "out" / "raw"
     raw.mkdir(parents=True)
     for day in (3, 1, 2):
@@ -102,7 +104,7 @@ def test_days_put_there_by_the_user_are_taken(mirror, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_job_goes_on_where_it_stopped(mirror, tmp_path, how):
+def test_a_killed_job_goes_on_where_it_stopped(mirror: Mirror, tmp_path: Path, how: signal.Signals) -> None:
     mirror.content["day_0.gz"] = gzip.compress(oracle.make_rows(400, 0))
     keys = ["data.days=[0]", "data.workers=1"]
     process = start_module(
@@ -111,6 +113,7 @@ def test_a_killed_job_goes_on_where_it_stopped(mirror, tmp_path, how):
     part = tmp_path / "out" / "raw" / "day_0.gz.part"
     while process.is_alive() and not (part.exists() and part.stat().st_size):
         time.sleep(0.01)
+    assert process.pid is not None
     os.kill(process.pid, how)
     process.join()
     assert process.exitcode == (-how if how == signal.SIGKILL else EXIT_STOPPED)
@@ -121,7 +124,7 @@ def test_a_killed_job_goes_on_where_it_stopped(mirror, tmp_path, how):
     assert mirror.requests == [("dripping/day_0.gz", None), ("dripping/day_0.gz", f"bytes={have}-")]
 
 
-def test_a_file_cut_short_is_not_noted(mirror, tmp_path):
+def test_a_file_cut_short_is_not_noted(mirror: Mirror, tmp_path: Path) -> None:
     """A mirror may tell less than the file's length."""
     content = gzip.compress(oracle.make_rows(40, 0))
     mirror.content["day_0.gz"] = content[:-100]
@@ -132,7 +135,9 @@ def test_a_file_cut_short_is_not_noted(mirror, tmp_path):
     assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
 
 
-def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(mirror, tmp_path, monkeypatch):
+def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
     with pytest.raises(
         UserError, match=r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
@@ -141,17 +146,17 @@ def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(mirror, tm
     assert mirror.requests == []
 
 
-def kaggle(root, *overrides):
+def kaggle(root: Path, *overrides: str) -> DataConfig:
     return config("data=criteo_kaggle", f"data.path={root}", "data.encoding=hash", "data.max_ind_range=9", *overrides)
 
 
 @pytest.fixture
-def archive(tmp_path):
+def archive(tmp_path: Path) -> Path:
     members = [("readme.txt", b"x"), ("dac/train.txt", oracle.make_rows(70, 0)), ("test.txt", b"y")]
     return make_archive(tmp_path / "mine.tar.gz", members)
 
 
-def test_kaggle_from_the_web(mirror, tmp_path, archive):
+def test_kaggle_from_the_web(mirror: Mirror, tmp_path: Path, archive: Path) -> None:
     root = tmp_path / "out"
     mirror.content["dac.tar.gz"] = archive.read_bytes()
     data = kaggle(root, f"data.remote.mirrors=['{mirror.url('good/dac.tar.gz')}']")
@@ -166,7 +171,7 @@ def test_kaggle_from_the_web(mirror, tmp_path, archive):
     assert mirror.requests == []
 
 
-def test_kaggle_as_the_user_has_it(tmp_path, archive):
+def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
     """Without a mirror: the archive or its member, where fetched files are kept or named in data.raw."""
     found = {}
     for name in ("a", "b"):
@@ -205,6 +210,6 @@ def test_kaggle_as_the_user_has_it(tmp_path, archive):
         (["data=criteo_1tb", f"data.remote.sha256={{day_0:{'a' * 64}}}"], "day_0: no such file is fetched"),
     ],
 )
-def test_days_that_make_no_sense(tmp_path, overrides, message):
+def test_days_that_make_no_sense(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         preprocess(config(*overrides, f"data.path={tmp_path}/out"))

@@ -1,6 +1,8 @@
 """A unit's values on disk, against the values that were given."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ ROWS = 9000
 DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
 
 
-def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, ChunkRecord]:
+def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRecord]:
     """A job and the record of its unit, whose columns have been written."""
-    job = SimpleNamespace(
+    job: Any = SimpleNamespace(
         chunk_path=lambda *chunk: tmp_path / chunk[2],
         checksum=lambda suffix: Crc32,
         schema=SimpleNamespace(),
@@ -32,7 +34,7 @@ def write(tmp_path, values: np.ndarray, coded: bool) -> tuple[SimpleNamespace, C
 
 
 @pytest.mark.parametrize("coded", [True, False])
-def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path, coded):
+def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -> None:
     rng = np.random.default_rng(0)
     values = np.stack([rng.integers(0, distinct, ROWS) for distinct in DISTINCT], axis=1).astype(np.uint32)
     values *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
@@ -44,7 +46,7 @@ def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path, coded):
             [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
             for _, block in column_blocks(job, record, start, stop)
         ]
-        assert sum(rows for rows, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
+        assert sum(number for number, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
         for i in range(len(DISTINCT) if found else 0):
             np.testing.assert_array_equal(np.concatenate([block[i] for block in found]), values[start:stop, i])
     for i in range(len(DISTINCT)):
@@ -53,8 +55,8 @@ def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path, coded):
     assert (per_row < 13) if coded else (20 <= per_row < 20.1)  # 1 + 1 + 2 + 2 + 4 bytes and dictionaries
 
 
-def test_a_unit_without_rows_or_columns(tmp_path):
+def test_a_unit_without_rows_or_columns(tmp_path: Path) -> None:
     for shape in ((0, 2), (0, 0), (5, 0)):
         job, record = write(tmp_path, np.zeros(shape, np.uint32), coded=True)
-        assert sum(rows for rows, _ in column_blocks(job, record)) == shape[0]
+        assert sum(number for number, _ in column_blocks(job, record)) == shape[0]
         assert all(dictionary is None for dictionary in read_dictionaries(job, record))

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
+from data_prep.engine.executor import Worker
 from data_prep.io.arrays import MAPPED_BYTES
 from data_prep.pipeline import preprocess
-from data_prep.stages.expand_multi_hot import ExpandTask
+from data_prep.stages.expand_multi_hot import ExpandedShard, ExpandTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, run, sums
@@ -22,7 +24,7 @@ from tests.reference import multi_hot_tables
 SPLITS = ("train", "val", "test")
 
 
-def make(directory, name, *overrides):
+def make(directory: Path, name: str, *overrides: str) -> Path:
     if not (directory / "rows.tsv").exists():
         (directory / "rows.tsv").write_bytes(oracle.make_rows(300, seed=4))
     paths = [f"data.raw={directory}/rows.tsv", f"data.path={directory}/{name}", "data.chunk_bytes=20000"]
@@ -38,7 +40,7 @@ def make(directory, name, *overrides):
         ("uniform", ["data.encoding=torchrec", "data.max_ind_range=60"]),
     ],
 )
-def test_every_id_becomes_its_bag(tmp_path, distribution, more):
+def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: list[str]) -> None:
     one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
     chosen = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
     root = make(tmp_path, "multi_hot", *more, *chosen)
@@ -62,7 +64,7 @@ def test_every_id_becomes_its_bag(tmp_path, distribution, more):
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
 
 
-def test_verify_names_a_table_of_bags_that_changed(tmp_path):
+def test_verify_names_a_table_of_bags_that_changed(tmp_path: Path) -> None:
     root = make(tmp_path, "out", "data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2")
     verify_dataset(root)
     [table] = root.glob("multi_hot/*/20.npy")
@@ -73,15 +75,16 @@ def test_verify_names_a_table_of_bags_that_changed(tmp_path):
         verify_dataset(root)
 
 
-def test_workers_and_kills_do_not_change_a_byte(tmp_path, monkeypatch):
+def test_workers_and_kills_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
     one = make(tmp_path, "one", *chosen)
     process = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/two", "data.chunk_bytes=20000",
                   "data.workers=2", *chosen)  # fmt: skip
     assert process.returncode == 0, process.stderr
-    expand, done = ExpandTask.do, []
+    expand = ExpandTask.do
+    done: list[ExpandTask] = []
 
-    def stop_at_the_third(task, worker):
+    def stop_at_the_third(task: ExpandTask, worker: Worker) -> ExpandedShard:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(task)
@@ -96,7 +99,7 @@ def test_workers_and_kills_do_not_change_a_byte(tmp_path, monkeypatch):
     assert load_manifest(one).digest == load_manifest(tmp_path / "three").digest
 
 
-def test_another_choice_is_another_dataset(tmp_path):
+def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
     chosen = ["data.encoding=hash", "data.max_ind_range=50"]
     sizes = "data.multi_hot.sizes=mlperf_v2"
     make(tmp_path, "out", *chosen, sizes)
@@ -115,13 +118,13 @@ def test_another_choice_is_another_dataset(tmp_path):
         ("data.multi_hot.distribution=pareto", r"data\.multi_hot\.distribution: has no effect"),
     ],
 )
-def test_choices_that_cannot_be(tmp_path, choice, message):
+def test_choices_that_cannot_be(tmp_path: Path, choice: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(tmp_path, "out", choice)
     assert not (tmp_path / "out").exists()
 
 
-def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path, monkeypatch):
+def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
     chosen = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
     rows = 1_000_000  # of each table: 4 * (214 - 12) MB
@@ -131,7 +134,7 @@ def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path, monkeypatch)
     make(tmp_path, "out", *chosen, "data.max_ind_range=50")
 
 
-def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path, monkeypatch):
+def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bags = MultiHot((2, 1))
     first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
     (directory,) = tmp_path.iterdir()
@@ -169,7 +172,7 @@ assert take_mapped(rows, ids[:0]).shape == (0, 100)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
-def test_a_large_table_is_not_held_in_memory(tmp_path):
+def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "table.npy"
     np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
     process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """Shuffled rows on their way to shards: in which windows and blocks they go changes no byte."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from tests.data_prep.conftest import config, sums
 
 
 @given(st.integers(0, 6 * WINDOW_ROWS), st.sampled_from([0, 1, LAST_ROWS + 1, 2 * WINDOW_ROWS]))
-def test_windows_get_smaller_to_the_end_of_a_shard(rows, min_rows):
+def test_windows_get_smaller_to_the_end_of_a_shard(rows: int, min_rows: int) -> None:
     bounds = window_bounds(rows, min_rows)
     sizes = [end - begin for begin, end in pairwise(bounds)]
     assert (bounds[0], bounds[-1]) == (0, rows)
@@ -25,7 +26,9 @@ def test_windows_get_smaller_to_the_end_of_a_shard(rows, min_rows):
 
 
 @pytest.mark.parametrize("encoding", ["torchrec_fixed", pytest.param("amd_blog", marks=pytest.mark.slow)])
-def test_bytes_do_not_depend_on_windows_and_blocks(encoding, tmp_path, monkeypatch):
+def test_bytes_do_not_depend_on_windows_and_blocks(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     days = []
     for day in range(3):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(2500, seed=day))

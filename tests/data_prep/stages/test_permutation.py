@@ -1,13 +1,17 @@
 """Shuffles in windows against NumPy's own."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from data_prep.stages import permutation
 from data_prep.stages.permutation import inverse_permutation
 
 
-def inverse_of(order):
+def inverse_of(order: NDArray[np.int64]) -> NDArray[np.int64]:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return place
@@ -15,7 +19,9 @@ def inverse_of(order):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
 @pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
-def test_any_windows_give_numpy_s_permutation(tmp_path, monkeypatch, rows, window_rows):
+def test_any_windows_give_numpy_s_permutation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int
+) -> None:
     monkeypatch.setattr(permutation, "DRAWS", 50)
     rows = min(rows, 1000 * window_rows)
     parts = list(inverse_permutation(rows, 3, tmp_path / "files", window_rows))
@@ -25,17 +31,18 @@ def test_any_windows_give_numpy_s_permutation(tmp_path, monkeypatch, rows, windo
     assert not list((tmp_path / "files").iterdir())
 
 
-def test_it_is_where_numpy_shuffles_the_rows_of_a_matrix_to(tmp_path):
+def test_it_is_where_numpy_shuffles_the_rows_of_a_matrix_to(tmp_path: Path) -> None:
     rows = np.arange(10_000).reshape(5000, 2)
     np.random.RandomState(3).shuffle(rows)
     found = np.concatenate(list(inverse_permutation(5000, 3, tmp_path / "files", 700)))
     np.testing.assert_array_equal(found, inverse_of(rows[:, 0] // 2))
 
 
-def by_numpy_s_generator(rows, seed, wide):
+def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
     """The shuffle as NumPy's legacy code does it, places from `wide` on drawn by its next_uint64."""
     bits = np.random.MT19937()
-    bits.state = np.random.RandomState(seed).get_state(legacy=False)
+    state: Any = np.random.RandomState(seed).get_state(legacy=False)
+    bits.state = state
     order = np.arange(rows)
     for last in range(rows - 1, 0, -1):
         draw = bits.ctypes.next_uint64 if last >= wide else bits.ctypes.next_uint32
@@ -47,7 +54,9 @@ def by_numpy_s_generator(rows, seed, wide):
 
 
 @pytest.mark.parametrize(("window_rows", "draws"), [(64, 50), (200, 51), (1000, 1 << 18)])
-def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(tmp_path, monkeypatch, window_rows, draws):
+def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int, draws: int
+) -> None:
     """2^32 rows cannot be tried; instead the limit is lowered to 300 of 1,000, here and in what it is held against."""
     monkeypatch.setattr(permutation, "WIDE", 300)
     monkeypatch.setattr(permutation, "DRAWS", draws)
@@ -58,7 +67,7 @@ def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(tmp
 
 
 @pytest.mark.parametrize("calls", [0, 1, 20, 45])
-def test_it_ends_when_it_is_told_to(tmp_path, monkeypatch, calls):
+def test_it_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
     monkeypatch.setattr(permutation, "DRAWS", 50)
     left = [None] * calls
     with pytest.raises(IndexError):

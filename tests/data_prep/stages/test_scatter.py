@@ -8,7 +8,7 @@ from data_prep.stages.scatter import RowLayout
 
 @pytest.mark.parametrize("num_dense", [0, 3])
 @pytest.mark.parametrize("largest", [(), (255, 256, 65535, 65536, 0, 2**31 - 1), (10, 20, 30)])
-def test_packed_rows_come_back_at_other_indices(num_dense, largest):
+def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(largest))
     layout, rows = RowLayout(num_dense, largest), 500
     ids = [rng.integers(0, most, rows, endpoint=True) for most in largest]
@@ -30,7 +30,7 @@ def test_packed_rows_come_back_at_other_indices(num_dense, largest):
         np.testing.assert_array_equal(found[kind][back[places[~left_out]]], array[~left_out])
 
 
-def test_ids_take_as_few_bytes_as_they_need():
+def test_ids_take_as_few_bytes_as_they_need() -> None:
     assert RowLayout(13, (255,) * 4).row_bytes == 4 + 52 + 4
     assert RowLayout(13, (256, 65535)).row_bytes == 4 + 52 + 4
     assert RowLayout(13, (65536,)).row_bytes == 4 + 52 + 4

@@ -1,9 +1,15 @@
 """Splits by chance and left-out negatives."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
+from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -13,7 +19,9 @@ SPLITS = ("train", "val", "test")
 ROWS = 3000
 
 
-def make(directory, name, *overrides, raw="rows.tsv"):
+def make(
+    directory: Path, name: str, *overrides: str, raw: str = "rows.tsv"
+) -> tuple[Manifest, dict[str, tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]]:
     root = directory / name
     manifest = preprocess(
         config(
@@ -28,7 +36,7 @@ def make(directory, name, *overrides, raw="rows.tsv"):
     return manifest, {split: load_split(root, split) for split in SPLITS}
 
 
-def row_numbers(text, split):
+def row_numbers(text: bytes, split: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> list[int]:
     """Which raw rows a split holds, told by their dense and sparse values."""
     labels, dense, sparse = oracle.parse(text)
     keys = {row.tobytes(): i for i, row in enumerate((sparse % (2**31 - 1)).astype(np.int32))}
@@ -40,18 +48,18 @@ def row_numbers(text, split):
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("splits")
     (path / "rows.tsv").write_bytes(oracle.make_rows(ROWS, seed=11, values=5000))
     return path
 
 
 @pytest.fixture(scope="module")
-def text(directory):
+def text(directory: Path) -> bytes:
     return (directory / "rows.tsv").read_bytes()
 
 
-def test_random_by_seed(directory, text):
+def test_random_by_seed(directory: Path, text: bytes) -> None:
     seven = ["data.split.method=random", "data.split.held_out=0.3", "data.split.seed=7"]
     _, splits = make(directory, "a", *seven, "data.chunk_bytes=40000")
     numbers = {split: row_numbers(text, splits[split]) for split in SPLITS}
@@ -65,7 +73,7 @@ def test_random_by_seed(directory, text):
     assert row_numbers(text, other["val"]) != numbers["val"]
 
 
-def test_scikit_learn(directory, text):
+def test_scikit_learn(directory: Path, text: bytes) -> None:
     overrides = ["data.split.method=scikit_learn", "data.split.held_out=0.25", "data.split.seed=5"]
     _, splits = make(directory, "d", *overrides)
     train, test = train_test_split(np.arange(ROWS), test_size=0.25, random_state=5)
@@ -74,7 +82,7 @@ def test_scikit_learn(directory, text):
     assert len(splits["val"][0]) == 0
 
 
-def test_negatives_left_out(directory, text):
+def test_negatives_left_out(directory: Path, text: bytes) -> None:
     overrides = ["data.sampling.negative_drop_rate=0.875", "data.sampling.seed=3"]
     manifest, splits = make(directory, "e", *overrides, "data.chunk_bytes=40000")
     labels = oracle.parse(text)[0]
@@ -92,7 +100,7 @@ def test_negatives_left_out(directory, text):
     assert row_numbers(text, other["train"]) != row_numbers(text, splits["train"])
 
 
-def test_a_vocabulary_knows_only_the_train_rows_that_are_left(directory, text):
+def test_a_vocabulary_knows_only_the_train_rows_that_are_left(directory: Path, text: bytes) -> None:
     overrides = ["data.split.method=random", "data.sampling.negative_drop_rate=0.5", "data.frequency_threshold=2"]
     _, by_hash = make(directory, "h", *overrides[:2])
     numbers = {split: row_numbers(text, by_hash[split]) for split in SPLITS}
@@ -130,7 +138,9 @@ def test_a_vocabulary_knows_only_the_train_rows_that_are_left(directory, text):
         ("minmax", lambda x: ((x - x.min(axis=0)) / (x.max(axis=0) - x.min(axis=0))).astype(np.float32)),
     ],
 )
-def test_dense_transforms_with_any_encoding(directory, text, transform, expected):
+def test_dense_transforms_with_any_encoding(
+    directory: Path, text: bytes, transform: str, expected: Callable[..., Any]
+) -> None:
     manifest, splits = make(directory, transform, f"data.dense_transform={transform}", "data.chunk_bytes=90000")
     dense = oracle.parse(text)[1].astype(np.int64)
     dense = expected(np.where(dense == oracle.MISSING, 0, dense))

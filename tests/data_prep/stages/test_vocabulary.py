@@ -1,9 +1,13 @@
 """The value counts of a chunk on disk, against NumPy's own counting."""
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.engine.job import ChunkRecord
@@ -15,10 +19,14 @@ from data_prep.vocabulary.merge import merge_in_parts
 FEATURES = ("none", "few", "many")
 
 
+def column_of(values: NDArray[np.uint32], index: int) -> NDArray[np.uint32]:
+    return values[:, index].copy()
+
+
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])  # read part by part, read at once
-def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, max_bytes):
+def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path: Path, max_bytes: int) -> None:
     rng = np.random.default_rng(0)
-    job = SimpleNamespace(
+    job: Any = SimpleNamespace(
         chunk_path=lambda *chunk: tmp_path / "-".join(map(str, chunk)),
         checksum=lambda suffix: Crc32,
         rules=SimpleNamespace(order=VocabularyOrder.first_appearance),
@@ -28,7 +36,7 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, max_bytes):
     for chunk, size in enumerate((0, 1, 20_000)):
         values = rng.integers(0, (1, 50, 2**32), (size, 3)).astype(np.uint32)
         chosen = np.flatnonzero(rng.random(size) < 0.9)
-        lengths, digest, _ = write_counts(job, (0, chunk), "counts", lambda i, v=values: v[:, i].copy(), chosen)
+        lengths, digest, _ = write_counts(job, (0, chunk), "counts", partial(column_of, values), chosen)
         records.append(ChunkRecord(0, chunk, size, 0, {"counts": digest}, distinct=lengths))
         columns.append(values[chosen])
         rows.append(chosen)
@@ -45,8 +53,9 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path, max_bytes):
                 np.testing.assert_array_equal(part.first, chosen[first][start:stop])
 
 
-def test_rows_of_chunks_far_after_the_first_are_numbered_on():
-    runs = [Run(*(np.array(part, np.uint32) for part in ([5, 9], [1, 2], [3, 2**32 - 1]))) for _ in range(2)]
+def test_rows_of_chunks_far_after_the_first_are_numbered_on() -> None:
+    parts: list[Any] = [np.array(part, np.uint32) for part in ([5, 9], [1, 2], [3, 2**32 - 1])]
+    runs = [Run(*parts) for _ in range(2)]
     (merged,) = merge_in_parts(runs, begins=[2**33, 2**34])
     assert merged.values.tolist() == [5, 9]
     assert merged.counts.tolist() == [2, 4]

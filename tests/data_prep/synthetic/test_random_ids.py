@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from tests.data_prep.conftest import config, sums
 SMALL = ["data=random", "data.random.rows=3000", "data.random.eval_rows=500", "data.random.tables=[50,7,1,100000]"]
 
 
-def bags_of(root, split):
+def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:
     """values and lengths of every feature, one-hot or not."""
     manifest = load_manifest(root)
     [shard] = manifest.splits[split].shards
@@ -23,7 +26,7 @@ def bags_of(root, split):
     ]
 
 
-def test_one_hot_uniform_ids(tmp_path):
+def test_one_hot_uniform_ids(tmp_path: Path) -> None:
     manifest = preprocess(config(*SMALL, f"data.path={tmp_path}/out"))
     assert verify_dataset(tmp_path / "out") == manifest
     assert list(manifest.num_embeddings.values()) == [50, 7, 1, 100000]
@@ -36,7 +39,7 @@ def test_one_hot_uniform_ids(tmp_path):
         Encoder.load(tmp_path / "out")
 
 
-def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path):
+def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -> None:
     root = tmp_path / "out"
     first = preprocess(config(*SMALL, f"data.path={root}"))
     before = sums(root)
@@ -52,7 +55,7 @@ def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path):
 
 
 @pytest.mark.parametrize(("vary", "means"), [("false", [3, 1, 2, 20]), ("true", [2, 1, 1.5, 10.5])])
-def test_bags_of_fixed_and_of_any_size(tmp_path, vary, means):
+def test_bags_of_fixed_and_of_any_size(tmp_path: Path, vary: str, means: list[float]) -> None:
     overrides = ["data.random.bag_sizes=[3,1,2,20]", f"data.random.bags_vary={vary}"]
     manifest = preprocess(config(*SMALL, *overrides, f"data.path={tmp_path}"))
     verify_dataset(tmp_path)
@@ -65,7 +68,7 @@ def test_bags_of_fixed_and_of_any_size(tmp_path, vary, means):
         assert (lengths.min(), lengths.max()) == ((1, size) if vary == "true" else (size, size))
 
 
-def test_ids_follow_a_power_law(tmp_path):
+def test_ids_follow_a_power_law(tmp_path: Path) -> None:
     """Counts against the laws' own formulas, within three deviations."""
     rows = 40_000
     table = ["data=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
@@ -97,13 +100,13 @@ def test_ids_follow_a_power_law(tmp_path):
         ("data.raw=days", "has no effect with data=random"),
     ],
 )
-def test_bad_values_are_refused(tmp_path, override, message):
+def test_bad_values_are_refused(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         preprocess(config(*SMALL, f"data.path={tmp_path}/out", override))
     assert not (tmp_path / "out").exists()
 
 
-def test_named_tables_can_be_cut(tmp_path):
+def test_named_tables_can_be_cut(tmp_path: Path) -> None:
     overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
     manifest = preprocess(
         config("data=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")

@@ -1,9 +1,12 @@
 import json
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
@@ -19,6 +22,7 @@ from data_prep.synthetic.teacher import (
     CATEGORY_MISSING,
     INTEGER_MISSING,
     KAGGLE_CARDINALITIES,
+    Teacher,
     category_ranks,
     criteo_columns,
 )
@@ -28,11 +32,11 @@ SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
 
 
 @pytest.fixture(scope="module")
-def teacher():
+def teacher() -> Teacher:
     return calibrated_teacher(SMALL, 0)
 
 
-def test_the_same_bytes_for_any_number_of_threads(teacher):
+def test_the_same_bytes_for_any_number_of_threads(teacher: Teacher) -> None:
     one = list(day_text(SMALL, teacher, 1, threads=1))
     three = list(day_text(SMALL, teacher, 1, threads=3))
     assert [text for text, _ in one] == [text for text, _ in three]
@@ -43,7 +47,7 @@ def test_the_same_bytes_for_any_number_of_threads(teacher):
     assert len({one[0][0], other_seed, other_day}) == 3
 
 
-def test_rows_are_what_was_drawn(teacher):
+def test_rows_are_what_was_drawn(teacher: Teacher) -> None:
     drawn = draw_rows(teacher, SMALL.seed, 0, 0, 300)
     text, _ = next(iter(day_text(replace(SMALL, rows=600), teacher, 0, threads=1)))
     block = parse_bytes(text, "day_0")
@@ -56,7 +60,7 @@ def test_rows_are_what_was_drawn(teacher):
         assert len(set(values)) == len(set(ranks.tolist()))
 
 
-def test_logits_follow_from_the_columns(teacher):
+def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
     """The teacher's formula, written out in NumPy."""
     rows = draw_rows(teacher, 3, 1, 2, 200)
     log = encode_dense(np.where(rows.integer_present, rows.integers, MISSING_INTEGER)).astype(np.float64)
@@ -79,7 +83,7 @@ def test_logits_follow_from_the_columns(teacher):
     assert np.abs(triples).max() > 0.1
 
 
-def test_ranks_follow_zipf():
+def test_ranks_follow_zipf() -> None:
     uniform = np.random.default_rng(0).random((200_000, 1), np.float32)
     ranks = np.empty(uniform.shape, np.int32)
     category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
@@ -90,7 +94,7 @@ def test_ranks_follow_zipf():
     np.testing.assert_allclose(counts[:20], ((bounds[:-1] - bounds[1:]) / (1 - bounds[-1]))[:20], rtol=0.05)
 
 
-def test_bayes_scores_equal_the_definition():
+def test_bayes_scores_equal_the_definition() -> None:
     """Against scikit-learn, every row standing for its expected share of both labels."""
     rng = np.random.default_rng(0)
     steps = rng.integers(1, PROBABILITY_STEPS, 400) // 4096 * 4096 + 1  # with ties
@@ -105,7 +109,7 @@ def test_bayes_scores_equal_the_definition():
     assert found.base_rate == pytest.approx(p.mean(), rel=1e-12)
 
 
-def test_labels_come_from_the_probabilities(teacher):
+def test_labels_come_from_the_probabilities(teacher: Teacher) -> None:
     """Per tenth of the probabilities, the labels' mean is the probabilities' mean."""
     blocks = [label_rows(teacher, SMALL.seed, 0, block, 1 << 14) for block in range(10)]
     labels = np.concatenate([block.labels for block in blocks])
@@ -128,7 +132,7 @@ def test_labels_come_from_the_probabilities(teacher):
         assert labels[part].mean() == pytest.approx(p[part].mean(), abs=error)
 
 
-def test_columns_look_like_criteos():
+def test_columns_look_like_criteos() -> None:
     """Missing values, integers' distributions and how often two rows share a category, against 1,999 real rows."""
     real = json.loads((REFERENCE / "criteo_statistics.json").read_text())
     rows = draw_rows(calibrated_teacher(SyntheticConfig(max_cardinality=max(KAGGLE_CARDINALITIES)), 0), 0, 0, 0, 10_000)
@@ -150,13 +154,13 @@ def test_columns_look_like_criteos():
     assert (rows.integers < 0).any(axis=0).tolist() == [column == 1 for column in range(13)]
 
 
-def chance_to_share(values):
+def chance_to_share(values: NDArray[np.int32]) -> float:
     """Estimate of the chance that two rows have the same value."""
     counts = np.unique(values, return_counts=True)[1].astype(np.float64)
     return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
 
 
-def test_cardinalities_are_criteos_or_scaled_down():
+def test_cardinalities_are_criteos_or_scaled_down() -> None:
     assert criteo_columns(10_131_227).cardinality.tolist() == list(KAGGLE_CARDINALITIES)
     scaled = criteo_columns(1000).cardinality
     assert scaled.max() == 1000
@@ -166,13 +170,13 @@ def test_cardinalities_are_criteos_or_scaled_down():
     assert (np.diff(scaled[order]) >= 0).all()
 
 
-def logits_of(settings, rows=20_000, day=0):
+def logits_of(settings: dict[str, Any], rows: int = 20_000, day: int = 0) -> NDArray[np.float64]:
     teacher = calibrated_teacher(replace(SMALL, **settings), day)
     return draw_rows(teacher, SMALL.seed, 0, 0, rows).logits - teacher.intercept
 
 
 @pytest.mark.slow
-def test_knobs_do_what_they_say():
+def test_knobs_do_what_they_say() -> None:
     plain, hard = logits_of({}), logits_of({"difficulty": 2.0})
     np.testing.assert_allclose(plain, 2 * hard, atol=1e-4)
     without, half = logits_of({"interaction": 0.0}), logits_of({"interaction": 0.5})
@@ -187,7 +191,7 @@ def test_knobs_do_what_they_say():
     assert [float(rows.labels.mean()) for rows in rates] == pytest.approx([0.1, 0.1], abs=0.01)
 
 
-def test_a_dataset_from_nothing(tmp_path):
+def test_a_dataset_from_nothing(tmp_path: Path) -> None:
     overrides = [
         "data=synthetic",
         f"data.path={tmp_path}/out",
@@ -211,7 +215,7 @@ def test_a_dataset_from_nothing(tmp_path):
         pytest.param(["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"], marks=pytest.mark.slow),
     ],
 )
-def test_direct_gives_the_rows_that_text_gives(tmp_path, more):
+def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) -> None:
     """Split by split the same rows and the same truth, though cut into other shards."""
     overrides = ["data=synthetic", "data.synthetic.rows=70000", "data.synthetic.days=2", *more]
     overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
@@ -228,7 +232,7 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path, more):
     assert preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides)) == direct
 
 
-def test_direct_by_several_processes(tmp_path):
+def test_direct_by_several_processes(tmp_path: Path) -> None:
     overrides = [
         "data=synthetic",
         "data.synthetic.rows=50000",
@@ -241,7 +245,7 @@ def test_direct_by_several_processes(tmp_path):
     assert sums(tmp_path / "two") == sums(tmp_path / "one")
 
 
-def test_the_truth_of_every_split(tmp_path):
+def test_the_truth_of_every_split(tmp_path: Path) -> None:
     """The manifest's scores against scikit-learn, on the rows of each split."""
     overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=40001", "data.split.held_out=0.4"]
     bayes = preprocess(config(*overrides)).extra["bayes"]
@@ -262,7 +266,7 @@ def test_the_truth_of_every_split(tmp_path):
     assert 0.75 < bayes["auc"] < 0.88
 
 
-def test_the_truth_after_negatives_were_left_out(tmp_path):
+def test_the_truth_after_negatives_were_left_out(tmp_path: Path) -> None:
     """Leaving out half of the negatives raises every probability; the scores still describe the labels."""
     overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=60000"]
     manifest = preprocess(config(*overrides, "data.sampling.negative_drop_rate=0.5"))
@@ -272,7 +276,7 @@ def test_the_truth_after_negatives_were_left_out(tmp_path):
     assert bayes["logloss"] == pytest.approx(bayes["sampled_logloss"], abs=0.006)
 
 
-def test_days_are_written_where_raw_says_and_kept(tmp_path):
+def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
     paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
     assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]
     before = (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns
@@ -282,7 +286,7 @@ def test_days_are_written_where_raw_says_and_kept(tmp_path):
     assert preprocess(config(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out")).rows == SMALL.rows
 
 
-def test_foreign_days_are_not_overwritten(tmp_path):
+def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "day_0.tsv").write_text("mine\n")
     with pytest.raises(UserError, match="were not generated"):
         generate_days(SMALL, tmp_path / "out", str(tmp_path))

@@ -1,12 +1,16 @@
 """Stack distances against a list, hit rates against a cache, generated traces against the profiles they come from."""
 
 import re
+import subprocess
 from collections import OrderedDict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import ks_2samp
 
 from common.errors import UserError
@@ -17,6 +21,7 @@ from data_prep.traces.histogram import (
     BIN_STARTS,
     NUM_BINS,
     Profiler,
+    TableProfile,
     bins_of,
     distance_between,
     load_profiles,
@@ -29,9 +34,10 @@ from tests.data_prep.conftest import config, load_split, sums
 from tests.forks import run_module
 
 
-def stack_by_list(ids):
+def stack_by_list(ids: list[int]) -> list[int]:
     """The definition: a list, the id used last at its front."""
-    stack, distances = [], []
+    stack: list[int] = []
+    distances: list[int] = []
     for identity in ids:
         distances.append(stack.index(identity) if identity in stack else -1)
         if identity in stack:
@@ -40,8 +46,9 @@ def stack_by_list(ids):
     return distances
 
 
-def hits_of_a_cache(ids, size):
-    cache, hits = OrderedDict(), 0
+def hits_of_a_cache(ids: list[int], size: int) -> int:
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
     for identity in ids:
         hits += identity in cache
         cache[identity] = None
@@ -51,13 +58,13 @@ def hits_of_a_cache(ids, size):
     return hits
 
 
-def zipf(size, count, exponent=1.1, seed=0):
+def zipf(size: int, count: int, exponent: float = 1.1, seed: int = 0) -> NDArray[np.int64]:
     uniform = np.random.default_rng(seed).random(count)
     power = 1 - exponent
     return np.minimum((((size + 1.0) ** power - 1) * uniform + 1) ** (1 / power), size).astype(np.int32) - 1
 
 
-def moving(size, count):
+def moving(size: int, count: int) -> NDArray[np.int64]:
     """Ids of a working set that moves on."""
     return (zipf(size // 20, count, 1.2) + np.arange(count) // (count // 50) * (size // 100)) % size
 
@@ -71,7 +78,7 @@ TRACES = {
 }
 
 
-def profiled(size, ids):
+def profiled(size: int, ids: NDArray[Any]) -> TableProfile:
     profiler = Profiler(size)
     for piece in np.array_split(ids, 3):
         profiler.feed(piece)
@@ -80,12 +87,12 @@ def profiled(size, ids):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=300))
-def test_distances_are_those_of_the_definition(ids):
+def test_distances_are_those_of_the_definition(ids: list[int]) -> None:
     assert LruStack(31).use(np.array(ids, np.int32)).tolist() == stack_by_list(ids)
 
 
 @pytest.mark.parametrize("name", ["zipf", "three ids"])
-def test_distances_beyond_one_bitmap(name):
+def test_distances_beyond_one_bitmap(name: str) -> None:
     """So many accesses that slots are used up and the ids move to the front, again and again."""
     size, ids = TRACES[name]
     ids = ids[:12_000]
@@ -93,7 +100,7 @@ def test_distances_beyond_one_bitmap(name):
 
 
 @pytest.mark.parametrize("size", [1, 50, 255, 3072])
-def test_hit_rates_are_those_of_a_cache(size):
+def test_hit_rates_are_those_of_a_cache(size: int) -> None:
     rows, ids = TRACES["zipf"]
     ids = ids[:30_000]
     rates = profiled(rows, ids).hit_rates()
@@ -102,7 +109,7 @@ def test_hit_rates_are_those_of_a_cache(size):
     assert rates[place] * len(ids) == pytest.approx(hits_of_a_cache(ids.tolist(), size))
 
 
-def test_bins_are_narrow_and_cover_all():
+def test_bins_are_narrow_and_cover_all() -> None:
     numbers = np.array([0, 255, 256, 257, 258, 511, 512, 515, 10**6, 2**39])
     bins = bins_of(numbers)
     assert (np.diff(BIN_STARTS) > 0).all()
@@ -113,7 +120,7 @@ def test_bins_are_narrow_and_cover_all():
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_a_generated_trace_has_the_locality_of_its_profile(name):
+def test_a_generated_trace_has_the_locality_of_its_profile(name: str) -> None:
     """Distances measured on what was generated; as long as the profiled trace they agree to a thousandth."""
     size, ids = TRACES[name]
     profile = profiled(size, ids)
@@ -128,7 +135,7 @@ def test_a_generated_trace_has_the_locality_of_its_profile(name):
     assert (generated != ids).any()
 
 
-def test_a_trace_without_locality_is_told_apart():
+def test_a_trace_without_locality_is_told_apart() -> None:
     """Uniform ids over as many rows are far from a trace with hot ids."""
     size, ids = TRACES["zipf"]
     assert (
@@ -137,7 +144,7 @@ def test_a_trace_without_locality_is_told_apart():
     )
 
 
-def test_shorter_and_longer_traces():
+def test_shorter_and_longer_traces() -> None:
     """As a prefix of the profiled trace where it is shorter; where it is longer new ids stop coming."""
     size, ids = TRACES["moving"]
     profile = profiled(size, ids)
@@ -149,7 +156,7 @@ def test_shorter_and_longer_traces():
     assert np.abs(np.cumsum(finite[0]) - np.cumsum(finite[1])).max() < 0.005
 
 
-def test_pieces_and_seeds():
+def test_pieces_and_seeds() -> None:
     size, ids = TRACES["zipf"]
     profile = profiled(size, ids)
     whole = AccessGenerator(profile, (1,)).draw(70_000)
@@ -159,7 +166,7 @@ def test_pieces_and_seeds():
     assert (AccessGenerator(profile, (2,)).draw(1000) != whole[:1000]).mean() > 0.5
 
 
-def test_profiles_survive_the_disk(tmp_path):
+def test_profiles_survive_the_disk(tmp_path: Path) -> None:
     profiles = {name: profiled(*trace) for name, trace in TRACES.items()}
     save_profiles(tmp_path / "p.npz", profiles, 123)
     found, rows = load_profiles(tmp_path / "p.npz")
@@ -174,11 +181,11 @@ def test_profiles_survive_the_disk(tmp_path):
             load_profiles(tmp_path / "bad.npz")
 
 
-def command(name, *overrides, cwd):
+def command(name: str, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return run_module(f"data_prep.{name}", *overrides, cwd=cwd)
 
 
-def test_text_traces_by_the_commands(tmp_path):
+def test_text_traces_by_the_commands(tmp_path: Path) -> None:
     """Profile, generate, compare, as a user would."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES["zipf"][1][:5000] * 7 + 10**9)))
@@ -198,7 +205,7 @@ def test_text_traces_by_the_commands(tmp_path):
     assert "its tables are ['one'], not ['one', 'two']" in done.stderr
 
 
-def test_bad_words_are_named(tmp_path):
+def test_bad_words_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1 2\n3 four")
     with pytest.raises(UserError, match=r"x.txt: access 4: 'four' is not a whole number"):
         read_text_trace(tmp_path / "x.txt")
@@ -207,7 +214,7 @@ def test_bad_words_are_named(tmp_path):
         read_text_trace(tmp_path / "x.txt")
 
 
-def test_a_dataset_with_the_locality_of_another(tmp_path):
+def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
     """One-hot features and bags; every split goes on where the one before ended; a seed decides every byte."""
     shape = ["data.random.tables=[500,3000,40]", "data.random.rows=20000", "data.random.eval_rows=0"]
     bags = ["data.random.bag_sizes=[1,4,3]", "data.random.bags_vary=true", "data.random.distribution=zipf"]
@@ -225,15 +232,15 @@ def test_a_dataset_with_the_locality_of_another(tmp_path):
     found, _ = profile_accesses(str(tmp_path / "made"), "train", 1)
     for name, profile in profiles.items():
         assert distance_between(profile, found[name]) < 0.01
-        lengths = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, found[name]))
-        np.testing.assert_allclose(*lengths, atol=0.02)
+        ours, theirs = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, found[name]))
+        np.testing.assert_allclose(ours, theirs, atol=0.02)
     preprocess(config(*overrides, f"data.path={tmp_path}/again", "data.workers=3"))
     assert sums(tmp_path / "again") == sums(tmp_path / "made")
     assert load_manifest(tmp_path / "made").extra["bayes"]["splits"]["test"]["rows"] == 3000
     assert 0.6 < manifest.extra["bayes"]["auc"] < 0.9
 
 
-def test_labels_of_a_trace_can_be_learned(tmp_path):
+def test_labels_of_a_trace_can_be_learned(tmp_path: Path) -> None:
     """The truth's AUC on the labels is what the manifest says it would be, and far from chance."""
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["three ids"])}, 9000)
     overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", f"data.path={tmp_path}/made"]
@@ -247,14 +254,14 @@ def test_labels_of_a_trace_can_be_learned(tmp_path):
 
 @pytest.mark.parametrize("name", ["zipf", "moving", "loop", "three ids"])
 @pytest.mark.parametrize("part", [0.1, 0.5, 1, 2])
-def test_the_share_of_ids_used_before_is_foretold(name, part):
+def test_the_share_of_ids_used_before_is_foretold(name: str, part: float) -> None:
     size, ids = TRACES[name]
     profile, count = profiled(size, ids), int(part * len(ids))
     found = profiled(size, AccessGenerator(profile, (1,)).draw(count))
     assert share_used_before(profile, count) == pytest.approx(1 - found.distinct / count, abs=0.002)
 
 
-def test_who_asks_for_another_length_is_warned(capfd):
+def test_who_asks_for_another_length_is_warned(capfd: pytest.CaptureFixture[str]) -> None:
     """By a lower bound of the distance, of the table that loses most; never without cause."""
     profiles = {name: profiled(*TRACES[name]) for name in ("three ids", "zipf")}
     counts = {name: len(TRACES[name][1]) // 5 for name in profiles}
@@ -273,7 +280,7 @@ def test_who_asks_for_another_length_is_warned(capfd):
     assert not capfd.readouterr().err
 
 
-def test_a_dataset_of_another_length_warns(tmp_path, capfd):
+def test_a_dataset_of_another_length_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["zipf"])}, 100_000)
     overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=1"]
     preprocess(config(*overrides, f"data.path={tmp_path}/cut", "data.trace.rows=10000"))

@@ -1,4 +1,6 @@
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,15 +9,15 @@ from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import LookupTable
-from data_prep.vocabulary.count import _count_repeated, count_in_order, count_values
-from data_prep.vocabulary.merge import merge_in_parts, spill_parts
+from data_prep.vocabulary.count import Run, _count_repeated, count_in_order, count_values
+from data_prep.vocabulary.merge import SpilledRun, merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
 
 
-def kept(parts, limit, path):
+def kept(parts: Sequence[Run | SpilledRun], limit: int, path: Path) -> Sequence[Run | SpilledRun]:
     return spill_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
 
 
@@ -26,7 +28,9 @@ def kept(parts, limit, path):
     st.none() | st.integers(1, 20),
     st.sampled_from([64, 640, 1 << 20]),
 )
-def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, threshold, cap, part_bytes):
+def test_counted_merged_and_ranked_as_the_oracle(
+    tmp_path_factory: pytest.TempPathFactory, units: list[list[int]], threshold: int, cap: int | None, part_bytes: int
+) -> None:
     runs = [count_values(np.array(values, np.uint32)).run for values in units]
     for run, values in zip(runs, units, strict=True):
         assert dict(zip(run.values.tolist(), run.counts.tolist(), strict=True)) == Counter(values)
@@ -44,7 +48,7 @@ def test_counted_merged_and_ranked_as_the_oracle(tmp_path_factory, units, thresh
 
 
 @pytest.mark.parametrize("distinct", [1, 5_000, 12_000, 40_000, 10**9])
-def test_columns_that_repeat_and_others_are_counted_alike(distinct):
+def test_columns_that_repeat_and_others_are_counted_alike(distinct: int) -> None:
     """Few values are counted by a table, many by sorting; NumPy knows no such difference."""
     rng = np.random.default_rng(distinct)
     column = rng.integers(0, distinct, 60_000).astype(np.uint32)
@@ -67,7 +71,7 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct):
     assert not unordered.first.any()
 
 
-def test_many_parts_are_used():
+def test_many_parts_are_used() -> None:
     runs = [count_values(np.arange(i, 4000, 3, dtype=np.uint32)).run for i in range(3)]
     parts = list(merge_in_parts(runs, 64 * 100))
     assert len(parts) > 10
@@ -78,7 +82,7 @@ def test_many_parts_are_used():
 @given(
     st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES, st.sampled_from([(1, 0), (2, 1), (0, 0)])
 )
-def test_lookup(known, asked, ids_from):
+def test_lookup(known: list[int], asked: list[int], ids_from: tuple[int, int]) -> None:
     first_id, unknown_id = ids_from
     table = LookupTable.build(np.array(known, np.uint32), first_id, unknown_id)
     values = np.array(asked + known, np.uint32)
@@ -99,7 +103,15 @@ def test_lookup(known, asked, ids_from):
     st.sampled_from([96, 960, 1 << 20]),
     st.sampled_from([VocabularyOrder.first_appearance, VocabularyOrder.value]),
 )
-def test_other_orders(tmp_path_factory, units, gap, threshold, limit, part_bytes, order):
+def test_other_orders(
+    tmp_path_factory: pytest.TempPathFactory,
+    units: list[list[int]],
+    gap: int,
+    threshold: int,
+    limit: int | None,
+    part_bytes: int,
+    order: VocabularyOrder,
+) -> None:
     runs, begin = [], 7
     for values in units:
         runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)

@@ -145,8 +145,8 @@ def make_statistics(path: Path) -> dict[str, Any]:
         below = [round(float((values <= point).mean()), 6) for point in points]
         integers.append({"present": len(values) / len(fields), "values": points.tolist(), "cumulative": below})
     for column in range(14, 40):
-        values = [row[column] for row in fields if row[column]]
-        counts = np.unique(values, return_counts=True)[1].astype(np.float64)
+        present = [row[column] for row in fields if row[column]]
+        counts = np.unique(present, return_counts=True)[1].astype(np.float64)
         shared = float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
         categories.append({"present": len(values) / len(fields), "chance_to_share": shared})
     return {"rows": len(fields), "integers": integers, "categories": categories}
@@ -183,7 +183,11 @@ def main(what: str, *arguments: str) -> None:
         (HERE / "criteo_statistics.json").write_text(text + "\n")
     else:
         given = [Path(argument).resolve() for argument in arguments]
-        make, name = {"torchrec": (make_torchrec, "torchrec_criteo"), "dlrm": (make_dlrm, "dlrm_kaggle")}[what]
+        makers: dict[str, tuple[Any, str]] = {
+            "torchrec": (make_torchrec, "torchrec_criteo"),
+            "dlrm": (make_dlrm, "dlrm_kaggle"),
+        }
+        make, name = makers[what]
         with scratch_directory() as directory:
             np.savez_compressed(HERE / f"{name}.npz", **make(directory, *given))
 
