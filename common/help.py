@@ -54,7 +54,7 @@ def describe(schema: type, values: Mapping[str, Any], groups: Mapping[str, list[
             yield ""
         last = group
         line = f"  {key}={_shown(_value(values, key))}"
-        notes = [" | ".join(_choices(kind)), meanings(owner).get(field)]
+        notes = [" | ".join(choices(kind)), meanings(owner).get(field)]
         note = "; ".join(filter(None, notes))
         yield f"{line:<46}  # {note}" if note else line
 
@@ -66,8 +66,8 @@ def key_table(schema: type, values: Mapping[str, Any]) -> Iterator[str]:
     for key, owner, field, kind in keys_of(schema):
         value = _value(values, key)
         default = f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > 8 else _shown(value) or " "
-        choices = ", ".join(f"`{choice}`" for choice in _choices(kind))
-        yield f"| `{key}` | `{default}` | {': '.join(filter(None, (choices, meanings(owner).get(field))))} |"
+        allowed = ", ".join(f"`{choice}`" for choice in choices(kind))
+        yield f"| `{key}` | `{default}` | {': '.join(filter(None, (allowed, meanings(owner).get(field))))} |"
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def meanings(schema: type) -> dict[str, str]:
     return found
 
 
-def _choices(kind: Any) -> list[str]:
+def choices(kind: Any) -> list[str]:
     """The values of an enumeration, or an optional one."""
     for candidate in (kind, *typing.get_args(kind)):
         if isinstance(candidate, type) and issubclass(candidate, Enum):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "common", "data_prep")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-COMMANDS = ("train", "evaluate", "verify", "recommend", "export", "plan", "bench", "doctor", "launch")
+COMMANDS = ("train", "evaluate", "verify", "recommend", "export", "plan", "bench", "doctor", "launch", "completion")
 
 # Written so that this file does not accuse itself.
 LEAKS = {

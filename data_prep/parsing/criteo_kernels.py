@@ -217,20 +217,17 @@ def load_fields(
     """Load every field of a batch.
 
     Args:
-        separators: positions of those of the batch; row: the batch's first in `labels`.
-        shape: (N, F).
-        words, shifts: outputs, [rows * (N + F)] uint64, all integers first.
+        separators: positions of those of the batch; row: the batch's first in `labels`; shape: (N, F).
+        words, shifts: outputs, [rows * (N + F)], all integers first.
         long: output, the indices of integers of more than eight digits and their values, two by two.
 
     Returns:
         how many numbers were written to `long`; -1 where anything is unusual.
     """
     num_dense, num_sparse = shape
-    unusual = np.int64(0)
-    num_long = 0
+    unusual, num_long = np.int64(0), 0
     index, category = 0, rows * num_dense
-    separator = 0
-    begin = start
+    separator, begin = 0, start
     for r in range(rows):
         if labelled:
             label = np.int64(buffer[begin]) - ZERO
