@@ -29,6 +29,7 @@ SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
 STUCK_SECONDS = 30
 RESUMES = "the same command resumes from the last checkpoint"
 LOOPBACK = "127.0.0.1"
+DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port that two jobs would both take
 
 
 def main(arguments: list[str]) -> int:
@@ -89,7 +90,7 @@ def _with_defaults(options: Any) -> Any:
                                 ("shutdown_timeout", None, SHUTDOWN_SECONDS)):  # fmt: skip
         if hasattr(options, name) and getattr(options, name) == default:  # older releases lack them
             setattr(options, name, ours)
-    if str(options.nnodes) in ("1", "1:1") and not options.rdzv_endpoint and options.master_port is None:
+    if str(options.nnodes) in ("1", "1:1") and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: one that is free
         options.local_addr = options.local_addr or LOOPBACK
     return options

@@ -1,8 +1,11 @@
 """`python -m app.launch`: torchrun whose exit status and last words are those of the processes."""
 
+import contextlib
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,17 @@ def wait_for_step(run: Path, step: int) -> None:
     raise AssertionError(f"{run} did not come to step {step}")
 
 
+@pytest.fixture
+def default_port_taken() -> Iterator[None]:
+    """Another job has torchrun's own port."""
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # another has it indeed
+            other.bind(("", 29500))
+            other.listen()
+        yield
+
+
+@pytest.mark.usefixtures("default_port_taken")
 @pytest.mark.parametrize(
     ("argument", "status", "said"),
     [
