@@ -102,10 +102,11 @@ shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and
 	@mkdir -p data runs
 	$(digest) $(compose) run --rm --no-deps --entrypoint bash $(service)
 
-lint: environment ## Ruff, its formatter, mypy, hadolint; docker-compose.yml, where compose is there to read it
+lint: environment ## Ruff, its formatter, mypy, the layers, hadolint; docker-compose.yml, where compose is there to read it
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	$(python) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/hadolint Dockerfile.cuda Dockerfile.rocm
 	@if docker compose version >/dev/null 2>&1; then set -x; \
 	  for profile in cpu cuda rocm; do docker compose --env-file .env.example --profile $$profile config --quiet || exit; done; \

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchrec.modules.crossnet import LowRankCrossNet
+from typing_extensions import assert_never
 
 from app.config import Interaction, ModelConfig
 
@@ -177,6 +178,8 @@ def make_interaction(config: ModelConfig, num_sparse: int) -> AnyInteraction:
         return DCNInteraction(num_sparse, dim, config.dcn_num_layers or DCN_NUM_LAYERS, rank)
     if config.interaction is Interaction.scalar_pairs:
         return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
-    widths = [PROJECTION_VECTORS * dim]
-    return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
-                                 config.projection_branch2 or widths)  # fmt: skip
+    if config.interaction is Interaction.projection:
+        widths = [PROJECTION_VECTORS * dim]
+        return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
+                                     config.projection_branch2 or widths)  # fmt: skip
+    assert_never(config.interaction)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, from_plain, to_plain, validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
@@ -18,7 +18,7 @@ from tests.forks import run_module
         ("train.max_steps", "train.max_steps: give it as key=value"),
         (
             "model.interaction=transformer",
-            r"model.interaction=transformer .*expected one of \[dot, cat, dcn, projection, scalar_pairs\]",
+            rf"model.interaction=transformer .*expected one of \[{', '.join(kind.name for kind in Interaction)}\]",
         ),
         ("optimizer=lion", "'optimizer/lion' .*adagrad adam lamb rowwise_adagrad rowwise_adam"),
         ("recipe=nothing", "'recipe/nothing'"),
