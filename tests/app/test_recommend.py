@@ -67,6 +67,7 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
     assert {str(row - first + 1): by_row[row] for row in range(first, ROWS)} == expected
 
 
+@pytest.mark.slow
 def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_path: Path) -> None:
     rows = [line.split("\t") for line in oracle.make_rows(12, seed=5).decode().splitlines()]
     (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))

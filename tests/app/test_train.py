@@ -92,8 +92,7 @@ def _kills() -> Iterator[Any]:
     for name in OptimizerName:
         marks = () if name is OptimizerName.adagrad else (pytest.mark.slow,)
         yield from (pytest.param(name.value, "dataset", processes, marks=marks) for processes in (1, 2))
-    yield pytest.param("adagrad", "ragged", 1)
-    yield pytest.param("adagrad", "ragged", 2, marks=pytest.mark.slow)
+    yield from (pytest.param("adagrad", "ragged", processes, marks=pytest.mark.slow) for processes in (1, 2))
 
 
 @pytest.mark.parametrize(("optimizer", "rows", "processes"), list(_kills()))

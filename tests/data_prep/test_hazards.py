@@ -88,6 +88,7 @@ def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SyntheticConfig(rows=3_000, days=3)
     whole = generate_days(config, tmp_path / "whole", None)

@@ -42,7 +42,7 @@ def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
         for writer, array in zip(writers, arrays, strict=True):
             part = array[begin : begin + step]
             if number % 2:
-                writer.extend(step, partial(np.copyto, src=part.reshape(step, -1) if width is None else part))
+                writer.extend(step, partial(np.copyto, src=part[:, None] if width is None else part))
             else:
                 writer.append(part)
         begin += step

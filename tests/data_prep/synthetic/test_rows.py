@@ -191,6 +191,7 @@ def test_knobs_do_what_they_say() -> None:
     assert [float(rows.labels.mean()) for rows in rates] == pytest.approx([0.1, 0.1], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_dataset_from_nothing(tmp_path: Path) -> None:
     overrides = [
         "data=synthetic",
