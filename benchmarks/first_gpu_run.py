@@ -124,10 +124,10 @@ class FirstRun:
 
     def _steps(self) -> dict[str, Any]:
         """Operators at fp32, whole steps in each precision."""
-        module, sizes, options = "app.bench", (8_192, 65_536), ["seconds=0.3", "model.embedding_dim=128"]
+        module, sizes, options = "app.bench", [8_192, 65_536], ["seconds=0.3", "model.embedding_dim=128"]
         operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
         if self._pretend:
-            module, sizes = "tests.pretend_cuda.small_bench", (32,)
+            module, sizes = "tests.pretend_cuda.small_bench", [32]
             options, operators = ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"], "step,optimizer_step"
         found: dict[str, Any] = {}
         for size in sizes:

@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.data_prep.conftest import REPOSITORY
 
 PROGRAM = """

@@ -97,7 +97,7 @@ def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Par
 
 def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -> None:
     def rows(table: str, start: int, stop: int) -> NDArray[np.float32]:
-        return golden[f"init_emb_{table.removeprefix('t_cat_')}"][start:stop]  # type: ignore[no-any-return]
+        return golden[f"init_emb_{table.removeprefix('t_cat_')}"][start:stop]
 
     fill_tables(this.model, rows)
     with torch.no_grad():
