@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import LostPeerError, UserError
 from common.help import describe, groups_of, keys_of
+from common.redact import redact, redact_message
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
@@ -166,12 +167,12 @@ def exit_status(run: Callable[[], int | None]) -> int:
         return run() or EXIT_DONE
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+            _print_error(str(error))
         else:
             _wait_for_first_error()
         return EXIT_BAD_INPUT
     except LostPeerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(str(error))
         return EXIT_STOPPED
     except BrokenPipeError:
         sys.stdout = None  # the reader, such as `head`, has ended
@@ -179,10 +180,16 @@ def exit_status(run: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
-        print(f"error: {error.filename or 'an output file'}: {error.strerror}", file=sys.stderr)
+        _print_error(f"{error.filename or 'an output file'}: {error.strerror}")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # the command has not installed its own handler yet
+
+
+def _print_error(message: str) -> None:
+    """Print an error without secrets, in one line whatever control characters a name in it has."""
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
+    print(f"error: {line}", file=sys.stderr)
 
 
 def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path, config: Any, name: str) -> None:
@@ -191,7 +198,7 @@ def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path,
     groups = groups_of(config_dir) if name == "config" else {}  # only the main configuration uses groups
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
-    print("\n".join(describe(schema, values, groups)))  # type: ignore[arg-type]
+    print("\n".join(describe(schema, redact(values), groups)))
 
 
 _NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To append to your config", "Config search",

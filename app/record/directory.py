@@ -30,6 +30,7 @@ from app.record.reading import (
     read_json,
 )
 from common.errors import UserError
+from common.redact import RedactingFormatter, redact
 from data_prep.dataset.format import write_atomically
 
 log = logging.getLogger("clickwork")
@@ -70,7 +71,7 @@ class _LogFile(logging.FileHandler):
 
 
 class RunDirectory:
-    """The directory of one run; only rank 0 writes."""
+    """The directory of one run; only rank 0 writes. Nothing secret is written (common.redact)."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
@@ -128,13 +129,13 @@ class RunDirectory:
         earlier = [*before.pop("earlier", []), before] if before else []
         manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
         write_atomically(self.path / MANIFEST, _json(manifest))
-        write_atomically(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
         path = self.path / METRICS
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
         handler = _LogFile(self.path / LOG)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s", is_terminal=False))
         log.addHandler(handler)
 
     def was_killed(self) -> bool:
@@ -154,7 +155,7 @@ class RunDirectory:
         if self._writes:
             line = {"event": kind, "step": step, "samples": samples, "seconds": seconds, **values}
             with open(self.path / METRICS, "ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
+                file.write(json.dumps(redact(line)).encode() + b"\n")
 
     def events_at(self, step: int) -> list[dict[str, Any]]:
         """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
@@ -212,7 +213,7 @@ class RunDirectory:
 
 
 def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
+    return (json.dumps(redact(content), indent=1) + "\n").encode()
 
 
 def _remove(path: Path) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.redact import redact, redact_arguments
+
 PACKAGES = (
     "torch",
     "torchrec",
@@ -34,7 +36,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def describe_run() -> dict[str, Any]:
-    """The part of a run's manifest that this machine and checkout determine."""
+    """The part of a run's manifest that this machine and checkout determine, without secrets."""
     return {
         "code": _code(),
         # Docker Compose sets unknown variables to the empty string.
@@ -43,12 +45,12 @@ def describe_run() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
                      "hip": torch.version.hip},
         "hardware": _hardware(),
-        "environment": {
+        "environment": redact({
             name: value
             for name, value in sorted(os.environ.items())
             if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
-        },
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        }),
+        "argv": [Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
     }  # fmt: skip
 
 

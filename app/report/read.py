@@ -7,6 +7,7 @@ from typing import Any
 
 from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_json, read_summary
 from common.errors import UserError
+from common.redact import redact
 
 UNFINISHED = "unfinished"  # no summary: still running, or killed
 
@@ -70,9 +71,9 @@ def read_run(directory: Path) -> RunFiles:
     try:
         run = RunFiles(
             directory=directory,
-            config=config,
-            manifest=manifest,
-            summary=read_summary(directory),
+            config=redact(config),  # again: runs of older versions may hold secrets
+            manifest=redact(manifest),
+            summary=redact(read_summary(directory)),
             events=_events(directory / METRICS),
             curves=read_json(directory / CURVES),
             step_times=read_json(directory / STEP_TIMES),

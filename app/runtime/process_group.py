@@ -15,6 +15,7 @@ from app.config import AppConfig
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from common.errors import LostPeerError, UserError
+from common.redact import RedactingFormatter
 
 log = logging.getLogger("clickwork")
 # How gloo, NCCL, RCCL and torch's store report that a peer is gone.
@@ -101,7 +102,7 @@ class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.1
 def log_to_terminal(rank: int) -> None:
     """Log to stderr: everything on rank 0, warnings on the others."""
     handler = _BesideBar()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=True))
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.propagate = False

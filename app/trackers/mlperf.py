@@ -9,6 +9,7 @@ from typing import Any
 
 from app.config import AppConfig, OptimizerName
 from app.config.optimizer import ADAGRADS
+from common.redact import RedactingFormatter
 from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
@@ -32,6 +33,7 @@ class MLPerf:
         past = _until(path, from_step) if from_step else []
         write_atomically(path, "".join(past).encode())
         self._handler = logging.FileHandler(path)
+        self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
         logger = logging.Logger("mllog")  # of nobody else: no line goes elsewhere, none comes from there
         logger.addHandler(self._handler)
         self._log = mllog.MLLogger(logger, root_dir=str(SOURCES))

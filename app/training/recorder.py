@@ -16,6 +16,7 @@ from app.training.session import Session
 from app.training.state import RunState
 from app.training.summary import mean_loss
 from app.training.window import StepFigures
+from common.redact import redact
 
 
 class Recorder:
@@ -39,7 +40,7 @@ class Recorder:
         resumed: the line that describes the resumption; empty for a run from the start.
         """
         session, directory = self._session, self.directory
-        plain, manifest = to_plain(session.config), self._manifest(pipeline)
+        plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
         rows = {name: split.rows for name, split in session.manifest.splits.items()}
 

@@ -13,7 +13,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from common.redact import redact, split_login
 from common.sizes import in_words
 from data_prep.io.atomic import digest_file, sync, write_atomically
 from data_prep.io.disk_space import Need, require_room
@@ -282,8 +283,7 @@ def _ask_size(file: RemoteFile, directory: Path, patience: Patience) -> int | No
         return origin.total
     for url in file.urls:
         try:
-            request = urllib.request.Request(url, headers=HEADERS, method="HEAD")
-            with open_url(request, min(patience.timeout, SIZE_TIMEOUT)) as response:
+            with open_url(url, min(patience.timeout, SIZE_TIMEOUT), method="HEAD") as response:
                 length = response.headers.get("Content-Length", "")
                 if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
                     return int(length)
@@ -293,17 +293,23 @@ def _ask_size(file: RemoteFile, directory: Path, patience: Patience) -> int | No
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects with the same method; urllib makes a GET of a HEAD."""
+    """Follows redirects with the same method (urllib makes a GET of a HEAD), and with the login on the same host."""
 
     def redirect_request(self, req: urllib.request.Request, *reply: Any) -> urllib.request.Request | None:
         moved = super().redirect_request(req, *reply)
         if moved is not None:
             moved.method = req.get_method()
+            if (moved.type, moved.host) == (req.type, req.host):
+                moved.unredirected_hdrs.update(req.unredirected_hdrs)
         return moved
 
 
-def open_url(request: urllib.request.Request, timeout: float) -> Any:
-    """The reply to a request, redirects followed."""
+def open_url(url: str, timeout: float, headers: Mapping[str, str] = {}, method: str = "GET") -> Any:
+    """The reply to a request, redirects followed; a login in the URL is sent to its host alone."""
+    bare, login = split_login(url)
+    request = urllib.request.Request(bare, headers={**HEADERS, **headers}, method=method)
+    if login is not None:
+        request.add_unredirected_header("Authorization", login)
     return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
 
 
@@ -333,13 +339,13 @@ class _Download:
             fault = self._try_mirror(url)
             if fault is None:
                 return
-            faults.append(f"{url}: {fault}")
+            faults.append(f"{redact(url)}: {redact(fault)}")
         found = "; ".join(faults) or "none is configured in data.remote.mirrors"
         remedy = f"try again later, or {self._file.otherwise}"
         raise UserError(f"{self._file.name}: download failed from every mirror ({found}); {remedy}")
 
     def _say(self, text: str) -> None:
-        self._progress.say(f"{self._file.name}: {text}")
+        self._progress.say(redact(f"{self._file.name}: {text}"))
 
     def _append(self, block: bytes) -> None:
         self._part.append(block)
@@ -386,19 +392,19 @@ class _Download:
         if self._stop.is_set():
             raise DownloadStopped
         part, self._is_one_reply = self._part, False
-        origin, has_sum = part.origin, self._file.sha256 is not None
+        origin, has_sum, shown = part.origin, self._file.sha256 is not None, redact(split_login(url)[0])
         if origin is not None and origin.total == part.size and (origin.url is not None or has_sum):
             return True  # a job was killed when all had come
-        vouched = origin is not None and origin.vouches(url)
+        vouched = origin is not None and origin.vouches(shown)
         have = part.size if has_sum or vouched else 0
-        headers = dict(HEADERS)
+        headers = {}
         if have:
             headers["Range"] = f"bytes={have}-"
             if origin is not None and origin.validator is not None and vouched:
                 headers["If-Range"] = origin.validator
-        self._say(f"fetching {url}" + (f" from byte {have:,}" if have else ""))
+        self._say(f"fetching {shown}" + (f" from byte {have:,}" if have else ""))
         try:
-            response = open_url(urllib.request.Request(url, headers=headers), self._patience.timeout)
+            response = open_url(url, self._patience.timeout, headers)
         except urllib.error.HTTPError as error:
             if error.code != 416 or not have:
                 raise
@@ -409,7 +415,7 @@ class _Download:
                 raise EOFError("the partial download does not belong to this file; starting anew") from error
             return origin is not None and origin.total in (None, size)
         with response:
-            return self._receive(url, response, have)
+            return self._receive(shown, response, have)
 
     def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
         """Take in a reply."""

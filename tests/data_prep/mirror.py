@@ -1,5 +1,6 @@
 """A server on this machine that drops connections, lies, and serves wrong bytes."""
 
+import base64
 import gzip
 import hashlib
 import io
@@ -20,6 +21,7 @@ ONCE = ("stubborn", "astray", "cut", "torn")  # the first reply breaks off
 ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless", "mute")  # every reply does
 NO_LENGTH = ("endless", "cut")
 CHUNKED = ("chunked", "torn")
+LOGIN = "Basic " + base64.b64encode(b"user:MIRRORPW/1").decode()
 
 
 class Mirror(ThreadingHTTPServer):
@@ -33,6 +35,7 @@ class Mirror(ThreadingHTTPServer):
         self.over = threading.Event()
         self.requests: list[tuple[str, str | None]] = []  # GETs: path, Range
         self.conditions: list[str | None] = []  # their If-Range
+        self.logins: list[tuple[str, str, str | None]] = []  # of all requests: Host, path, Authorization
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def url(self, path: str) -> str:
@@ -62,8 +65,14 @@ class Handler(BaseHTTPRequestHandler):
         manner, _, name = self.path.strip("/").partition("/")
         content = self.server.content.get(name, CONTENT)
         times = sum(path == self.path.strip("/") for path, _ in self.server.requests)
-        if manner == "moved":
-            self.refuse(302, Location=f"/good/{name}")
+        login, host = self.headers.get("Authorization"), self.headers["Host"].split(":")[0]
+        self.server.logins.append((host, manner, login))
+        if manner in ("private", "private-moved", "private-away") and login != LOGIN:
+            self.refuse(401, **{"WWW-Authenticate": "Basic"})
+        elif manner in ("moved", "private-moved"):
+            self.refuse(302, Location=f"/{'good' if manner == 'moved' else 'private'}/{name}")
+        elif manner == "private-away":
+            self.refuse(302, Location=self.server.url(f"good/{name}").replace("127.0.0.1", "localhost"))
         elif manner == "missing" or (manner == "busy" and times < 3):
             self.refuse(404 if manner == "missing" else 503)
         elif self.start(manner, content) >= len(content):

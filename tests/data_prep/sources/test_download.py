@@ -126,8 +126,8 @@ def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monk
 
     open_url = download.open_url
 
-    def hurried(asked: Any, timeout: float) -> Any:  # the good one has all the time that a busy machine takes
-        return open_url(asked, 1 if "stalling" in asked.full_url else timeout)
+    def hurried(asked: str, timeout: float, *rest: Any, **more: Any) -> Any:  # the good one has all the time that a busy machine takes
+        return open_url(asked, 1 if "stalling" in asked else timeout, *rest, **more)
 
     monkeypatch.setattr(download, "open_url", hurried)
     patience = Patience(tries=1, pause=0.01)
@@ -256,3 +256,31 @@ def test_archives_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         unpack_member(tmp_path / "b.tar.gz", "train.txt", tmp_path)
     assert not (tmp_path / "train.txt").exists()
     assert not (tmp_path / "train.txt.part").exists()
+
+
+@pytest.mark.parametrize("manner", ["private", "private-moved", "private-away"])
+def test_a_login_in_a_mirror_s_url(mirror, tmp_path, capsys, manner):
+    """It is sent to its own host, through redirects there, and neither shown nor written."""
+    url = mirror.url(f"{manner}/day_0.gz").replace("//", "//user:MIRRORPW%2F1@")
+    path = download_all([RemoteFile("day_0.gz", (mirror.url("dropping/day_0.gz"), url), SUM)], tmp_path, PATIENCE)[0]
+    assert path.read_bytes() == CONTENT
+    assert {login for host, _, login in mirror.logins if host == "localhost"} <= {None}
+    assert "MIRRORPW" not in capsys.readouterr().err
+    assert not any(b"MIRRORPW" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_a_wrong_login_is_not_shown(mirror, tmp_path, capsys):
+    url = mirror.url("private/day_0.gz").replace("//", "//user:MIRRORPW@")
+    with pytest.raises(UserError, match="401") as error:
+        download_all([RemoteFile("day_0.gz", (url,))], tmp_path, PATIENCE)
+    assert "MIRRORPW" not in str(error.value) + capsys.readouterr().err
+    assert f"//***@127.0.0.1:{mirror.server_port}" in str(error.value)
+
+
+def test_the_login_of_a_download_that_stopped_is_not_kept(mirror, tmp_path):
+    url = mirror.url("dropping/day_0.gz").replace("//", "//user:MIRRORPW@")
+    with pytest.raises(UserError):
+        download_all([RemoteFile("day_0.gz", (url,))], tmp_path, Patience(tries=1))
+    left = list(tmp_path.iterdir())
+    assert left
+    assert not any(b"MIRRORPW" in file.read_bytes() for file in left)

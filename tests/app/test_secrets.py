@@ -1,0 +1,97 @@
+"""Secrets planted wherever a user may have them: in no byte of a run, a dataset or what is printed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app import train
+from app.config import CONFIG_DIR, AppConfig
+from app.report.page import write_report
+from common.cli import run_command
+from tests.app.conftest import SMALL, Command, ended, forked
+from tests.data_prep import oracle
+from tests.data_prep.mirror import Mirror
+from tests.error_lines import error_line
+
+SECRET = "hunter2"
+ENVIRONMENT = {
+    "TORCH_TOKEN": SECRET, "CUDA_PASSWORD": SECRET, "CLICKWORK_SECRET": SECRET, "NCCL_DEBUG_TOKEN": SECRET,
+    "GLOO_PROXY": f"http://user:{SECRET}@host", "WANDB_API_KEY": SECRET, "HTTPS_PROXY": f"http://user:{SECRET}@host",
+}  # fmt: skip
+ARGUMENTS = [
+    f"record.mlflow_experiment=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}",
+    f"+environment.variables.GPU_URL='http://user:{SECRET}@host'", f"mlperf.organization=postgresql://{SECRET}@host/x",
+    "mlperf.enabled=true", "checkpoint.every_steps=5",
+]  # fmt: skip
+
+
+def planted(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
+    done = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert planted(tmp_path) == []
+    config = yaml.safe_load((tmp_path / "runs/one/config.yaml").read_text())
+    assert config["record"]["mlflow_experiment"] == "http://***@host/x"
+    verified = ended(forked("verify", "run=runs/one", cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    assert "verify: runs/one: identical" in verified.stderr
+    assert "TORCH_TOKEN" not in verified.stderr  # masked then and now
+    assert run_app("export", "run=runs/one", "out=m.pt2").returncode == 0
+    assert planted(tmp_path) == []
+
+
+@pytest.mark.parametrize("override", [
+    f"record.mlflow=http://user:{SECRET}@localhost:1", f"record.mlflow=http://user:{SECRET}/1@localhost:1",
+    f"record.wandb=http://user:{SECRET}@host", f"+environment.my_token={SECRET}", f"--mlflow-password={SECRET}",
+    f"environment.variables=http://user:{SECRET}@host", f"+environment.variables.MY_TOKEN={SECRET}(, a",
+    f"+environment.variables={{MY_TOKEN: {SECRET}, 1x: 1}}", f"+data.prep.remote.password={SECRET}",
+    f"data.source=https://user:{SECRET}@host", f"run.dir=http://user:{SECRET}@host\nb", f"password={SECRET}",
+])  # fmt: skip
+def test_errors(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["app.train", "run.name=x", "data.path=none", override])
+    assert run_command(train.main, AppConfig, CONFIG_DIR) == 2
+    assert SECRET not in error_line(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.train", "--help", *ARGUMENTS])
+    assert run_command(train.main, AppConfig, CONFIG_DIR) == 0
+    assert SECRET not in capsys.readouterr().out
+
+
+def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None:
+    for name in ("config.yaml", "manifest.json", "summary.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((uninterrupted / name).read_bytes())
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config["record"]["mlflow"] = f"http://user:{SECRET}@host"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(
+        manifest.replace('"argv": [', f'"argv": [\n  "a=http://u:{SECRET}@host",', 1)
+    )
+    assert SECRET not in write_report(tmp_path, tmp_path / "page.html").read_text()
+
+
+def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
+    """data_prep, started by a training: the dataset, the run and the output."""
+    mirror = Mirror()
+    mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
+    url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
+    prep = f"{{remote: {{name: day_0.tsv, mirrors: ['{url}']}}}}"
+    done = run_app("train", *SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=null", "data.workers=1",
+                   f"+data.prep={prep}", "+data.prep.remote.member=null", "train.max_steps=2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fetching http://127.0.0.1" in done.stderr
+    assert any(login for _, _, login in mirror.logins)
+    assert planted(tmp_path) == []
+    mirror.shutdown()

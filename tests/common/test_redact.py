@@ -1,0 +1,88 @@
+"""Secrets in names, URLs, arguments and messages; what is none stays."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config import AppConfig
+from common.help import keys_of
+from common.redact import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
+from data_prep.config.keys import DataConfig
+
+SECRETS = [
+    "TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY",
+    "apiKey", "accessKey", "db.passwd", "GPU_PWD", "x-auth", "CLICKWORK_CREDENTIALS", "private_key", "SSH_PASSPHRASE",
+    "X-Amz-Signature", "sig",
+]  # fmt: skip
+PLAIN = ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "keep", "key", "monkeys", "CUDA_HOME", "author", "CUDA_DESIGN"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+    assert redact({name: "abc", "n": {name: ["abc"], "s": 1}}) == {name: "***", "n": {name: ["abc"], "s": 1}}
+    assert "hunter2" not in redact(f"error: {name}=hunter2; and more")
+    assert "hunter2" not in redact(f"error: environment.variables={{OTHER: 1, {name}: hunter2}}")
+    assert "hunter2" not in redact(f'{{"{name}": "hunter2", "b": 1}}')
+    assert redact_arguments([f"+environment.variables.{name}=hunter2, and ] more"]) == \
+        [f"+environment.variables.{name}=***"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_other_names(name: str) -> None:
+    assert not is_secret(name)
+    assert redact({name: "abc"}) == {name: "abc"}
+
+
+def test_no_key_of_the_configuration_is_taken_for_a_secret() -> None:
+    assert [key for schema in (AppConfig, DataConfig) for key, *_ in keys_of(schema) if is_secret(key)] == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "postgresql", "s3"])
+@pytest.mark.parametrize("login", ["user:pw", "user:p@w", "user:p:w", "tok3n", "user:p/w", "us%40er:p%2Fw", "user:p'w"])
+def test_logins_in_urls(scheme: str, login: str) -> None:
+    for text in (f"{scheme}://{login}@host:80/a/b?c=d", f"record.mlflow={scheme}://{login}@host: no such host"):
+        assert login not in redact(text)
+        assert "@host" in redact(text)
+
+
+@pytest.mark.parametrize("text", [
+    "http://host:8080/path@v1", "a@b", "file:///a/b", "git@github.com", "batch=64, lr: 0.1", "column user_token: 'x'",
+    "https://host/a b@c", "configuration: Key 'split' not in 'DataConfig'", "give it as key=value",
+])  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_parameters_of_urls() -> None:
+    assert (
+        redact("https://h/f.gz?token=abc&x=1&X-Amz-Signature=def#z")
+        == "https://h/f.gz?token=***&x=1&X-Amz-Signature=***"
+    )
+
+
+def test_a_message_about_an_argument() -> None:
+    arguments = ["environment.variables.MY_TOKEN=a b,c(d", "x=1"]
+    message = redact_message("""MY_TOKEN=a b,c(d: write 'environment.variables.MY_TOKEN="a b,c(d"'""", arguments)
+    assert "b,c" not in message
+
+
+def test_split_login() -> None:
+    assert split_login("http://u%40x:p%2Fw@host:80/a?b=c") == ("http://host:80/a?b=c", "Basic dUB4OnAvdw==")
+    assert split_login("http://host/a@b") == ("http://host/a@b", None)
+
+
+def test_a_log_line() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "\x1b[33mat %s\x1b[0m", ("http://u:pw@h/",), None)
+    assert RedactingFormatter("%(message)s", is_terminal=False).format(record) == "at http://***@h/"
+    assert RedactingFormatter("%(message)s", is_terminal=True).format(record) == "\x1b[33mat http://***@h/\x1b[0m"
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                    lambda each: st.lists(each) | st.dictionaries(st.text(), each)))  # fmt: skip
+def test_the_shape_of_content_stays_and_twice_is_once(content: object) -> None:
+    once = redact(content)
+    assert redact(once) == once
+    assert type(once) is type(content)
