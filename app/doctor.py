@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.checks import devices, files, stack, system
 from app.checks.check import Check, Verdict
-from app.config import CONFIG_DIR, DataConfig
+from app.config import CONFIG_DIR
 from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
 from common.terminal import coloured
@@ -54,11 +54,13 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
     yield system.check_shared_memory()
     yield from system.check_limits(has_gpu=bool(probe and probe["devices"]))
     yield system.check_host_name()
-    root = Path(config.data_path or DataConfig.default_path)
+    root = Path(config.data.path or config.datasets)
     yield system.check_disk("disk for data", root)
     yield system.check_disk("disk for runs", Path(config.runs))
-    if config.data_path is not None or root.exists():
+    if config.data.path is not None:
         yield files.check_dataset(root)
+    else:
+        yield from files.check_datasets(root)
     yield from files.check_runs(Path(config.runs))
 
 

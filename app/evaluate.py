@@ -24,7 +24,7 @@ from data_prep.dataset.format import write_atomically
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data.path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:

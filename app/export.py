@@ -34,7 +34,7 @@ COMPARED_SAMPLES = (1, 2, 257)
 def main(config: ExportConfig) -> int:
     """Export as configured; return the exit status."""
     validate_export(config)
-    trained = resume.trained_config(Path(config.run), config.runtime, config.data_path)
+    trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
         if here.world_size > 1:

@@ -33,7 +33,7 @@ def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     validate_recommend(config)
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)

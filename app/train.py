@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint import files
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.train import with_batch_of_all
 from app.data import prepare
 from app.data.shards import verify_splits
@@ -31,7 +31,7 @@ log = logging.getLogger("clickwork")
 def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
-    validate(config)
+    validate_new_run(config)
     require_clients(config)
     stop = StopRequest()
     only_built = meta_build.is_wanted(config)

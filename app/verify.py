@@ -49,7 +49,7 @@ BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their eff
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
-    trained = resume.trained_config(directory, config.runtime, config.data_path)
+    trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
         then = read_manifest(directory)

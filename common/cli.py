@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,11 @@ EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 75
 
 SECONDS_FOR_FIRST_ERROR = 10.0
+# Keys by the names that other programs have for them.
+ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
+             "num_steps": "train.max_steps", "batch_size": "train.global_batch_size", "num_epochs": "train.epochs",
+             "max_epochs": "train.epochs", "num_workers": "data.workers", "threads": "runtime.num_threads",
+             "output_dir": "run.dir", "embedding_size": "model.embedding_dim"}  # fmt: skip
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # raised by writes to open files, without a file name
 
 ConfigT = TypeVar("ConfigT")
@@ -44,7 +50,8 @@ def compose_config(
     """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
 
     A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
-    Explicit overrides take precedence over those.
+    Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
+    names that mean them; and `instead`: what to type in place of an override that looks as if it worked.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
@@ -69,6 +76,7 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
             )
     for override in overrides:
         _refuse_unquoted(override)
+    typed, overrides = overrides, _by_own_names(schema, overrides)
     structured = _stored(schema)
     GlobalHydra.instance().clear()
     try:
@@ -83,7 +91,19 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_one_line(error) + _suggestion(schema, config_dir, overrides)) from error
+        raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
+
+
+def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
+    """Overrides with the keys' own names; keys that a user may add need no + before them."""
+    others = getattr(schema, "other_names", {})
+    opened = tuple(f"{key}." for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
+    named = []
+    for override in overrides:
+        sign, key, rest = re.match(r"([+~]*)([^=]*)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
+        key = others.get(key, key)
+        named.append(f"{'++' if key.startswith(opened) and sign != '~' else sign}{key}{rest}" if key else override)
+    return named
 
 
 def _refuse_unquoted(override: str) -> None:
@@ -119,13 +139,21 @@ def _stored(schema: type) -> Any:
 
 def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     """Return the nearest known key for the first unknown one, as the end of a sentence."""
-    known = [key for key, *_ in keys_of(schema)]
-    known += groups_of(config_dir)
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
+        if instead := getattr(schema, "instead", {}).get(override):
+            return f"; give {instead} instead"
+    known = [key for key, *_ in keys_of(schema)]
+    known += [*groups_of(config_dir), *getattr(schema, "other_names", {})]
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0].replace("-", "_")
         if key not in known and not any(each.startswith(f"{key}.") for each in known):
-            tail = key.rpartition(".")[2]
+            head, _, tail = key.rpartition(".")
+            meant = ELSEWHERE.get(tail, tail)
+            if meant in known:
+                return f"; did you mean {meant}?"
+            tail = meant.rpartition(".")[2]
             ends = [each for each in known if each.rpartition(".")[2] == tail]
+            ends = [each for each in ends if each.rpartition(".")[0] == head] or ends
             close = ends if len(ends) == 1 else difflib.get_close_matches(key, known, n=1)
             return f"; did you mean {close[0]}?" if close else "; --help lists the keys"
     return ""

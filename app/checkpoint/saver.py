@@ -140,7 +140,8 @@ class Saver:
 
     def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
         if bad := model_state.first_not_finite(tensors):
-            bad = f"step {step}: {bad} is not finite; not saved, earlier checkpoints stay as they were"
+            bad = (f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
+                   "saved, earlier checkpoints stay as they were")  # fmt: skip
         self._agree(bad or self._begin(part))
         try:
             dcp.save(tensors, checkpoint_id=part, process_group=self._group)

@@ -1,21 +1,41 @@
 """Checks of datasets and runs on disk: complete, or what is missing."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from app.checkpoint.files import CHECKPOINTS, LATEST, PART, STATE
 from app.checks.check import Check, fail, ok, warn
-from app.record.reading import LOG, MANIFEST, SUMMARY
+from app.record.directory import BEFORE_MANIFEST
+from app.record.reading import FORMAT_NAME as RUN_FORMAT
+from app.record.reading import LOG, MANIFEST, SUMMARY, read_json
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
+from data_prep.dataset.manifest import FORMAT_NAME
+
+UNFINISHED = ".work"  # data_prep's directory in a dataset that is being made
+
+
+def check_datasets(directory: Path) -> Iterator[Check]:
+    """Check each dataset under a directory, finished or begun, whatever its depth; other programs' files are none."""
+    found = []
+    for above, directories, names in os.walk(directory):
+        root = Path(above)
+        theirs = (read_json(root / MANIFEST_NAME) or {}).get("format", FORMAT_NAME) != FORMAT_NAME
+        if UNFINISHED in directories or (MANIFEST_NAME in names and not theirs):
+            found.append(root)
+            directories.clear()
+    yield from map(check_dataset, sorted(found))
+    if not found:
+        yield ok(f"datasets in {directory}", "none yet")
 
 
 def check_dataset(root: Path) -> Check:
     """Check that all files in a dataset's manifest exist, with the recorded sizes."""
     name = f"dataset {root}"
     if not (root / MANIFEST_NAME).exists():
-        return warn(name, f"no {MANIFEST_NAME}: not a finished dataset", "python -m data_prep makes or finishes it")
+        return warn(name, f"no {MANIFEST_NAME}: not a finished dataset", "the command that began it finishes it")
     try:
         manifest = load_manifest(root)
     except UserError as error:
@@ -43,13 +63,18 @@ def check_runs(directory: Path) -> Iterator[Check]:
     if not runs:
         yield ok(f"runs in {directory}", "none yet")
     for run in runs:
-        yield check_run(run)
+        deeper = [] if (run / MANIFEST).exists() else sorted(run.glob(f"*/**/{MANIFEST}"))  # run.dir may lie there
+        runs_within = [path.parent for path in deeper if (read_json(path) or {}).get("format") == RUN_FORMAT]
+        yield from map(check_run, runs_within or [run])
 
 
 def check_run(run: Path) -> Check:
     """One run."""
     name = f"run {run}"
     if not (run / MANIFEST).is_file():
+        others = sorted(path.name for path in run.iterdir() if path.name not in BEFORE_MANIFEST)
+        if others:
+            return warn(name, f"no {MANIFEST}, but {others[0]}: no run's directory", "move it out of here")
         return warn(name, f"no {MANIFEST}: it never began", "remove the directory, or train again")
     status, step = _status(run / SUMMARY)
     checkpoints = run / CHECKPOINTS

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from app.config.data import DataConfig, DataScale, validate_data
+from app.config.data import INSTEAD, OTHER_NAMES, DataConfig, DataScale, validate_data
 from app.config.model import ModelConfig, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
@@ -22,6 +22,7 @@ from app.config.runtime import (
     RuntimeConfig,
     validate_environment,
     validate_runtime,
+    validate_threads,
 )
 from app.config.sharding import (
     ShardingConfig,
@@ -39,6 +40,7 @@ from app.config.train import (
     validate_eval,
     validate_loss,
     validate_names,
+    validate_new_name,
     validate_train,
 )
 from common.errors import UserError
@@ -67,6 +69,9 @@ class AppConfig:
     record: RecordConfig = field(default_factory=RecordConfig)
     mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
     tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
+
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    instead: ClassVar[dict[str, str]] = INSTEAD
 
     @staticmethod
     def implied(composed: DictConfig) -> dict[str, Any]:
@@ -104,6 +109,17 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
     for key in [key for key, value in synthetic.items() if value is None]:  # of runs before this key was data_prep's
         del synthetic[key]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), config))  # type: ignore
+
+
+def validate_new_run(config: AppConfig) -> None:
+    """As `validate`, and refuse what only runs that are there may have, from an older version or another machine.
+
+    Raises:
+        UserError: names the key, its value and what is allowed.
+    """
+    validate(config)
+    validate_new_name(config.run.name)
+    validate_threads(config.runtime)
 
 
 def validate(config: AppConfig) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -112,11 +112,23 @@ def validate_bench(config: BenchConfig) -> None:
             raise UserError(f"{key}={values}: must be a list of numbers of at least 1")
 
 
+OTHER_NAMES = {"data_path": "data.path"}  # of commands, up to version 0.1
+
+
+@dataclass
+class DatasetConfig:
+    """The dataset that a command other than train reads."""
+
+    path: str | None = None  # its directory; null: where the run found it
+
+
 @dataclass
 class DoctorConfig:
     """The directories to check, and the form of the result."""
 
-    data_path: str | None = None  # dataset to look at; null: the default one, if it is there
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    data: DatasetConfig = field(default_factory=DatasetConfig)  # null: all datasets in `datasets`
+    datasets: str = "data"  # directory of the datasets
     runs: str = "runs"  # directory of the runs
     json: bool = False  # print JSON instead of lines
     out: str | None = None  # also write the JSON to this file
@@ -126,11 +138,12 @@ class DoctorConfig:
 class ExportConfig:
     """The run to export and the file to write."""
 
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     run: str = MISSING  # the run's directory
     out: str = MISSING  # the file, NAME.pt2
     tables: TablePrecision = TablePrecision.fp32  # fp16, int8 and int4: whoever loads the file must import fbgemm_gpu
     checkpoint: str | None = None  # null: the run's newest
-    data_path: str | None = None  # null: where the run found its dataset
+    data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = 1e-5  # largest difference in a logit between the file and the model that it was made of
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
 
@@ -176,6 +189,7 @@ def validate_plan(plan: PlanConfig) -> None:
 class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     run: str = MISSING  # the run's directory
     candidates: str = MISSING  # TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates
     user: str | None = None  # a file of one row, in any of these forms: the columns that the candidates lack
@@ -183,7 +197,7 @@ class RecommendConfig:
     top_k: int | None = 10  # how many to show, best first; null: all
     out: str | None = None  # also write them to this .json or .csv file
     checkpoint: str | None = None  # null: the run's newest
-    data_path: str | None = None  # null: where the run found its dataset
+    data: DatasetConfig = field(default_factory=DatasetConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
@@ -205,11 +219,12 @@ class PlanAppConfig(AppConfig):
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     run: str = MISSING  # the run's directory
     split: str = "test"
     tables: TablePrecision | None = None  # score with tables in another precision; null: as they were trained
     checkpoint: str | None = None  # null: the run's newest
-    data_path: str | None = None  # null: where the run found its dataset
+    data: DatasetConfig = field(default_factory=DatasetConfig)
     out: str | None = None  # also write the metrics to this JSON file
     global_batch_size: int = 16_384
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
@@ -219,8 +234,9 @@ class EvaluateConfig:
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     run: str = MISSING  # the run's directory
-    data_path: str | None = None  # null: where the run found its dataset
+    data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 

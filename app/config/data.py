@@ -1,16 +1,19 @@
 """`data`: which dataset, and how it is read."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from app.config.checks import require_at_least
 from app.config.published import published_tables
 from common.errors import UserError
+from common.help import keys_of
 from data_prep.config import keys
 from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.multi_hot import MultiHot
+from data_prep.dataset.options import DataSource
 
 FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 
@@ -43,11 +46,12 @@ class DataConfig:
 
     path: str | None = None  # dataset directory; null with data.raw null: default_path
     raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet
-    default_path: str = "data/synthetic"  # data.path where neither is given; made from `source` if it is not there
-    source: str | None = "synthetic"  # data_prep's data=…: synthetic, random, criteo_kaggle, criteo_1tb; null: none
+    default_path: str = "data/synthetic"  # data.path where neither is given
+    source: str | None = None  # make data.path from synthetic, random, criteo_kaggle or criteo_1tb; null: see next
+    default_source: str | None = "synthetic"  # data.source where neither data.path nor data.raw is given
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
-    prep: dict[str, Any] = field(default_factory=dict)  # further keys of `python -m data_prep`, without "data."
+    prep: dict[str, Any] = field(default_factory=dict)  # further keys of data_prep: data.KEY is data.prep.KEY
     encoding: str | None = None  # as of data_prep (docs/data.md), as are the next four; null: its default
     frequency_threshold: int | None = None  # as of data_prep; null: its default
     max_ind_range: int | None = None  # as of data_prep; null: its default
@@ -67,18 +71,41 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
     return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
 
 
+def _theirs() -> Iterator[str]:
+    """data_prep's keys, and groups of keys, that DataConfig has no field for."""
+    mine = {each.name for each in fields(DataConfig)}
+    for key, *_ in keys_of(keys.DataConfig):
+        if key.partition(".")[0] not in mine:
+            parts = key.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
+INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
+    "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
+    "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
+}  # fmt: skip
+
+
+def source_of(data: DataConfig) -> str | None:
+    """What data_prep makes the dataset from; None: the dataset must be there."""
+    if data.raw is not None:
+        return "local"
+    return data.source or (data.default_source if data.path is None else None)
+
+
 def preprocessing(data: DataConfig) -> keys.DataConfig:
     """The configuration with which data_prep makes the dataset, but for `path`.
 
     Raises:
         UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
     """
-    source = (data.source if data.raw is None else None) or "local"
-    is_made = data.raw is not None or data.path is None  # else these keys are compared with the dataset that is there
+    source = source_of(data)
+    is_made = source is not None  # else these keys are compared with the dataset that is there
     own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)} if is_made else {}
-    if source == "synthetic" and is_made:
+    if source == "synthetic":
         own["synthetic"] = vars(data.synthetic)
-    return compose_data(source, {"data": own, "data.prep": data.prep})
+    return compose_data(source or "local", {"data": own, "data.prep": data.prep})
 
 
 def validate_data(data: DataConfig) -> None:

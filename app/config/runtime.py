@@ -1,5 +1,6 @@
 """`runtime` and `environment`: platform, threads, precision; environment variables as named profiles."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -8,6 +9,7 @@ from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
 
 MAX_MINUTES, MAX_THREADS = 100_000, 4_096
+THREADS_PER_CORE = 4  # a few more than cores only slow a run down; many stop the machine
 
 
 class Platform(Enum):
@@ -49,6 +51,14 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
         raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MAX_MINUTES}")
     if (runtime.num_threads or 0) > MAX_THREADS:
         raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MAX_THREADS}")
+
+
+def validate_threads(runtime: RuntimeConfig) -> None:
+    """Raises UserError for a new run's threads that this machine can only lose time with."""
+    cores = len(os.sched_getaffinity(0))
+    if (runtime.num_threads or 0) > THREADS_PER_CORE * cores:
+        raise UserError(f"runtime.num_threads={runtime.num_threads}: this machine has {cores} cores; give "
+                        f"runtime.num_threads={cores}")  # fmt: skip
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """`run`, `train`, `loss`, `eval` and `checkpoint`: the course of a run."""
 
 import math
+import unicodedata
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -8,6 +9,9 @@ from omegaconf import MISSING
 
 from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+
+NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
+MAX_NAME_BYTES = 200
 
 
 class OnNan(Enum):
@@ -81,8 +85,24 @@ def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
     """Raises UserError for a name that is empty."""
     named = {"run.name": run.name, "run.dir": run.dir, "checkpoint.resume": checkpoint.resume}
     for key, text in named.items():
-        if not text.strip():
-            raise UserError(f"{key}=: must not be empty")
+        if not text.strip() or "\0" in text:
+            raise UserError(f"{key}={text.strip()}: must be a name, not empty and without null characters")
+
+
+def validate_new_name(name: str) -> None:
+    """Raises UserError for the name of a new run that is no plain name of a directory, safe to type in a shell."""
+    fault = next((f"{character!r} in it" for character in name
+                  if character in NOT_IN_NAMES or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")),
+                 None)  # fmt: skip
+    if fault is None and name[0] in ".-":
+        fault = f"{name[0]!r} at its beginning"
+    if fault is None and name != name.strip():
+        fault = "a blank at its end"
+    if fault is None and len(name.encode()) > MAX_NAME_BYTES:
+        fault = f"more than {MAX_NAME_BYTES} bytes"
+    if fault is not None:
+        raise UserError(f"run.name={name}: a name with {fault} is not taken; choose a plain one, such as a1, and give "
+                        "the directory in run.dir")  # fmt: skip
 
 
 def validate_train(train: TrainConfig) -> None:

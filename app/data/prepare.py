@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.config import DataConfig
-from app.config.data import preprocessing
+from app.config.data import preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from data_prep.config.compose import PICKLED
@@ -80,31 +80,32 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
 
 def _job(config: DataConfig) -> PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
-    usual = SyntheticConfig()
+    usual, source = SyntheticConfig(), source_of(config)
     for_synthetic = {
         f"synthetic.{key}": value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)
     }
-    if config.raw is None and config.path is not None:
-        _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema})
-        return None
+    if config.raw is not None and config.source not in (None, source):
+        raise UserError(f"data.source={config.source}: has no effect with data.raw={config.raw}; leave one of them out")
     root = dataset_path(config)
-    if config.raw is None and config.source is None:
-        if (root / MANIFEST_NAME).exists():
-            return None
-        raise UserError(
-            f"{root}: no dataset here, and this recipe makes none by itself: give data.path=DATASET, or data.raw=FILES "
-            "data.path=NEW to preprocess them, or data.source=criteo_kaggle or criteo_1tb to download them, or "
-            "data.scale=tiny to try it on synthetic rows"
-        )
-    if config.raw is not None or config.source != "synthetic":
-        _refuse(for_synthetic)
+    if source is None:
+        if not (root / MANIFEST_NAME).exists():
+            raise UserError(
+                f"{root}: no dataset here; give data.path=DATASET, or data.raw=FILES data.path={root} to make it from "
+                f"them, or data.source=synthetic or criteo_kaggle to make it from those, or data.scale=tiny"
+            )
+        _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema},
+                f"has no effect on the dataset at data.path={root}; leave it out, or give another data.path and what "
+                "to make it from (data.raw, or data.source=synthetic)")  # fmt: skip
+        return None
+    if source != "synthetic":
+        _refuse(for_synthetic, f"has no effect with data from {config.raw or source}; leave it out")
     return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 
 
-def _refuse(unused: dict[str, object]) -> None:
+def _refuse(unused: dict[str, object], reason: str) -> None:
     for key, value in unused.items():
         if value is not None:
-            raise UserError(f"data.{key}={value}: has no effect with the data that is given; leave it out")
+            raise UserError(f"data.{key}={value}: {reason}")
 
 
 def _environment() -> dict[str, str]:

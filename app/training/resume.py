@@ -179,7 +179,7 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
     try:
         config = from_plain(read_config(run))
     except OmegaConfBaseException as error:
-        raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
+        raise UserError(f"run={run}: {CONFIG} is of another version ({str(error).splitlines()[0]})") from error
     config.runtime = replace(
         asked,
         precision=asked.precision or config.runtime.precision,

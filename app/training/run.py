@@ -84,6 +84,10 @@ class TrainingRun:
                  f"{counts['total']:,}", f"{counts['embedding']:,}", self.runtime.world_size,
                  self.runtime.platform.value)  # fmt: skip
         log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
+        warmup, steps = self.config.schedule.warmup_steps, self.length.total_steps
+        if warmup > steps:
+            log.warning("schedule.warmup_steps=%d: longer than the run's %d steps, so the learning rate stays small; "
+                        "set schedule.warmup_steps=%d, or schedule=constant", warmup, steps, steps // 10)  # fmt: skip
         if self._resumed:
             log.info("%s", self._resumed)
             self.recorder.event("resume", self.state.step, line=self._resumed)

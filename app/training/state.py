@@ -60,7 +60,8 @@ def run_length(train: TrainConfig, rows: int, world_size: int) -> RunLength:
     steps_per_epoch = rows // batch  # the rows left over are dropped, different ones in each epoch
     if train.max_steps != 0 and not steps_per_epoch:
         raise UserError(
-            f"train.global_batch_size={batch}: the training split has only {rows} rows; use a smaller batch"
+            f"train.global_batch_size={batch}: more than the training split has rows, which is {rows:,}; use a smaller "
+            "batch"
         )
     by_samples = None if train.max_samples is None else train.max_samples // batch
     limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]

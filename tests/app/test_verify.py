@@ -77,7 +77,7 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
 ) -> None:
     assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=3").returncode == 0
     write_dataset(tmp_path / "other", seed=5)
-    told = run_app("verify", "run=runs/run", "data_path=other")
+    told = run_app("verify", "run=runs/run", "data.path=other")
     assert told.returncode == 2
     assert "other: not the dataset that" in error_line(told.stderr)
 

@@ -46,10 +46,39 @@ def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     assert files.check_run(run).verdict is Verdict.warn
 
 
+def test_all_datasets_under_a_directory(tmp_path: Path) -> None:
+    (check,) = files.check_datasets(tmp_path / "data")
+    assert (check.verdict, check.found) == (Verdict.ok, "none yet")
+    for name in ("one", "tiny/two"):
+        write_dataset(tmp_path / "data" / name, rows={"train": 40, "val": 5, "test": 5})
+    (tmp_path / "data/tiny/two/val/00000.dense.npy").unlink()
+    (tmp_path / "data/begun/.work").mkdir(parents=True)
+    (tmp_path / "data/theirs").mkdir()
+    (tmp_path / "data/theirs/manifest.json").write_text('{"format": "webpack"}')
+    verdicts = {check.name.rpartition("/")[2]: check.verdict for check in files.check_datasets(tmp_path / "data")}
+    assert verdicts == {"begun": Verdict.warn, "one": Verdict.ok, "two": Verdict.fail}
+
+
+def test_no_advice_removes_a_run(tmp_path: Path) -> None:
+    """A run whose run.dir lies deeper, and files of others."""
+    run = tmp_path / "runs/a/b"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text('{"format": "clickwork-run"}')
+    (run / "summary.json").write_text('{"status": "completed", "steps": 3}')
+    (tmp_path / "runs/mine").mkdir()
+    (tmp_path / "runs/mine/thesis.tex").write_text("")
+    (tmp_path / "runs/begun").mkdir()
+    (tmp_path / "runs/begun/log.txt").write_text("")
+    found = {check.name: check for check in files.check_runs(tmp_path / "runs")}
+    assert found[f"run {run}"].verdict is Verdict.ok
+    told = {name.rpartition("/")[2]: check.remedy for name, check in found.items()}
+    assert told == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
+
+
 def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
     write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
     (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
-    done = run_app("doctor", "data_path=data", "json=true", "out=doctor.json")
+    done = run_app("doctor", "data.path=data", "json=true", "out=doctor.json")
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert document == json.loads((tmp_path / "doctor.json").read_bytes())

@@ -23,6 +23,7 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
     config.data.source, config.data.default_path = "random", str(tmp_path / path)
     prepare.prepare(config.data, lambda: False)
     assert load_manifest(tmp_path / path).rows == 48
+    config.data.source = None
     config.data.path, config.data.raw = str(tmp_path / path), [f"{tmp_path}/{path}/raw", "x"]
     job = prepare._job(config.data)
     assert job is not None

@@ -1,0 +1,136 @@
+"""Every remedy that a message of app.train prints is typed, and works; every path can be typed."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, VerifyConfig, validate_new_run
+from app.config.commands import DoctorConfig, ExportConfig, RecommendConfig
+from app.data import prepare
+from common.cli import compose_config
+from common.errors import UserError
+
+# what is typed; what its message must have; what is typed next, of its groups
+REMEDIES = {
+    "learning rate": (["optimizer.learning_rate=0.1"], r"did you mean (optimizer\.lr)\?", ["{0}=0.1"]),
+    "steps": (["--steps=5"], r"have no dashes; did you mean (train\.max_steps)\?", ["{0}=5"]),
+    "batch": (["--batch-size=64"], r"did you mean (train\.global_batch_size)\?", ["{0}=64"]),
+    "epochs": (["num_epochs=2"], r"did you mean (train\.epochs)\?", ["{0}=2"]),
+    "dashes": (["--train.epochs=2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
+    "data_prep's": (["data.split.metod=random"], r"did you mean (data\.split\.method)\?", ["{0}=random"]),
+    "data_prep's, within": (["data.prep.split.metod=random"], r"did you mean (data\.prep\.split\.method)\?",
+                            ["{0}=random"]),
+    "sources": (["data=synthetic"], r"give (data\.source=synthetic) instead", ["{0}"]),
+    "downloads": (["data=criteo_1tb"], r"give (data.source=criteo_1tb) (data\.days=\[0\]) instead", ["{0}", "{1}"]),
+    "own": (["data=custom"], r"give (data\.raw)=FILES (data\.schema)=FILE instead",
+            ["{0}=a.csv", "{1}=b.yaml", "data.path=c"]),
+    "rows without a source": (["data.path=HERE", "data.synthetic.rows=400"], r"or (data\.source=synthetic)\)",
+                              ["data.path=new", "{0}", "data.synthetic.rows=400"]),
+    "no dataset": (["data.path=new"], r"or (data\.source=synthetic) or", ["data.path=new", "{0}"]),
+    "no dataset, recipe": (["recipe=mlperf_v1"], r"or (data\.scale=tiny)", ["recipe=mlperf_v1", "{0}"]),
+    "source and raw": (["data.source=random", "data.raw=a", "data.path=b"], r"leave one of them out",
+                       ["data.raw=a", "data.path=b"]),
+    "no path": (["data.raw=a"], r"(data\.path) is not set", ["data.raw=a", "{0}=b"]),
+    "name": (["run.name=a/b"], r"such as (a1), and give the directory in (run\.dir)", ["run.name={0}", "{1}=runs/a/b"]),
+    "threads": (["runtime.num_threads=1000"], r"give (runtime\.num_threads=\d+)", ["{0}"]),
+    "eps": (["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99"],
+            r"(optimizer\.eps)=null: .* needs one, such as (\S+)",
+            ["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99", "{0}={1}"]),
+    "both intervals": (["train.eval_every_steps=9", "train.eval_every_fraction=0.1"], r"set one of them to (null)",
+                       ["train.eval_every_steps={0}", "train.eval_every_fraction=0.1"]),
+    "both batches": (["train.local_batch_size=8"], r"set train.local_batch_size=null or (\S+)$",
+                     ["train.local_batch_size=8", "{0}"]),
+    "weights": (["loss=weighted_bce", "loss.class_weights=[1]"], r"such as (\[1,3\])",
+                ["loss=weighted_bce", "loss.class_weights={0}"]),
+    "profile": (["runtime.profile_steps=[3]"], r"such as (\[20,25\])", ["runtime.profile_steps={0}"]),
+}  # fmt: skip
+
+
+def checked(overrides: list[str]) -> AppConfig:
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    validate_new_run(config)
+    prepare._job(config.data)
+    return config
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_each_remedy_works(case: str, tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad, message, good = REMEDIES[case]
+    with pytest.raises(UserError) as error:
+        checked([override.replace("HERE", str(dataset)) for override in bad])
+    assert "\n" not in str(error.value)
+    found = re.search(message, str(error.value))
+    assert found, error.value
+    checked([override.format(*found.groups()) for override in good])
+
+
+def test_a_key_of_data_prep_is_the_same_key_here() -> None:
+    for typed in ("data.split.method=random", "data.prep.split.method=random", "+data.prep.split.method=random"):
+        assert checked([typed]).data.prep == {"split": {"method": "random"}}
+    assert checked(["data.split={method: random}"]).data.prep == {"split": {"method": "random"}}
+    assert checked(["data.synthetic.days=2", "data.memory_budget=1GiB"]).data.prep == {"memory_budget": "1GiB"}
+
+
+def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> None:
+    job = prepare._job(checked(["data.source=synthetic", f"data.path={tmp_path}/new", "data.synthetic.rows=99"]).data)
+    assert job is not None
+    assert (job.data.path, job.data.synthetic.rows, job.data.source.value) == (f"{tmp_path}/new", 99, "synthetic")
+    assert prepare._job(checked([f"data.path={dataset}"]).data) is None
+
+
+@pytest.mark.parametrize(("schema", "name", "given"), [
+    (EvaluateConfig, "evaluate", ["run=a"]), (VerifyConfig, "verify", ["run=a"]), (DoctorConfig, "doctor", []),
+    (RecommendConfig, "recommend", ["run=a", "candidates=b"]), (ExportConfig, "export", ["run=a", "out=b"]),
+])  # fmt: skip
+def test_data_path_has_one_name_everywhere(schema: type, name: str, given: list[str]) -> None:
+    for key in ("data.path", "data_path"):  # the second is of version 0.1
+        assert compose_config(schema, CONFIG_DIR, [*given, f"{key}=x"], name).data.path == "x"
+
+
+NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b", "a b ", " a", "-a", "a`b", "<script>",
+         "a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_runs_that_are_refused(name: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR)
+    config.run.name = name
+    with pytest.raises(UserError, match=r"(?s)run\.name=.*run\.dir"):
+        validate_new_run(config)
+
+
+@pytest.mark.parametrize("name", ["a", "a b", "数据", "lr=0.1,seed=2", "a.b", "e\u0301", "a-b_c+d@e%f"])
+def test_names_of_runs_that_are_taken(name: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR)
+    config.run.name = name
+    validate_new_run(config)
+
+
+PATHS = ["a b", "unicode 数据.csv", "a(1).csv", "a=1,b.csv", "it's", 'a"b', "[x]", "{y}", "a#b", "x:y", "a;b", "back\\"]
+KEYS = {"data.path": AppConfig, "data.raw": AppConfig, "data.schema": AppConfig, "run.dir": AppConfig,
+        "checkpoint.resume": AppConfig, "sharding.plan": AppConfig, "data.multi_hot.directory": AppConfig}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_can_be_typed(path: str) -> None:
+    """As they are, or as the error says, which a shell hands on as it should."""
+    words, wanted = [], {}
+    for key in KEYS:
+        wanted[key] = f"/d/{path}"
+        word = shlex.quote(f"{key}=/d/{path}")
+        try:
+            compose_config(AppConfig, CONFIG_DIR, [f"{key}=/d/{path}"])
+        except UserError as error:
+            word = str(error).partition("; write ")[2]
+        words.append(word)
+    typed = subprocess.run(f"printf '%s\\0' {' '.join(words)}", shell=True, capture_output=True, text=True, check=True)
+    config = compose_config(AppConfig, CONFIG_DIR, typed.stdout.split("\0")[:-1])
+    for key, value in wanted.items():
+        found: object = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        assert found == value
