@@ -1,9 +1,13 @@
 """Quality of predicted click probabilities over a whole split. Logloss and entropies are in nats."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 CALIBRATION_BINS = 15
+OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
 NAMES = ("auc", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
 
 
@@ -37,6 +41,24 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
         "calibration": float(preds.sum() / y.sum()) if y.any() else None,
         "base_rate": base_rate,
     }
+
+
+def shortcomings(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, keeps_best: bool) -> list[str]:
+    """What a run's last evaluation falls short of, its own best and chance, in sentences without a full stop.
+
+    keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best).
+    """
+    auc, found = evaluation.get("auc"), []
+    if auc is not None and best is not None and best["auc"] - auc > OVERFIT:
+        remedy = (
+            "evaluate that one with checkpoint=best" if keeps_best else "keep that one by checkpoint.keep_best=true"
+        )
+        found.append(f"Overfitted: the best AUC was {best['auc']:.5f} at step {best['step']:,}, and the last is "
+                     f"{best['auc'] - auc:.5f} lower, {auc:.5f}; {remedy}")  # fmt: skip
+    if auc is not None and auc <= 0.5:
+        found.append(f"Learned nothing: AUC {auc:.5f} is no better than chance, 0.5; train on more rows or for more "
+                     "steps (data.scale=tiny only shows that a recipe runs)")  # fmt: skip
+    return found
 
 
 def _ranking(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> tuple[float | None, float | None]:

@@ -1,8 +1,8 @@
 """python -m app.report runs=[runs/NAME]: the HTML report of a run; of several, side by side.
 
 One run: <run>/report.html, from whatever its directory holds, finished or not. Several: compare.html beside the
-first, with the differences in configuration and versions, a speed ratio with its interval, Welch's test of the AUCs
-over seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
+first, with the differences in configuration and versions, a speed ratio with its interval, a test of the AUCs over
+seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
 """
 
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 from app.config import CONFIG_DIR, ReportConfig
 from app.config.checks import require_positive
 from app.report.page import write_page, write_report
-from app.report.read import read_run
+from app.report.read import read_run, refusing_other_versions
 from app.report.side_by_side import COMPARE, Comparison
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
@@ -28,11 +28,14 @@ def main(config: ReportConfig) -> int:
     if len(directories) == 1:
         print(write_report(directories[0], Path(config.out) if config.out else None))
         return EXIT_DONE
-    comparison = Comparison([read_run(path) for path in directories], config.auc_tolerance, config.loss_tolerance)
+    runs = [read_run(path) for path in directories]
     path = Path(config.out) if config.out else directories[0].parent / COMPARE
-    for _, sentence in comparison.sentences():
+    with refusing_other_versions(f"[{','.join(config.runs)}]"):
+        comparison = Comparison(runs, config.auc_tolerance, config.loss_tolerance)
+        sentences, page = comparison.sentences(), comparison.page(path.parent)
+    for _, sentence in sentences:
         print(sentence)
-    print(write_page(path, comparison.page(path.parent)))
+    print(write_page(path, page))
     return EXIT_DONE
 
 

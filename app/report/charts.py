@@ -11,6 +11,7 @@ from app.report.verdict import baseline, truth
 
 MAX_POINTS = 2000
 MIB = 2**20
+OUTLIER = 3.0  # times the others: beyond, a value would flatten a chart
 
 
 def thin_line(
@@ -51,7 +52,8 @@ class Chart:
     """One picture. `steps`: x is the step, and the cursor moves with the other charts of steps.
 
     `band`: names of the two series between which the chart is filled. `note`: an explanation for the reader.
-    `from_zero`: the vertical axis begins at 0, so that lengths compare.
+    `from_zero`: the vertical axis begins at 0, so that lengths compare. `y_max`: where the vertical axis ends, if
+    single values beyond it would flatten all others.
     """
 
     key: str
@@ -64,6 +66,20 @@ class Chart:
     band: tuple[str, str] | None = None
     log_x: bool = False
     from_zero: bool = False
+    y_max: float | None = None
+
+    def cut_outliers(self) -> None:
+        """End the vertical axis below values that are several times all but a twentieth, and say so in the note."""
+        drawn = [(y, x) for series in self.series for x, y in zip(series.x, series.y, strict=True) if y is not None]
+        values = sorted(y for y, _ in drawn)
+        bulk = values[: len(values) - max(1, len(values) // 20)]
+        if len(bulk) < 3 or values[-1] < OUTLIER * bulk[-1] or bulk[-1] <= 0:
+            return
+        self.y_max = 1.1 * max(y for y in values if y < OUTLIER * bulk[-1])
+        largest, at = max(drawn)
+        beyond = sum(y > self.y_max for y in values)
+        what = "One value is" if beyond == 1 else f"{beyond:,} values are"
+        self.note = f"{self.note} {what} above the axis, the largest {largest:.4g} at {self.x} {at:,.0f}.".strip()
 
     def measured(self) -> bool:
         """Return whether there is anything but references to draw."""
@@ -117,6 +133,8 @@ def quality_charts(run: RunFiles) -> list[Chart]:
         trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run, "train", "loss", "train", 0)],
                         note="The training loss is not logloss, so train logloss was not measured.")  # fmt: skip
         charts.insert(0, trained)
+    for chart in charts:
+        chart.cut_outliers()
     return charts
 
 

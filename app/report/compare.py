@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.report.read import RunFiles
-from app.report.statistics import MeanDifference, Ratio, batch_means, speed_ratio, welch
+from app.report.statistics import MeanDifference, Ratio, batch_means, paired, speed_ratio, welch
 
 # Keys of the configuration that affect neither learning nor speed.
 BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.default_path",
@@ -94,8 +94,9 @@ class AucComparison:
 
     first: RunGroup
     second: RunGroup
-    difference: MeanDifference
+    difference: MeanDifference | None  # None: they were evaluated on different rows
     seeds: tuple[int, int]
+    test: str  # the test behind the difference
 
 
 @dataclass
@@ -156,17 +157,32 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
-    """Welch's test over the seeds of two groups; None where one has no AUC."""
+    """A test over the seeds of two groups, paired over those that both have; None where one has no AUC."""
     values = [_aucs(group) for group in (first, second)]
     if not all(values):
         return None
-    return AucComparison(first, second, welch(*values), (len(values[0]), len(values[1])))
+    seeds = len(values[0]), len(values[1])
+    if not same_rows(first.runs[0], second.runs[0]):
+        return AucComparison(first, second, None, seeds, "")
+    shared = sorted(values[0].keys() & values[1].keys())
+    if len(shared) > 1:
+        difference = paired(*([entry[seed] for seed in shared] for entry in values))
+        return AucComparison(first, second, difference, (len(shared), len(shared)), "paired t-test")
+    return AucComparison(first, second, welch(*(list(entry.values()) for entry in values)), seeds, "Welch's test")
 
 
-def _aucs(group: RunGroup) -> list[float]:
+def same_rows(first: RunFiles, second: RunFiles) -> bool:
+    """Return whether two runs were evaluated on the same rows, encoded as they may be."""
+    one, other = first.manifest["dataset"], second.manifest["dataset"]
+    splits = [run.evaluation.get("split") for run in (first, second)]
+    labels = [(dataset.get("labels") or {}).get(split) for dataset, split in zip((one, other), splits, strict=True)]
+    return splits[0] == splits[1] and (one["digest"] == other["digest"] or labels[0] == labels[1] is not None)
+
+
+def _aucs(group: RunGroup) -> dict[int, float]:
     """One AUC a seed: a run repeated at one seed is no new evidence."""
     by_seed = {run.config["train"]["seed"]: run.evaluation.get("auc") for run in group.runs}
-    return [auc for auc in by_seed.values() if auc is not None]
+    return {seed: auc for seed, auc in by_seed.items() if auc is not None}
 
 
 def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_tolerance: float) -> list[Parity]:

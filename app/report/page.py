@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
-from app.report.read import RunFiles, read_run
+from app.report.read import RunFiles, read_run, refusing_other_versions
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent
 from data_prep.dataset.format import write_atomically
@@ -34,7 +34,7 @@ def run_page(run: RunFiles) -> str:
         sentences=verdict.sentences(run),
         against=_against(run),
         thinned=charts.thinned(run),
-        figures=tables.figures(run),
+        figures=tables.halves(tables.figures(run)),
         deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
         tables=tables.embedding_tables(run),
         ranks=tables.rank_loads(run),
@@ -66,7 +66,10 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: it is not a run's directory.
     """
-    return write_page(out or directory / REPORT, run_page(read_run(directory)))
+    run = read_run(directory)
+    with refusing_other_versions(str(directory)):
+        page = run_page(run)
+    return write_page(out or directory / REPORT, page)
 
 
 def write_page(path: Path, page: str) -> Path:
@@ -82,8 +85,10 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     split = evaluation.get("split") or "no evaluation"
     rate = rates.get("samples_per_second")
     per_device = rates.get("samples_per_second_per_device")
+    best = (run.summary or {}).get("best") or {}
     tiles = [
         ("AUC", evaluation.get("auc"), f"{split}" + (f", ± {error:.4f}" if error else "")),
+        ("Best AUC", best.get("auc"), f"at step {count(best.get('step'))}" if best else NOT_MEASURED),
         ("Normalised entropy", evaluation.get("ne"), "below 1 beats the base rate"),
         ("Logloss", evaluation.get("logloss"), "nats a sample"),
         ("Accuracy", evaluation.get("accuracy"), f"majority {percent(_majority(evaluation))}"),

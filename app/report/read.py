@@ -1,6 +1,8 @@
 """A run's directory as the report reads it: whatever is there, since a run may have failed or still be running."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,19 @@ class RunFiles:
         return self.summary["throughput"] if self.summary else {}
 
 
+@contextmanager
+def refusing_other_versions(runs: str) -> Iterator[None]:
+    """Context in which what a run's files lack, or have in another form, is reported in one line.
+
+    Raises:
+        UserError: names the runs and the first fault.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"runs={runs}: its files are damaged or of another version ({error!r})") from error
+
+
 def read_run(directory: Path) -> RunFiles:
     """Read a run's files.
 
@@ -68,7 +83,7 @@ def read_run(directory: Path) -> RunFiles:
     config, manifest = read_config(directory), read_json(directory / MANIFEST)
     if manifest is None:
         raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
-    try:
+    with refusing_other_versions(str(directory)):
         run = RunFiles(
             directory=directory,
             config=redact(config),  # again: runs of older versions may hold secrets
@@ -80,8 +95,6 @@ def read_run(directory: Path) -> RunFiles:
         )
         if min(run.world_size, run.global_batch_size) < 1:
             raise ValueError("a run of nothing")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"runs={directory}: its files are of another version ({error!r})") from error
     return run
 
 

@@ -37,7 +37,7 @@ class Comparison:
         if len(self.groups) == 1:
             sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
-        sentences += [("plain", _describe_auc(auc)) for auc in self.aucs]
+        sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
         sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
         platforms = {str(run.manifest.get("platform")) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
@@ -85,7 +85,9 @@ def _spread(group: RunGroup) -> str:
 
 
 def _interval(value: Ratio | MeanDifference, digits: int) -> str:
-    return "" if value.low is None or value.high is None else f"{value.low:.{digits}f} to {value.high:.{digits}f}"
+    if value.low is None or value.high is None:
+        return ""
+    return f"{figure(value.low, digits)} to {figure(value.high, digits)}"
 
 
 def _describe_speed(speed: SpeedComparison) -> str:
@@ -96,6 +98,8 @@ def _describe_speed(speed: SpeedComparison) -> str:
 
 def _describe_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
+    if difference is None:
+        return f"AUC: {auc.second.name} is not comparable with {auc.first.name}: {_other_rows(auc)}."
     text = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None:
         errors = [(run.curves or {}).get("auc_standard_error") for run in (auc.first.runs[0], auc.second.runs[0])]
@@ -103,8 +107,21 @@ def _describe_auc(auc: AucComparison) -> str:
         return (f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
                 f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return (f"{text}, {verdict_} (p = {difference.p:.3g}, Welch's test over {first} and {second} seeds, 95% interval "
+    return (f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds(auc)}, 95% interval "
             f"{_interval(difference, 5)}).")  # fmt: skip
+
+
+def _seeds(auc: AucComparison) -> str:
+    first, second = auc.seeds
+    return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
+
+
+def _other_rows(auc: AucComparison) -> str:
+    """How the rows differ that two groups were evaluated on."""
+    runs = auc.first.runs[0], auc.second.runs[0]
+    rows = [f"{count(run.evaluation.get('samples'))} rows of {run.evaluation.get('split')}" for run in runs]
+    paths = [str(run.manifest["dataset"].get("path")) for run in runs]
+    return f"they were evaluated on different data, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
 
 
 def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
@@ -148,22 +165,25 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
     for key, other in others.items():
         speed = next((entry for entry in speeds if id(entry.second) == key), None)
         auc = next((entry for entry in aucs if id(entry.second) == key), None)
-        p = auc.difference.p if auc else None
+        difference = auc.difference if auc else None
+        p = difference.p if difference else None
         rows.append([
             other.name,
             NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
             (_interval(speed.ratio, 3) if speed else "") or "–",
-            NOT_MEASURED if auc is None else signed(auc.difference.mean, 5),
-            (_interval(auc.difference, 5) if auc else "") or "–",
+            NOT_MEASURED if auc is None else signed(difference.mean, 5) if difference else "not comparable",
+            (_interval(difference, 5) if difference else "") or "–",
             "–" if p is None else f"{p:.3g}",
+            "–" if p is None or auc is None else auc.test,
             "–" if auc is None else " and ".join(map(str, auc.seeds)),
         ])  # fmt: skip
-    columns = ["Configuration", "Speed ratio", "95% interval", "AUC difference", "95% interval", "p (Welch)", "Seeds"]
+    columns = ["Configuration", "Speed ratio", "95% interval", "AUC difference", "95% interval", "p", "Test", "Seeds"]
     note = (
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
-        "each where there are not two. AUC: Welch's t-test over seeds, two-sided, not corrected for several tests."
+        "each where there are not two. AUC: a t-test over the seeds that both have, paired; else Welch's; two-sided, "
+        "not corrected for several tests. Not comparable: evaluated on different rows."
     )
-    return ReportTable(columns, rows, {1, 2, 3, 4, 5, 6}, note)
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
 
 
 def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:

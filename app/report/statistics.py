@@ -1,4 +1,4 @@
-"""Is a difference more than noise: Welch's test over runs, and a ratio of speeds with its interval."""
+"""Is a difference more than noise: tests over runs, paired and Welch's, and a ratio of speeds with its interval."""
 
 import functools
 import math
@@ -47,6 +47,19 @@ def welch(first: Values, second: Values) -> MeanDifference:
     df = _degrees(parts, (len(a), len(b)))
     reach = t_quantile(df) * error
     return MeanDifference(mean, mean - reach, mean + reach, t_two_sided(mean / error, df))
+
+
+def paired(first: Values, second: Values) -> MeanDifference:
+    """The t-test that the differences of pairs have the mean 0; two-sided. As `welch`, where they do not vary."""
+    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    mean = float(differences.mean())
+    if len(differences) < 2:
+        return MeanDifference(mean, None, None, None)
+    error = math.sqrt(float(differences.var(ddof=1)) / len(differences))
+    if error == 0:
+        return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    reach = t_quantile(len(differences) - 1) * error
+    return MeanDifference(mean, mean - reach, mean + reach, t_two_sided(mean / error, len(differences) - 1))
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:

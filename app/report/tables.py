@@ -1,7 +1,7 @@
 """Tables of a report: embedding tables, DeepSpark's columns, where time went, how to run it again."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.report.read import RunFiles
@@ -140,6 +140,12 @@ def figures(run: RunFiles) -> ReportTable:
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
     return ReportTable(["Figure", "Value"], rows, {1})
+
+
+def halves(table: ReportTable) -> list[ReportTable]:
+    """A long table as two that stand beside each other where there is space."""
+    middle = -(-len(table.rows) // 2)
+    return [replace(table, rows=table.rows[:middle]), replace(table, rows=table.rows[middle:])]
 
 
 def _further(power: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from app.metrics.clicks import shortcomings
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
 
@@ -106,6 +107,9 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
          f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
+    best = (run.summary or {}).get("best")
+    keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
+    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(evaluation, best, keeps_best)]
     if known := truth(run):
         gap, ne_gap = known["auc"] - auc, ne - known["ne"]
         sentences.append(("plain", f"Gap to the ground-truth model: AUC {gap:.4f} below its {known['auc']:.4f}, "

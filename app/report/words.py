@@ -3,16 +3,17 @@
 from typing import Any
 
 NOT_MEASURED = "not measured"
+MINUS = "−"
 
 
 def figure(value: float | int | None, digits: int = 4) -> str:
     """A number with `digits` digits after the point."""
-    return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
+    return NOT_MEASURED if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def signed(value: float | None, digits: int = 4) -> str:
     """A difference, with its sign."""
-    return NOT_MEASURED if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return NOT_MEASURED if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
 
 
 def count(value: float | int | None) -> str:

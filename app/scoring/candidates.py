@@ -1,14 +1,16 @@
 """Candidates for scoring, from the files people have: every form becomes columns of text, as in a raw file."""
 
-import csv
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
+from data_prep.encoding.encoder import read_text_rows
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
 SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
 
 
@@ -26,8 +28,9 @@ def read_candidates(
     """Read a file by the ending of its name.
 
     .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
-    or without it; .jsonl has one object a line; .json has a list of objects, or an object
-    {"user": {...}, "candidates": [{...}, ...]} where the user's columns are added to each candidate.
+    or without it, and may be compressed by gzip (NAME.csv.gz); .jsonl has one object a line; .json has a list of
+    objects, or an object {"user": {...}, "candidates": [{...}, ...]} where the user's columns are added to each
+    candidate.
 
     Args:
         raw_columns: names of the columns of a raw file, in its order; label: which of them is the label.
@@ -36,12 +39,14 @@ def read_candidates(
     Raises:
         UserError: not readable, of no known form, or without rows (file, row, remedy).
     """
-    suffix = path.suffix.lower()
+    suffix = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
             found = _read_text(path, DELIMITERS[suffix], raw_columns, label)
+        elif path.suffix.lower() == ".gz":
+            raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it: gunzip {shlex.quote(str(path))}")
         elif suffix == ".parquet":
             found = _read_parquet(path, separators or {})
         else:
@@ -81,9 +86,13 @@ def ignored_columns(candidates: Candidates, path: Path, wanted: Sequence[str], s
 
 
 def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: str) -> Candidates:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file, delimiter=delimiter))
-    named = bool(rows) and any(field in raw_columns for field in rows[0])
+    for tried in (delimiter, *OTHER_DELIMITERS):
+        rows, numbers = read_text_rows(path, tried)
+        named = bool(rows) and any(field in raw_columns for field in rows[0])
+        if named or (rows and len(rows[0]) in (len(raw_columns), len(raw_columns) - 1)):
+            break
+    else:
+        rows, numbers = read_text_rows(path, delimiter)
     if named:
         names: Sequence[str] = rows[0]
         if len(set(names)) < len(names):
@@ -92,13 +101,12 @@ def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: st
         names = raw_columns
         if rows and len(rows[0]) == len(raw_columns) - 1:
             names = [name for name in raw_columns if name != label]
-    body = rows[1:] if named else rows
-    first_row = 2 if named else 1
-    for row, fields in enumerate(body, start=first_row):
+    body, numbers = (rows[1:], numbers[1:]) if named else (rows, numbers)
+    for row, fields in zip(numbers, body, strict=True):
         if len(fields) != len(names):
             raise UserError(f"{path}: row {row}: {len(fields)} columns, but a row has {len(names)}; correct the row")
     columns = {name: [fields[i] for fields in body] for i, name in enumerate(names)}
-    return Candidates(columns, len(body), first_row)
+    return Candidates(columns, len(body), numbers[0] if body else 1)
 
 
 def _read_parquet(path: Path, separators: Mapping[str, str]) -> Candidates:

@@ -119,7 +119,7 @@ class TrainingRun:
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
-        log.info("\n".join(summary.closing_lines(figures, self._measured_before)))
+        log.info("\n".join(summary.closing_lines(figures, self._measured_before, self.config.checkpoint.keep_best)))
         if self._stop.signal is not None:
             log.info("stopped %.1f s after %s", time.perf_counter() - self._stop.came_at, self._stop.signal.name)
 

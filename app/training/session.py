@@ -151,6 +151,7 @@ class Session(Predictor):
             "path": str(self.root),
             "digest": manifest.digest,
             "rows": {name: split.rows for name, split in manifest.splits.items()},
+            "labels": {name: split.labels_digest for name, split in manifest.splits.items()},
             "label_rate": manifest.label_rate,
             "encoding": manifest.encoding.get("name"),
             "sources": [source.get("name") for source in manifest.sources[:MAX_SOURCES]],

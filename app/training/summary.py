@@ -107,13 +107,13 @@ def throughput_spread(state: RunState, window: int) -> float | None:
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
 
 
-def closing_lines(summary: dict[str, Any], measured_before: int) -> list[str]:
+def closing_lines(summary: dict[str, Any], measured_before: int, keeps_best: bool = True) -> list[str]:
     """A summary as lines of text; `measured_before` steps were measured before the run was resumed."""
     status = summary["status"]
     head = (
         f"{status}: {summary['steps']:,} steps, {summary['samples']:,} samples in {summary['seconds']['total']:.1f} s"
     )
-    rows = [*_closing_rows(summary, measured_before)]
+    rows = [*_closing_rows(summary, measured_before, keeps_best)]
     width = max(len(name) for name, _ in rows)
     return [
         coloured(head, COLOURS.get(status, "bold"), sys.stderr),
@@ -121,7 +121,7 @@ def closing_lines(summary: dict[str, Any], measured_before: int) -> list[str]:
     ]
 
 
-def _closing_rows(summary: dict[str, Any], measured_before: int) -> Iterator[tuple[str, str]]:
+def _closing_rows(summary: dict[str, Any], measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
     rates, seconds, found = summary["throughput"], summary["seconds"], summary["eval"]
     if summary["status"] == "interrupted":
         yield "to resume", INTERRUPTED
@@ -129,6 +129,11 @@ def _closing_rows(summary: dict[str, Any], measured_before: int) -> Iterator[tup
         names = {"auc": "AUC", "ne": "NE", "logloss": "logloss", "accuracy": "accuracy", "calibration": "calibration"}
         figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found[key] is not None]
         yield "evaluation", f"{', '.join(figures)} ({found['split']}, {found['samples']:,} samples)"
+    best = summary.get("best")
+    if best is not None and best["step"] != found.get("step", best["step"]):
+        yield "best AUC", f"{best['auc']:.5f} at step {best['step']:,}{' (checkpoint=best)' if keeps_best else ''}"
+    for sentence in clicks.shortcomings(found, best, keeps_best):
+        yield "attention", coloured(sentence, "yellow", sys.stderr)
     if rates["samples_per_second"] is not None:
         before = f", {measured_before:,} of them before the resumption" if measured_before else ""
         each = rates["samples_per_second_per_device"]

@@ -40,6 +40,11 @@ class Split:
     label_rate: float | None
     shards: list[Shard]
 
+    @property
+    def labels_digest(self) -> str:
+        """Digest of the labels: the same for the same rows in shards of the same sizes, however they are encoded."""
+        return hashlib.sha256("".join(shard.files["labels"].sha256 for shard in self.shards).encode()).hexdigest()
+
 
 @dataclass
 class Manifest:

@@ -19,7 +19,8 @@ from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.table_csv import parse_fields, parse_table, read_names, text_separators
+from data_prep.parsing.table_csv import decode, parse_fields, parse_table, read_names, split_rows, text_separators
+from data_prep.sources.discover import DAMAGE, is_gzip, open_gzip, refuse_packed
 
 
 class EncodedBlock(NamedTuple):
@@ -34,6 +35,23 @@ class EncodedBlock(NamedTuple):
     sparse: NDArray[np.int32]
     out_of_vocabulary: NDArray[np.int64]
     bags: tuple[Bags, ...] = ()
+
+
+def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequence[int]]:
+    """The fields of each row of a text file, plain or gzip, as a dataset's own are read, and the number of its line.
+
+    Raises:
+        UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
+        OSError: not readable.
+    """
+    refuse_packed(path)
+    with open_gzip(path) if is_gzip(path) else open(path, "rb") as file:
+        try:
+            content = file.read()
+        except (EOFError, *DAMAGE) as error:
+            raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
+    text = decode(content, str(path), 1).replace("\r\n", "\n")
+    return split_rows(text, delimiter, str(path), 1) if text else ([], [])
 
 
 class Encoder:

@@ -154,7 +154,7 @@ PACKED = (  # what begins like this is not read: its name, and the command that 
 PACKED_BYTES = 16
 
 
-def _refuse_packed(path: Path) -> None:
+def refuse_packed(path: Path) -> None:
     """Raises UserError for a file of a kind that is known, but not read."""
     with open(path, "rb") as file:
         start = file.read(PACKED_BYTES)
@@ -176,7 +176,7 @@ def _inspect(path: Path) -> Source:
         raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
     if path.suffix == ".gz" and not compressed:
         raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
-    _refuse_packed(path)
+    refuse_packed(path)
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "

@@ -7,16 +7,23 @@
 
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
+  const minus = (text) => text.replaceAll("-", "−");
+
   function figure(value) {
     if (value == null) return "–";
+    return minus(plainFigure(value));
+  }
+
+  function plainFigure(value) {
     const size = Math.abs(value);
     if (size >= 1e4) return Math.round(value).toLocaleString("en");
     if (size !== 0 && size < 1e-3) return value.toExponential(3);
     return String(Number(value.toPrecision(6)));
   }
 
-  function tick(value) {
-    if (value == null) return "";
+  const tick = (value) => value == null ? "" : minus(plainTick(value));
+
+  function plainTick(value) {
     const size = Math.abs(value);
     if (size >= 1e9) return Number((value / 1e9).toPrecision(4)) + "G";
     if (size >= 1e6) return Number((value / 1e6).toPrecision(4)) + "M";
@@ -68,6 +75,7 @@
       cursor: { points: { size: 7 } },
     };
     if (chart.log_x) Object.assign(made.axes[0], { splits: rounds, filter: (plot, splits) => splits });
+    if (chart.y_max != null) made.scales.y = { range: (plot, low) => [low - 0.05 * (chart.y_max - low), chart.y_max] };
     if (chart.from_zero) made.scales.y = { range: (plot, low, high) => [0, (high || 1) * 1.08] };
     if (chart.steps) made.cursor.sync = { key: "steps" };
     if (chart.band) {

@@ -37,17 +37,21 @@ def write_run(
     status: str = "completed",
     bayes: dict[str, Any] | None = None,
     manifest: dict[str, Any] | None = None,
+    best: dict[str, Any] | None = None,
+    digest: str = "d" * 64,
+    labels_digest: str | None = None,
 ) -> Path:
     """A run whose logits know the labels by `gain`, whose steps take about `step_ms`."""
     config = copy.deepcopy(_composed(overrides))
     config["run"] = {"name": directory.name, "dir": f"runs/{directory.name}"}
     config["train"]["seed"] = seed
-    rng = np.random.default_rng([seed, round(1e6 * gain)])
+    rng = np.random.default_rng([seed, round(1e6 * abs(gain))])
     labels = (rng.random(4000) < 0.25).astype(np.float32)
     logits = (rng.standard_normal(4000) + gain * labels - 1.5).astype(np.float32)
     seconds = (step_ms / 1e3 * rng.uniform(0.95, 1.05, steps)).astype(np.float32)
     batch = config["train"]["global_batch_size"]
-    dataset = {"path": "data/x", "digest": "d" * 64, "rows": {"train": 10_000, "val": 4000}, "label_rate": 0.25,
+    dataset = {"path": "data/x", "digest": digest, "labels": {"val": labels_digest},
+               "rows": {"train": 10_000, "val": 4000}, "label_rate": 0.25,
                "encoding": "vocabulary", "sources": ["day_0.tsv"], "bayes": bayes}  # fmt: skip
     made = {**copy.deepcopy(MANIFEST), "dataset": dataset, "seeds": {"train.seed": seed}, "world_size": world_size,
             "platform": platform, "num_threads": 1, **(manifest or {})}  # fmt: skip
@@ -80,7 +84,7 @@ def write_run(
     (directory / "step_times.json").write_text(json.dumps(step_time_histogram(seconds)))
     summary = {
         "status": status, "steps": steps, "samples": steps * batch, "world_size": world_size,
-        "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100}, "train": {"logloss": 0.46},
+        "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100}, "train": {"logloss": 0.46}, "best": best,
         "eval": {"step": steps, **evaluation}, "throughput": throughput(seconds, 0.1, batch, world_size, 0),
         "memory": {"host_peak_bytes": 6e8, "device_peak_bytes": None}, "power": None,
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},

@@ -145,6 +145,54 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(width: int, driver: webdriv
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+LONG = "a_name_of_many_characters_" * 4
+CUT = """
+const cut = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode, parent = node.parentElement;
+  if (!node.textContent.trim() || !parent.checkVisibility()) continue;
+  if (parent.closest(".unseen, .skip, script, style")) continue;
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  const box = range.getBoundingClientRect();
+  let left = 0, right = innerWidth;
+  for (let above = parent; above; above = above.parentElement) {
+    if (getComputedStyle(above).overflowX === "visible") continue;
+    const frame = above.getBoundingClientRect();
+    left = Math.max(left, frame.left); right = Math.min(right, frame.right);
+  }
+  if (box.left < left - 1 || box.right > right + 1) cut.push(node.textContent.trim().slice(0, 60));
+}
+return cut;"""
+
+
+@pytest.mark.parametrize("font", ["", "DejaVu Sans Condensed", "DejaVu Sans Mono"])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_no_text_is_cut_off(width: int, font: str, driver: webdriver.Chrome, wide_pages: list[Path]) -> None:
+    for page in wide_pages:
+        load(driver, page, width=width)
+        style = f"* {{ font-family: '{font}' !important }}"
+        add = "const s = document.createElement('style'); s.textContent = arguments[0]; document.head.append(s);"
+        if font:
+            driver.execute_script(add, style)
+        assert driver.execute_script(CUT) == [], page.name
+
+
+@pytest.fixture(scope="module")
+def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run with all that there is to say, and a comparison, with long names and figures."""
+    root = tmp_path_factory.mktemp("wide")
+    published = ["published.source=A table of somebody", "published.auc=0.76", "published.samples_per_second=793486",
+                 "published.data=other data than here", "published.hardware=8 devices"]  # fmt: skip
+    hardware = {"hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name"}]}, "world_size": 1024}
+    one = write_run(root / LONG, *published, steps=300, best={"step": 100, "auc": 0.99}, manifest=hardware)
+    other = write_run(root / "other", f"data.encoding={LONG}", digest="e" * 64, step_ms=0.001, gain=0.1)
+    comparison = root / "compare.html"
+    comparison.write_text(Comparison([read_run(one), read_run(other)], 0.001, 0.01).page(root))
+    return [write_report(one), comparison]
+
+
 def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report, dark=True)
     printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})

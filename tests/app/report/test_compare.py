@@ -54,10 +54,48 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     auc = compare_auc(first, second)
     assert auc is not None
     aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
-    assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
+    assert auc.test == "paired t-test"
+    assert auc.difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
+    assert auc.difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
     said = " ".join(text for _, text in Comparison(sweep, 0.001, 0.01).sentences())
     assert "significant (p =" in said
     assert "not significant" not in said
+    assert "-0." not in said
+
+
+def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
+    first, second = group([*sweep[:2], *sweep[6:]])
+    auc = compare_auc(first, second)
+    assert auc is not None
+    assert auc.test == "Welch's test"
+    aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
+    assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
+
+
+@pytest.mark.parametrize("labels", [None, "other"])
+def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: list[RunFiles], tmp_path: Path) -> None:
+    other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, labels_digest=labels, gain=0.2))
+    comparison = Comparison([sweep[0], other], 0.001, 0.01)
+    ((kind, said),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
+    assert (kind, "not comparable" in said) == ("bad", True)
+    assert "4,000 rows of val of data/x" in said
+    row = comparison.page(tmp_path).split("AUC difference</th>")[1].split("</table>")[0]
+    assert "not comparable" in row
+
+
+def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles], tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
+            for digest in ("hash", "torchrec")]  # fmt: skip
+    auc = compare_auc(*group(runs))
+    assert auc is not None
+    assert auc.difference is not None
+
+
+def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
+    worse_first = [*sweep[4:], *sweep[:4]]
+    (said,) = [text for _, text in Comparison(worse_first, 0.001, 0.01).sentences() if text.startswith("AUC")]
+    assert said.count("−0.") == 3
+    assert "-0." not in said
 
 
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:

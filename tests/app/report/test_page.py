@@ -98,6 +98,26 @@ def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
     assert evil in Page(text).text
 
 
+def test_the_best_auc_has_its_tile(tmp_path: Path) -> None:
+    page = write_report(write_run(tmp_path / "run", best={"step": 60, "auc": 0.91234})).read_text()
+    assert '<p class="what">Best AUC</p><p class="value">0.9123</p><p class="note">at step 60</p>' in page
+
+
+@pytest.mark.parametrize("first", [300.0, 0.9])
+def test_a_first_loss_does_not_flatten_the_chart(first: float, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[0] = json.dumps({**json.loads(lines[0]), "loss": first, "logloss": first}) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    chart = Page(write_report(run).read_text()).charts["logloss"]
+    assert chart["series"][0]["y"][0] == first
+    if first == 0.9:
+        assert chart["y_max"] is None
+    else:
+        assert 0.5 < chart["y_max"] < 1
+        assert "One value is above the axis, the largest 300 at step 10." in chart["note"]
+
+
 def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path / "run")).read_text()
     page = Page(text)

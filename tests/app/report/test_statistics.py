@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from app.report.statistics import batch_means, speed_ratio, t_quantile, t_two_sided, welch
+from app.report.statistics import batch_means, paired, speed_ratio, t_quantile, t_two_sided, welch
 
 
 @pytest.mark.parametrize("df", [1, 1.3, 2, 3.7, 10, 57.2, 1000, 1e5])
@@ -63,3 +63,16 @@ def test_batch_means_keep_the_total_and_are_few() -> None:
     assert len(means) == 20
     assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
     assert len(batch_means(seconds[:3], samples[:3])) == 1
+
+
+@given(st.lists(st.tuples(st.floats(0.6, 0.9), st.floats(0.6, 0.9)), min_size=2, max_size=8))
+def test_paired_is_scipys(pairs: list[tuple[float, float]]) -> None:
+    first, second = ([round(pair[side], 6) for pair in pairs] for side in (0, 1))
+    ours = paired(first, second)
+    differences = np.subtract(second, first)
+    if np.ptp(differences) < 1e-9:
+        return
+    theirs = stats.ttest_rel(second, first)
+    interval = theirs.confidence_interval(0.95)
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
+from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, sentences
 from common.errors import UserError
@@ -107,3 +109,30 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps({"format": "clickwork-run"}))
     with pytest.raises(UserError, match="another version"):
         read_run(directory)
+
+
+def test_overfitting_is_told(tmp_path: Path) -> None:
+    auc = read_run(write_run(tmp_path / "last")).evaluation["auc"]
+    over = read_run(write_run(tmp_path / "over", best={"step": 60, "auc": auc + 0.066}))
+    kind, text = said(over, "Overfitted")
+    assert kind == "bad"
+    assert f"{auc + 0.066:.5f} at step 60" in text
+    assert "checkpoint=best" in text
+    kept = read_run(write_run(tmp_path / "kept", "checkpoint.keep_best=false", best={"step": 60, "auc": auc + 0.066}))
+    assert "checkpoint.keep_best=true" in said(kept, "Overfitted")[1]
+    level = read_run(write_run(tmp_path / "level", best={"step": 60, "auc": auc + 0.001}))
+    assert not any("Overfitted" in text for _, text in sentences(level))
+
+
+def test_no_better_than_chance_is_told(tmp_path: Path) -> None:
+    assert said(read_run(write_run(tmp_path / "worse", gain=-0.2)), "Learned nothing")[0] == "bad"
+
+
+@pytest.mark.parametrize("removed", ["lr", "name", None])
+def test_a_run_of_another_version_is_one_line(removed: str | None, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["optimizer"] = None if removed is None else {k: v for k, v in config["optimizer"].items() if k != removed}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match=f"runs={run}: its files are damaged or of another version"):
+        write_report(run)

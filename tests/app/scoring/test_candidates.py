@@ -1,5 +1,6 @@
 """Files of candidates that cannot be read are named, with the row and the column."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ RAW = ["label", "age", "city"]
         ("a.json", "[", "not JSON"),
         ("a.parquet", "PAR", "not readable as Parquet"),
         ("a.png", "", "unknown kind of file"),
+        ("a.csv", 'age,city\n1,"x\n', "row 2: ends inside quotes"),
+        ("a.csv", 'age,city\n1,"x\ny"\n', "row 2: ends inside quotes"),
+        ("a.csv", "age,city\n\n\n1,x\n2\n", "row 5: 1 columns"),
+        ("a.csv", "BZh91AY&SY...", "bzip2, which is not read; convert it: bunzip2 -k"),
+        ("a.jsonl.gz", "", "only TSV and CSV are read compressed"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -37,10 +43,38 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
 
 def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
-    with pytest.raises(UserError, match=r"a\.csv: not UTF-8"):
+    with pytest.raises(UserError, match=r"a\.csv: row 2: not UTF-8"):
         read_candidates(tmp_path / "a.csv", RAW, "label")
     with pytest.raises(UserError, match=r"b\.csv: No such file"):
         read_candidates(tmp_path / "b.csv", RAW, "label")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age,city\n1,x\n2,y\n\n\n",
+        "\nage,city\n1,x\n2,y",
+        "\ufeffage,city\r\n1,x\r\n2,y\r\n",
+        'age,city\n1,"x"\n2,y\n',
+        "age;city\n1;x\n2;y\n",
+        "age\tcity\n1\tx\n2\ty\n",
+        "age|city\n1|x\n2|y\n",
+        "0;1;x\n0;2;y\n",
+        "1;x\n2;y\n",
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_as_people_write_them(tmp_path: Path, text: str, packed: bool) -> None:
+    path = tmp_path / ("a.csv.gz" if packed else "a.csv")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    found = read_candidates(path, RAW, "label")
+    assert (found.columns["age"], found.columns["city"], found.rows) == (["1", "2"], ["x", "y"], 2)
+
+
+def test_a_cut_gzip_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"age,city\n1,x\n")[:-9])
+    with pytest.raises(UserError, match="damaged, or cut off"):
+        read_candidates(tmp_path / "a.csv.gz", RAW, "label")
 
 
 def test_columns_wanted_and_not(tmp_path: Path) -> None:

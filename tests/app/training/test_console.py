@@ -47,6 +47,18 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
     assert "20 of them before the resumption" in "\n".join(closing_lines(SUMMARY, measured_before=20))
 
 
+def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
+    auc = {**SUMMARY["eval"], "step": 300}
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    assert "0.80000 at step 100 (checkpoint=best)" in lines
+    assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
+    assert "checkpoint=best" not in "\n".join(
+        closing_lines({**SUMMARY, "eval": auc, "best": {"step": 300, "auc": 0.75}}, 0)
+    )
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0))
+    assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
+
+
 @pytest.mark.parametrize("no_colour", [False, True])
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     ours, theirs = pty.openpty()
@@ -66,3 +78,6 @@ def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     assert "step 20/20" in text
     assert "input wait" in text
     assert ("\x1b[32mcompleted" in text) is not no_colour
+    log = (tmp_path / "runs/a/log.txt").read_text()
+    assert "completed" in log
+    assert "\x1b" not in log
