@@ -12,6 +12,7 @@ from pathlib import Path
 from app.checks import devices, files, stack, system
 from app.checks.check import Check, Verdict
 from app.config import CONFIG_DIR
+from app.config.checks import require_place
 from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
 from common.terminal import coloured
@@ -23,6 +24,7 @@ COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}
 
 def main(config: DoctorConfig) -> int:
     """Run all checks and report; return the exit status."""
+    require_place("out", config.out)
     checks = []
     for check in run_checks(config):
         checks.append(check)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
+from app.config.commands import validate_evaluate
 from app.data.shards import verify_splits
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
@@ -23,6 +24,7 @@ from data_prep.dataset.format import write_atomically
 
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
+    validate_evaluate(config)
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)

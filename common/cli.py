@@ -39,6 +39,9 @@ ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "tr
              "num_steps": "train.max_steps", "batch_size": "train.global_batch_size", "num_epochs": "train.epochs",
              "max_epochs": "train.epochs", "num_workers": "data.workers", "threads": "runtime.num_threads",
              "output_dir": "run.dir", "embedding_size": "model.embedding_dim"}  # fmt: skip
+# What Hydra and OmegaConf raise of an override that does not fit.
+REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
+           RecursionError)  # fmt: skip
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # raised by writes to open files, without a file name
 
 ConfigT = TypeVar("ConfigT")
@@ -57,10 +60,13 @@ def compose_config(
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
     """
     composed = _compose(schema, config_dir, overrides, name)
-    missing = sorted(map(str, OmegaConf.missing_keys(composed)))
-    if missing:
-        raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-    return OmegaConf.to_object(composed)  # type: ignore[return-value]
+    try:
+        missing = sorted(map(str, OmegaConf.missing_keys(composed)))
+        if missing:
+            raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
+        return OmegaConf.to_object(composed)  # type: ignore[return-value]
+    except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
+        raise UserError(_one_line(error)) from error
 
 
 def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
@@ -90,7 +96,7 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
         config = OmegaConf.merge(structured, OmegaConf.to_container(composed))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except REFUSED as error:
         raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from app.config.app_config import AppConfig
-from app.config.checks import require_at_least, require_positive
+from app.config.checks import require_at_least, require_place, require_positive
 from app.config.published import published_tables
 from app.config.runtime import RuntimeConfig
 from common.errors import UserError
@@ -92,6 +92,7 @@ def chosen_operators(operators: Any) -> list[str]:
 def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
     chosen_operators(config.operators)
+    require_place("out", config.out)
     shape = config.shape
     require_positive({"seconds": config.seconds})
     require_at_least(
@@ -152,6 +153,7 @@ def validate_export(config: ExportConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.out.endswith(EXPORT_SUFFIX):
         raise UserError(f"out={config.out}: the name must end in {EXPORT_SUFFIX}")
+    require_place("out", config.out)
     if config.tables is TablePrecision.bf16:
         raise UserError("tables=bf16: FBGEMM looks up in no bf16 tables for inference; use fp16, fp32, int8 or int4")
     if not config.tolerance >= 0:
@@ -173,6 +175,7 @@ class PlanConfig:
 
 def validate_plan(plan: PlanConfig) -> None:
     """Raises UserError for values that cannot work."""
+    require_place("plan.out", None if plan.out == "-" else plan.out)
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):
         published_tables(rows)
@@ -204,6 +207,7 @@ class RecommendConfig:
 def validate_recommend(config: RecommendConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"top_k": (config.top_k, 1)})
+    require_place("out", config.out)
     if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
         raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
 
@@ -228,6 +232,12 @@ class EvaluateConfig:
     out: str | None = None  # also write the metrics to this JSON file
     global_batch_size: int = 16_384
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+def validate_evaluate(config: EvaluateConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    require_at_least({"global_batch_size": (config.global_batch_size, 1)})
+    require_place("out", config.out)
 
 
 @dataclass

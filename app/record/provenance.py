@@ -32,6 +32,8 @@ ENVIRONMENT_PREFIXES = (
     "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_",
 )  # fmt: skip
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
+CODE_DIRECTORIES = ("app", "common", "data_prep")
+CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -80,12 +82,17 @@ def _code() -> Mapping[str, str | None]:
 
 
 def _differences() -> Iterator[bytes]:
-    """git's diff from the commit, then names and contents of untracked files."""
+    """git's diff from the commit, then names and contents of untracked files that a run's result may depend on."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        if name:
+        if name and _is_code(Path(os.fsdecode(name))):
             yield name
             yield from _content(REPOSITORY / os.fsdecode(name))
+
+
+def _is_code(path: Path) -> bool:
+    """Return whether an untracked file is code or configuration; tables and rankings in the root are data."""
+    return path.parts[0] in CODE_DIRECTORIES or path.suffix in CODE_SUFFIXES
 
 
 def _content(path: Path) -> Iterator[bytes]:

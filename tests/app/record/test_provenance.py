@@ -10,8 +10,8 @@ from app.record import provenance
 
 
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files git does not know count, by name and content; a link to a directory, one that leads nowhere, another
-    checkout, and a file that is gone by the time it is read."""
+    """Code that git does not know counts, by name and content, and data do not; a link to a directory, one that leads
+    nowhere, another checkout, and a file that is gone by the time it is read."""
 
     def git(*arguments: str, cwd: Path = tmp_path) -> str:
         who = ["-c", "user.name=x", "-c", "user.email=x@y"]
@@ -26,18 +26,28 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     git("commit", "--quiet", "--allow-empty", "--message", "first")
     clean = code()
     assert clean == {"git_sha": git("rev-parse", "HEAD"), "dirty_diff_sha256": None}
-    (tmp_path / "new.txt").write_bytes(b"x" * 3_000_000)
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"new.txt" + b"x" * 3_000_000).hexdigest()
-    (tmp_path / "new.txt").unlink()
-    (tmp_path / "data").symlink_to("/usr")
-    (tmp_path / "nowhere").symlink_to("gone")
-    (tmp_path / "other").mkdir()
-    git("init", "--quiet", cwd=tmp_path / "other")
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"data/usr" + b"nowheregone" + b"other/").hexdigest()
+    for name in ("ads.tsv", "ranking.json", "ratings.yaml", "notes.txt"):  # as the README's tour leaves them
+        (tmp_path / name).write_text("x")
+    (tmp_path / "logs").symlink_to("/usr")
+    assert code() == clean
+    (tmp_path / "mine.py").write_bytes(b"x")
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"mine.pyx").hexdigest()
+    (tmp_path / "mine.py").unlink()
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "new.txt").write_bytes(b"x" * 3_000_000)
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/new.txt" + b"x" * 3_000_000).hexdigest()
+    (app / "new.txt").unlink()
+    (app / "data").symlink_to("/usr")
+    (app / "nowhere").symlink_to("gone")
+    (app / "other").mkdir()
+    git("init", "--quiet", cwd=app / "other")
+    names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
     listed = provenance._git
 
     def listed_with_one_gone(*arguments: str) -> bytes | None:
-        return b"swap\0" if arguments[0] == "ls-files" else listed(*arguments)
+        return b"app/swap\0" if arguments[0] == "ls-files" else listed(*arguments)
 
     monkeypatch.setattr(provenance, "_git", listed_with_one_gone)
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"swap").hexdigest()
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()

@@ -1,0 +1,138 @@
+"""Command lines of any keys and values: status 0, 2 or 75, errors in one line, nothing half-written, no secrets."""
+
+import contextlib
+import importlib
+import io
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.config import CONFIG_DIR, AppConfig
+from app.runtime import platform
+from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, run_command
+from common.help import choices, groups_of, keys_of
+from tests.app.conftest import SCHEMAS, SMALL
+
+EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "100"))
+FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+SECRET = "hunter2"
+SECRETS = [f"http://user:{SECRET}@127.0.0.1:1/x", f"s3://{SECRET}@b/'", f"{{MY_TOKEN: {SECRET}}}"]
+VALUES = [
+    "", "null", "-1", "0", "1", "2", "0.5", "1000", "1e308", "-1e308", "nan", "inf", "true", "[]", "[1]", "[2,1]",
+    "[a]", "[null]", "{}", "{a: 1}", "{a: {b: 1}}", "x", "a b", "'a b'", "..", "../x", "/", "/dev/null", "/proc/x/y",
+    "数据", "a\nb", "\x1b[31m", "'", '"', "[", "${oc.env:HOME}", "${run.name}", "${nothing}", "???", "1_000", "0x10",
+    "-", "x" * 300, "auto", "best", "latest", *SECRETS,
+]  # fmt: skip
+# Values that would take long, or ask the network, are left out; whatever is asked for, two steps are trained.
+SLOW = {"data.path": ("null",), "data.source": (), "data.default_source": (), "record.prometheus_host": ()}
+LAST = ["train.max_steps=2", "record.tensorboard=false"]
+KINDS = {key: kind for key, _, _, kind in keys_of(AppConfig)}
+MORE_KEYS = [
+    "environment.variables.X_TOKEN", "model.tables.overrides.cat_0", "sharding.tables.cat_0.types", "data.split.seed",
+    "data.prep.remote", "tiny.x", "nothing.x", "run", "data", "train", "@x", "a=b", "",
+]  # fmt: skip
+
+
+@st.composite
+def override(draw: st.DrawFn, keys: list[str]) -> str:
+    """One argument: a key with a value of its own or of anybody's, a group with a name, or anything."""
+    how = draw(st.integers(0, 9))
+    if how == 0:
+        return draw(st.text("ab=.-+~{}[]'\"\\ ,:$\n数\x1b", max_size=8))
+    if how == 1:
+        groups = groups_of(CONFIG_DIR)
+        group = draw(st.sampled_from(sorted(groups)))
+        return f"{group}={draw(st.sampled_from([*groups[group], 'x', '']))}"
+    key = draw(st.sampled_from(keys))
+    values = [*choices(KINDS.get(key)) * 5, *VALUES]
+    value = draw(st.sampled_from([value for value in values if value not in SLOW.get(key, ())]))
+    sign = draw(st.sampled_from(["", "", "", "", "", "+", "++", "~", "--"]))
+    return f"{sign}{key}={value}" if sign != "~" else f"~{key}"
+
+
+def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command in this process; whatever it changed in it is put back."""
+    before, where, environment, argv = {}, Path.cwd(), dict(os.environ), sys.argv
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        before[number] = signal.getsignal(number)
+    schema, config = SCHEMAS[command]
+    out, err = io.StringIO(), io.StringIO()
+    module: Any = importlib.import_module(f"app.{command}")
+    logger = logging.getLogger("clickwork")
+    try:
+        os.chdir(cwd)
+        sys.argv = [f"app.{command}", *arguments]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = run_command(module.main, schema, CONFIG_DIR, config)
+            except SystemExit as end:  # data_prep has reported it
+                status = int(str(end.code))
+                err.write("error: \n")
+        return status, out.getvalue(), err.getvalue()
+    finally:
+        platform.stop()
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers.clear()
+        sys.argv = argv
+        os.chdir(where)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, action in before.items():
+            signal.signal(number, action)
+        torch.set_num_threads(1)
+
+
+def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...] = ()) -> int:
+    status, out, err = run(command, arguments, cwd)
+    about = f"{command} {arguments}: {status}\n{err}"
+    stops = any("max_minutes" in argument for argument in arguments)
+    assert status in ((EXIT_DONE, EXIT_BAD_INPUT, EXIT_STOPPED) if stops else (EXIT_DONE, EXIT_BAD_INPUT)), about
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == (status == EXIT_BAD_INPUT), about
+    assert status != EXIT_BAD_INPUT or err.splitlines()[-1].startswith(("error: ", "report: ")), about
+    assert "Traceback" not in err, about
+    assert SECRET not in out + err, about
+    for path in [path for root in (cwd, *others) for path in root.rglob("*") if path.is_file()]:
+        assert not path.name.endswith((".part", ".tmp")), f"{about}{path}"
+        assert SECRET.encode() not in path.read_bytes(), f"{about}{path}"
+    return status
+
+
+@pytest.mark.slow
+@FUZZ
+@given(arguments=st.lists(override([*KINDS, *MORE_KEYS]), min_size=1, max_size=3))
+def test_train(arguments: list[str], dataset: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        cwd = Path(name) / "cwd"
+        cwd.mkdir()
+        check("train", [*SMALL, f"data.path={dataset}", *arguments, *LAST], cwd, (Path(name),))
+
+
+READERS = {
+    "evaluate": ["split=val"], "recommend": ["candidates=c.csv"], "plan": ["recipe=mlperf_v2", "runtime.platform=cpu"],
+    "verify": [],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@FUZZ
+@given(data=st.data())
+def test_commands_that_read(data: st.DataObject, uninterrupted: Path) -> None:
+    command = data.draw(st.sampled_from(sorted(READERS)))
+    schema, _ = SCHEMAS[command]
+    keys = [key for key, *_ in keys_of(schema)]
+    arguments = data.draw(st.lists(override([*keys, *MORE_KEYS]), min_size=1, max_size=3))
+    base = [*READERS[command], *([] if command == "plan" else [f"run={uninterrupted}", "runtime.platform=cpu"])]
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "c.csv").write_text("cat_0,cat_1\n1,2\n")
+        check(command, [*base, *arguments], Path(name))
