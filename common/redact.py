@@ -14,8 +14,11 @@ _SECRET_NAME = re.compile(
     r"(?:^|[_.-])(?:pwd|pw|auth|authorization|cookie|sig|signature)(?:$|[_.-])|[^_.-][_.-]keys?(?:$|[_.-])",
     re.IGNORECASE,
 )
-# A login ends at the last @ before the path; one with a / in its password, at the last @ of all.
-_LOGIN = re.compile(r"""(?<=://)(?:[^/\s]*|[^/\s'":@]+:(?!\d*/)[^\s'"]*)@""")
+# A login ends at the last @ before the path; one with a / in its password, at the last @ of all. A URL that was taken
+# for a path has one slash.
+_LOGIN = re.compile(
+    r"""(?:(?<=://)|(?<=http:/)|(?<=https:/)|(?<=ftp:/)|(?<=s3:/))(?:[^/\s]*|[^/\s'":@]+:(?!\d*/)[^\s'"]*)@"""
+)
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s,;&'"{}\[\])]+)"""
 _PAIRS = (  # NAME=VALUE anywhere; NAME: VALUE within braces
     re.compile(rf"(?P<name>[\w.-]+)(?P<is>\s*=\s*){_VALUE}"),

@@ -1,10 +1,11 @@
 """Checks of values that several groups of the configuration use."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import UserError
+
+MAX_FLOAT32 = 3.4028234e38
 
 
 def require_at_least(values: Mapping[str, tuple[float | None, float]]) -> None:
@@ -33,11 +34,11 @@ def require_place(key: str, out: str | None) -> None:
 
 
 def require_positive(values: Mapping[str, float | None]) -> None:
-    """Each key's value, unless null, must be finite and above 0.
+    """Each key's value, unless null, must be above 0, and finite in single precision too.
 
     Raises:
         UserError: names the first key whose value is not.
     """
     for key, number in values.items():
-        if number is not None and not 0 < number < math.inf:
+        if number is not None and not 0 < number <= MAX_FLOAT32:
             raise UserError(f"{key}={number}: must be a finite number above 0")

@@ -86,12 +86,16 @@ def _job(config: DataConfig) -> PrepConfig | None:
     }
     if config.raw is not None and config.source not in (None, source):
         raise UserError(f"data.source={config.source}: has no effect with data.raw={config.raw}; leave one of them out")
+    if config.schema is not None and config.raw is None and source is not None:
+        raise UserError(f"data.schema={config.schema}: describes files of your own; name them in data.raw, and where "
+                        "the shards shall go in data.path")  # fmt: skip
     root = dataset_path(config)
     if source is None:
         if not (root / MANIFEST_NAME).exists():
             raise UserError(
                 f"{root}: no dataset here; give data.path=DATASET, or data.raw=FILES data.path={root} to make it from "
-                f"them, or data.source=synthetic or criteo_kaggle to make it from those, or data.scale=tiny"
+                "them, or data.source=synthetic or criteo_kaggle to make it from those"
+                + (", or data.scale=tiny to try the recipe on synthetic rows" if config.path is None else "")
             )
         _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema},
                 f"has no effect on the dataset at data.path={root}; leave it out, or give another data.path and what "

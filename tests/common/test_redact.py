@@ -1,6 +1,7 @@
 """Secrets in names, URLs, arguments and messages; what is none stays."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,7 @@ def test_logins_in_urls(scheme: str, login: str) -> None:
     for text in (f"{scheme}://{login}@host:80/a/b?c=d", f"record.mlflow={scheme}://{login}@host: no such host"):
         assert login not in redact(text)
         assert "@host" in redact(text)
+    assert login not in redact(f"run={Path(f'http://{login}@host/a')}: not there")
 
 
 @pytest.mark.parametrize("text", [

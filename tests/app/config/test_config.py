@@ -25,6 +25,7 @@ from tests.forks import run_module
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
         ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),
         ("optimizer.lr=0", "optimizer.lr=0.0: must be a finite number above 0"),
+        ("optimizer.lr=1e308", "optimizer.lr=1e\\+308: must be a finite number above 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number above 0"),
         ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
         ("loss=hinge", "'loss/hinge' .*bce mse weighted_bce"),
