@@ -53,6 +53,7 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     assert 1.45 < speed.ratio.low < speed.ratio.ratio
     auc = compare_auc(first, second)
     assert auc is not None
+    assert auc.difference is not None
     aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
     assert auc.test == "paired t-test"
     assert auc.difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
@@ -67,6 +68,7 @@ def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
     first, second = group([*sweep[:2], *sweep[6:]])
     auc = compare_auc(first, second)
     assert auc is not None
+    assert auc.difference is not None
     assert auc.test == "Welch's test"
     aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
     assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
@@ -110,6 +112,7 @@ def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: lis
     first, second = group([sweep[0], again, sweep[4], sweep[5]])
     auc = compare_auc(first, second)
     assert auc is not None
+    assert auc.difference is not None
     assert auc.seeds == (1, 2)
     assert auc.difference.p is None
 

@@ -126,7 +126,9 @@ def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monk
 
     open_url = download.open_url
 
-    def hurried(asked: str, timeout: float, *rest: Any, **more: Any) -> Any:  # the good one has all the time that a busy machine takes
+    def hurried(
+        asked: str, timeout: float, *rest: Any, **more: Any
+    ) -> Any:  # a busy machine's good one has all its time
         return open_url(asked, 1 if "stalling" in asked else timeout, *rest, **more)
 
     monkeypatch.setattr(download, "open_url", hurried)
@@ -259,7 +261,9 @@ def test_archives_that_are_not_what_they_should_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manner", ["private", "private-moved", "private-away"])
-def test_a_login_in_a_mirror_s_url(mirror, tmp_path, capsys, manner):
+def test_a_login_in_a_mirror_s_url(
+    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str], manner: str
+) -> None:
     """It is sent to its own host, through redirects there, and neither shown nor written."""
     url = mirror.url(f"{manner}/day_0.gz").replace("//", "//user:MIRRORPW%2F1@")
     path = download_all([RemoteFile("day_0.gz", (mirror.url("dropping/day_0.gz"), url), SUM)], tmp_path, PATIENCE)[0]
@@ -269,7 +273,7 @@ def test_a_login_in_a_mirror_s_url(mirror, tmp_path, capsys, manner):
     assert not any(b"MIRRORPW" in file.read_bytes() for file in tmp_path.iterdir())
 
 
-def test_a_wrong_login_is_not_shown(mirror, tmp_path, capsys):
+def test_a_wrong_login_is_not_shown(mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = mirror.url("private/day_0.gz").replace("//", "//user:MIRRORPW@")
     with pytest.raises(UserError, match="401") as error:
         download_all([RemoteFile("day_0.gz", (url,))], tmp_path, PATIENCE)
@@ -277,7 +281,7 @@ def test_a_wrong_login_is_not_shown(mirror, tmp_path, capsys):
     assert f"//***@127.0.0.1:{mirror.server_port}" in str(error.value)
 
 
-def test_the_login_of_a_download_that_stopped_is_not_kept(mirror, tmp_path):
+def test_the_login_of_a_download_that_stopped_is_not_kept(mirror: Mirror, tmp_path: Path) -> None:
     url = mirror.url("dropping/day_0.gz").replace("//", "//user:MIRRORPW@")
     with pytest.raises(UserError):
         download_all([RemoteFile("day_0.gz", (url,))], tmp_path, Patience(tries=1))
