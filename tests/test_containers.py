@@ -43,8 +43,8 @@ def test_the_dockerfiles_differ_in_their_defaults_alone() -> None:
     cuda, rocm = (text.splitlines() for text in DOCKERFILES.values())
     assert len(cuda) == len(rocm)
     different = [(line, other) for line, other in zip(cuda, rocm, strict=True) if line != other]
-    assert all(re.match(r"#|ARG (BASE_IMAGE|STACK)=", line) for pair in different for line in pair)
-    assert len(different) == 4
+    assert all(re.match(r"#|ARG (BASE_IMAGE|STACK|REQUIRE_CUDA)=", line) for pair in different for line in pair)
+    assert len(different) == 5
 
 
 def test_bases_are_pinned_by_digest_and_the_same_everywhere() -> None:
