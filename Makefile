@@ -6,6 +6,12 @@ VENV ?= .venv
 UV ?= uv
 ARGS ?=
 
+ifneq ($(NPROC),)
+ifeq ($(filter gpu cpu auto,$(NPROC))$(shell expr '$(NPROC)' : '[1-9][0-9]*$$'),0)
+$(error NPROC=$(NPROC): not a number of processes; write for instance NPROC=2)
+endif
+endif
+
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 

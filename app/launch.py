@@ -1,10 +1,11 @@
 """python -m app.launch --nproc-per-node N [torchrun's options] -m app.train key=value ...
 
 torchrun with these differences: it ends with the processes' own exit status (2 bad input, 75 stopped and resumable),
-reports in one line how they ended, forwards Slurm's SIGUSR1, gives them time to write a checkpoint, and on one machine
-needs no resolvable host name.
+reports in one line how they ended, forwards the first signal that asks for a stop, gives them time to write a
+checkpoint, ends them at the second, and on one machine needs no resolvable host name.
 """
 
+import functools
 import logging
 import os
 import signal
@@ -17,41 +18,100 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher import api as torch_launcher
 
-from common.cli import EXIT_INTERRUPTED, EXIT_STOPPED
+from common import signals
+from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
 
-# Not SIGINT: a terminal sends it to the processes as well, and a second one would end them at once.
-FORWARDED = "SIGTERM,SIGUSR1,SIGHUP,SIGQUIT"
 SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
 STUCK_SECONDS = 30
-RESUMES = "the same command resumes from the last checkpoint"
+RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port that two jobs would both take
+# What a process ends with because another has ended, or because it was asked to.
+CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent, but with time to stop, and with a record of how its processes ended when they were stopped."""
+
+    def __init__(self, ended: dict[int, int], *arguments: Any, **keywords: Any) -> None:
+        """ended: where to note the exit status of each rank."""
+        super().__init__(*arguments, **keywords)
+        self._ended = ended
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
+        if isinstance(self._pcontext, SubprocessContext):
+            self._pcontext.close(death_sig, SHUTDOWN_SECONDS)
+            workers = self.get_worker_group().workers
+            for local_rank, handler in self._pcontext.subprocess_handlers.items():
+                self._ended[workers[local_rank].global_rank] = handler.proc.returncode
+        super()._shutdown(death_sig, *arguments, **keywords)
 
 
 def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; return the exit status of the process that failed first, 0 if none did."""
     options = _with_defaults(torchrun.parse_args(arguments))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so too, with a banner
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", FORWARDED)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are reported once, below
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    logging.disable()  # torchrun's own words; failures are reported once, below
+    try:
+        if torchrun.config_from_args(options)[0].nproc_per_node < 1:
+            raise ValueError("at least one process is needed")
+    except (ValueError, AssertionError) as error:
+        given = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
+        print(f"error: {given}: {error}; give numbers of at least 1", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    signals.take_over(_raise_stopped, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
+    ended: dict[int, int] = {}
+    torch_launcher.LocalElasticAgent = functools.partial(Agent, ended)  # type: ignore[misc,assignment]
     try:
         torchrun.run(options)
     except ChildFailedError as error:
         return _report(*first_failure({rank: (failure.timestamp, failure.exitcode)
                                      for rank, failure in error.failures.items()}))  # fmt: skip
     except SignalException as error:
-        return EXIT_STOPPED if error.sigval != signal.SIGINT else EXIT_INTERRUPTED
+        return _stopped(error.sigval, ended)
     except (RendezvousError, DistError) as error:
         reason = str(error).splitlines()[0]
         print(f"error: the other machines are unreachable ({reason}); {RESUMES}", file=sys.stderr)
-        return EXIT_STOPPED
+        return EXIT_LOST
     return 0
+
+
+def _raise_stopped(number: int) -> None:
+    raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
+
+
+def _stopped(number: signal.Signals, ended: dict[int, int]) -> int:
+    """The exit status after a signal, of each process's own; 0 if all had done their work."""
+    failed = {rank: (0, status) for rank, status in ended.items() if status}
+    if ended and not failed:
+        return 0
+    rank, status = first_failure(failed) if failed else (0, -number)
+    if status in (-number, -signal.SIGKILL):  # before it could say so; or it did not obey, and was killed
+        words = "stopped before it began" if status == -number else f"process {rank} was killed; {RESUMES}"
+        signals.say(f"{number.name}: {words}")
+        return 128 + number
+    return _report(rank, status)
+
+
+def _end_children(number: int) -> None:
+    """Forward a second signal, by which processes end at once, and kill those that do not; torchrun notes how."""
+    until = time.monotonic() + signals.LAST_WORDS_SECONDS
+    for pid in (children := _children()):
+        os.kill(pid, number)
+    while time.monotonic() < until and any(state != "Z" for state, _ in _children().values()):
+        time.sleep(0.05)
+    for pid in _children():
+        os.killpg(pid, signal.SIGKILL)
+    if not children:
+        signals.say(f"{signal.Signals(number).name}: stopped immediately")
+        os._exit(128 + number)
 
 
 def _leave_if_stuck() -> None:
@@ -60,36 +120,36 @@ def _leave_if_stuck() -> None:
     It asks the store of the first machine on every round, and where the way there is cut that call does not return.
     A process of its own that has ended and that it does not notice for so long shows it (on Linux).
     """
-    ended_at: dict[str, float] = {}
+    ended_at: dict[int, float] = {}
     while True:
         time.sleep(1)
-        states = {pid: _state(pid) for path in Path("/proc/self/task").glob("*/children")
-                  for pid in path.read_text().split()}  # fmt: skip
-        for pid, (state, code) in states.items():
+        children = _children()
+        for pid, (state, code) in children.items():
             if state == "Z" and time.monotonic() - ended_at.setdefault(pid, time.monotonic()) > STUCK_SECONDS:
                 status = code >> 8 or 128 + (code & 127)
                 print(f"error: torchrun hangs, as when other machines are unreachable, and a process here has ended "
                       f"with {status}; {RESUMES}", file=sys.stderr)  # fmt: skip
-                for other in states:
-                    os.kill(int(other), signal.SIGTERM)
+                for other in children:
+                    os.kill(other, signal.SIGTERM)
                 os._exit(status)
 
 
-def _state(pid: str) -> tuple[str, int]:
-    """A process's state (R, S, Z …) and its exit code as wait() returns it."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", 0
-    return fields[0], int(fields[-1])
+def _children() -> dict[int, tuple[str, int]]:
+    """State (R, S, Z …) and exit code as wait() returns it, of each of this process's children (on Linux)."""
+    found = {}
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(pid)] = fields[0], int(fields[-1])
+    return found
 
 
 def _with_defaults(options: Any) -> Any:
-    """Defaults: time to stop, and on one machine a rendezvous that needs no host name."""
-    for name, default, ours in (("signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", FORWARDED),
-                                ("shutdown_timeout", None, SHUTDOWN_SECONDS)):  # fmt: skip
-        if hasattr(options, name) and getattr(options, name) == default:  # older releases lack them
-            setattr(options, name, ours)
+    """Signals left to this module, and on one machine a rendezvous that needs no host name."""
+    options.signals_to_handle = ""
     if str(options.nnodes) in ("1", "1:1") and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: one that is free
         options.local_addr = options.local_addr or LOOPBACK
@@ -103,7 +163,7 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
     """
     first = min(when for when, _ in failures.values())
     at_once = {rank: status for rank, (when, status) in failures.items() if when <= first + 1}
-    return min(at_once.items(), key=lambda item: item[1] in (EXIT_STOPPED, -signal.SIGTERM))
+    return min(at_once.items(), key=lambda item: item[1] in CONSEQUENCES)
 
 
 def _report(rank: int, status: int) -> int:

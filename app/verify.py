@@ -6,7 +6,7 @@ state. Of a run without checkpoints the records are compared: losses, evaluation
 processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code,
 versions and hardware are listed, as they may explain it.
 
-Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration; 75 stopped.
+Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
 
 import json
@@ -30,11 +30,10 @@ from app.record.reading import METRICS, read_events, read_manifest, read_summary
 from app.replay.compare import ReplayComparison, bitwise_difference, plain
 from app.runtime import platform as runtime
 from app.runtime import process_group
-from app.runtime.signals import StopRequest
 from app.sharding.plan import FORMAT
 from app.training import resume, session
 from app.training.run import TrainingRun
-from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
+from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
@@ -48,7 +47,7 @@ BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their eff
 
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
-    began, directory, stop = time.perf_counter(), Path(config.run), StopRequest()
+    began, directory = time.perf_counter(), Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
@@ -56,8 +55,7 @@ def main(config: VerifyConfig) -> int:
         _log_layout(directory, then, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
         root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify,
-                                              lambda: bool(stop)))  # fmt: skip
+        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify))
         figures = read_summary(directory) or {}
         if not paths and not figures.get("steps"):
             raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
@@ -67,10 +65,9 @@ def main(config: VerifyConfig) -> int:
         try:
             replayed = _as_planned(_replay_config(trained, steps, here.num_threads), then, here, scratch)
             this = session.build(replayed, here, root, manifest)
-            run = TrainingRun(this, RunDirectory(scratch, here.rank), stop, began)
+            run = TrainingRun(this, RunDirectory(scratch, here.rank), began)
             comparison = run.checkpointer = ReplayComparison(run, checkpoints)
-            if run.train() == "interrupted":
-                return EXIT_STOPPED
+            run.train()
             if here.rank:
                 return EXIT_DONE
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}

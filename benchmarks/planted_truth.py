@@ -97,7 +97,8 @@ def train(root: Path, directory: Path, overrides: list[str], more: list[str]) ->
     """Test AUC and logloss of a model of ours after one epoch."""
     steps = load_manifest(root).splits["train"].rows // BATCH
     schedule = f"schedule.decay_steps={steps}"
-    run("app.train", f"data.path={root}", f"run.dir={directory}", "checkpoint.resume=never", *SHARED, schedule,
+    run("app.train", f"data.path={root}", f"run.dir={directory}", "checkpoint.resume=never",
+        "checkpoint.overwrite=true", *SHARED, schedule,
         *overrides, *more)  # fmt: skip
     found = json.loads((directory / "summary.json").read_text())["eval"]
     return found["auc"], found["logloss"]

@@ -23,14 +23,16 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common import signals
 from common.errors import LostPeerError, UserError
 from common.help import describe, groups_of, keys_of
 from common.redact import redact, redact_message
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
-# EX_TEMPFAIL: stopped by a signal after a checkpoint, or lost other processes; the same command resumes
+# EX_UNAVAILABLE: other processes were lost, and there is no checkpoint
+EXIT_LOST = 69
+# EX_TEMPFAIL: stopped by a signal, or lost other processes, and a checkpoint is there; the same command resumes
 EXIT_STOPPED = 75
 
 SECONDS_FOR_FIRST_ERROR = 10.0
@@ -42,7 +44,7 @@ ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "tr
 # What Hydra and OmegaConf raise of an override that does not fit.
 REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
            RecursionError)  # fmt: skip
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # raised by writes to open files, without a file name
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # raised by writes to open files, without a file name
 
 ConfigT = TypeVar("ConfigT")
 
@@ -191,12 +193,21 @@ def run_command(
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
-    """Call `run` and return its exit status; print a UserError as one line on stderr.
+    """Call `run` and return its exit status, which signals do not change from then on; print errors as one line.
 
     Under torchrun all processes of a machine raise the same error, so only local rank 0 prints it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by app/__init__.py during the import of torch
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.raise_interrupted()
+    try:
+        status = _status(run)
+    except signals.Interrupted as error:
+        signals.say(str(error))
+        status = error.status
+    signals.finish(status)
+    return status
+
+
+def _status(run: Callable[[], int | None]) -> int:
     try:
         return run() or EXIT_DONE
     except UserError as error:
@@ -207,7 +218,9 @@ def exit_status(run: Callable[[], int | None]) -> int:
         return EXIT_BAD_INPUT
     except LostPeerError as error:
         _print_error(str(error))
-        return EXIT_STOPPED
+        return EXIT_STOPPED if error.resumable else EXIT_LOST
+    except SystemExit as error:  # the reason was printed elsewhere
+        return error.code if isinstance(error.code, int) else EXIT_DONE
     except BrokenPipeError:
         sys.stdout = None  # the reader, such as `head`, has ended
         return EXIT_DONE
@@ -216,8 +229,6 @@ def exit_status(run: Callable[[], int | None]) -> int:
             raise
         _print_error(f"{error.filename or 'an output file'}: {error.strerror}")
         return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # the command has not installed its own handler yet
 
 
 def _print_error(message: str) -> None:

@@ -12,5 +12,9 @@ class UserError(Exception):
 class LostPeerError(Exception):
     """Another process of the job ended or cannot be reached.
 
-    Commands print the message and exit with status 75: the same command resumes from the last checkpoint.
+    Commands print the message and exit with status 75 if a checkpoint is there to resume from, else with 69.
     """
+
+    def __init__(self, message: str, resumable: bool) -> None:
+        super().__init__(message)
+        self.resumable = resumable

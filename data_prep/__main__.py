@@ -7,9 +7,9 @@
 """
 
 import pickle
-import signal
 import sys
 
+from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
 from data_prep.config.checks import GENERATED
 from data_prep.config.compose import CONFIG_DIRECTORY, PICKLED
@@ -20,24 +20,20 @@ from data_prep.engine.executor import start_fork_server
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     dataset_path(config.data)  # checked before the imports that take a second
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         if may_use_processes(config.data) and config.data.source not in GENERATED:
             start_fork_server()  # what takes most of its start is what is loaded here next
         from data_prep.pipeline import preprocess
 
         preprocess(config.data)
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to resume", file=sys.stderr)
+    except signals.Interrupted as error:
+        signals.say(f"{error.signal.name}: stopped; run the same command again to resume")
         return EXIT_STOPPED
     return EXIT_DONE
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
     if sys.argv[1:] == [PICKLED]:
+        signals.end_with_parent()
         sys.exit(exit_status(lambda: main(pickle.load(sys.stdin.buffer))))
     sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

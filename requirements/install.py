@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,10 +57,20 @@ def main(arguments: Sequence[str]) -> int:
     except SetupError as error:
         print(f"set-up: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("set-up: interrupted; the next one starts from nothing", file=sys.stderr)
-        return 130
+    except OSError as error:
+        print(f"set-up: error: {error.filename or environment}: {error.strerror or error}; set VENV=<other path>",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    except KeyboardInterrupt as error:
+        number = signal.Signals(*error.args or (signal.SIGINT,))
+        print(f"set-up: {number.name}: interrupted; the next one starts from nothing", file=sys.stderr)
+        return 128 + number
     return 0
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Handle a signal as Python does SIGINT, but name it: what was begun is left as it is."""
+    raise KeyboardInterrupt(number)
 
 
 def use_base_python(environment: Path, arguments: Sequence[str]) -> None:
@@ -158,6 +169,9 @@ def clear(environment: Path) -> None:
     state = read_state(environment)
     if state:
         reason = "was built from other requirements" if state["whole"] else "is incomplete"
+        if environment.is_symlink() or environment.stat().st_uid != os.geteuid():
+            whose = "is a link to another" if environment.is_symlink() else "belongs to another user"
+            raise SetupError(f"{environment} {reason} and {whose}; set VENV=<other path> for one of your own")
         log(f"{environment} {reason}: building it again")
         shutil.rmtree(environment)
     elif os.path.lexists(environment):
@@ -227,4 +241,6 @@ def run(command: Sequence[str | Path], failure: str) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, interrupt)
     sys.exit(main(sys.argv[1:]))

@@ -73,6 +73,27 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             index.shutdown()
 
 
+def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project) -> None:
+    project.set_up()
+    (project.requirements / "environment.in").write_text("# changed\n")
+    elsewhere = project.environment.with_name("elsewhere")
+    project.environment.rename(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    project.environment.symlink_to(elsewhere)
+    assert project.set_up(status=2) == (
+        f"set-up: error: {project.environment} was built from other requirements and is a link to another; "
+        "set VENV=<other path> for one of your own\n"
+    )
+    project.environment.unlink()
+    elsewhere.rename(project.environment)
+    if os.geteuid() == 0:  # nobody else can give a directory away
+        os.chown(project.environment, 65534, 65534)
+        assert "was built from other requirements and belongs to another user; set VENV=" in project.set_up(status=2)
+        os.chown(project.environment, 0, 0)
+    assert len(before) == len(sorted(project.environment.rglob("*")))
+    assert "building it again" in project.set_up()
+
+
 def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Project) -> None:
     good = (project.wheels / "extra-1.0-py3-none-any.whl").read_bytes()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "tampered with"))

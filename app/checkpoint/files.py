@@ -81,6 +81,13 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(old)
 
 
+def resumption(directory: Path) -> tuple[bool, str]:
+    """Whether a run's checkpoint directory has a complete one, and what that means for the same command."""
+    if complete := whole_checkpoints(directory):
+        return True, f"the same command resumes from {complete[-1]}"
+    return False, "there is no checkpoint, so the same command starts over"
+
+
 def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest complete and undamaged checkpoint, and what is wrong with each newer one.
 
@@ -168,7 +175,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     If torchrun restarted the job after a loss, that is the run's newest, whatever checkpoint.resume says.
 
     Raises:
-        UserError: the checkpoint asked for does not exist or is damaged.
+        UserError: the checkpoint asked for does not exist or is damaged, or checkpoints would be removed unasked.
     """
     wanted = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
@@ -176,6 +183,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", wanted)
         wanted = "auto"
     if wanted == "never":
+        _require_overwrite(config, whole_checkpoints(checkpoints))
         return None
     if wanted == "auto":
         path, skipped = newest_undamaged(checkpoints)
@@ -189,7 +197,23 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         path, _ = newest_undamaged(asked / CHECKPOINTS)
         asked = path or asked
     verify(asked)
+    _require_overwrite(config, _not_before(checkpoints, asked))
     return str(asked)
+
+
+def _require_overwrite(config: CheckpointConfig, removed: list[Path]) -> None:
+    """Raises UserError if checkpoints would be removed and checkpoint.overwrite does not allow it."""
+    if removed and not config.overwrite:
+        raise UserError(
+            f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in removed)} in "
+            f"{removed[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
+        )
+
+
+def _not_before(checkpoints: Path, start: Path) -> list[Path]:
+    """This run's checkpoints that are later than `start`, or all if that is of another run."""
+    own = start.parent.resolve() == checkpoints.resolve()
+    return [path for path in whole_checkpoints(checkpoints) if not own or path.name > start.name]
 
 
 def undamaged(run: Path) -> list[Path]:
@@ -231,11 +255,9 @@ def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
 
     best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
     """
-    own = start.parent.resolve() == checkpoints.resolve()
-    for path in whole_checkpoints(checkpoints):
-        if not own or path.name > start.name:
-            log.info("resume: removing %s, which is not before %s", path, start)
-            remove(path)
+    for path in _not_before(checkpoints, start):
+        log.info("resume: removing %s, which is not before %s", path, start)
+        remove(path)
     best = None if best_step is None else checkpoint_name(best_step)
     there = best in [path.name for path in whole_checkpoints(checkpoints)]
     point_to_best(checkpoints, best if there else None)

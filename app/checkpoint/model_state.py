@@ -68,6 +68,15 @@ def num_bytes(tensors: Any) -> int:
     return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
 
 
+def stored_bytes(tensors: Any) -> int:
+    """Bytes of these tensors in a checkpoint, which holds each of them once, from all processes."""
+    if isinstance(tensors, dict):
+        return sum(stored_bytes(value) for value in tensors.values())
+    if isinstance(tensors, (list, tuple)):
+        return sum(stored_bytes(value) for value in tensors)
+    return int(tensors.size().numel()) * tensors.dtype.itemsize if isinstance(tensors, Tensor) else 0
+
+
 def first_not_finite(tensors: Any) -> str | None:
     """The path of the first tensor on this process with a NaN or an infinity."""
     for path, _, tensor in local_tensors(tensors):

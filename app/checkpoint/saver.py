@@ -1,6 +1,7 @@
 """Writing checkpoints, by default in a thread while training continues; one at a time."""
 
 import logging
+import resource
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +19,13 @@ from torchrec.optim.keyed import CombinedOptimizer
 from app.checkpoint import files, model_state
 from app.checkpoint.files import OLD, PART, CheckpointState
 from common.errors import UserError
+from common.sizes import in_words
 from common.streams import without_native_stdout
 from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
+
+SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")  # torch's writer of archives, and EFBIG
 
 
 @dataclass
@@ -197,4 +201,15 @@ def _select(device: int | None) -> None:
 
 
 def _unwritable(part: Path, error: BaseException) -> UserError:
-    return UserError(f"{part}: the checkpoint was not written: {files.last_line(error)}")
+    return UserError(f"{part}: the checkpoint was not written: {_reason(part, error)}")
+
+
+def _reason(part: Path, error: BaseException) -> str:
+    """Why a file could not be written: torch's writer of archives names positions in the file alone."""
+    line = files.last_line(error)
+    if not any(sign in line for sign in SHORT_WRITE):
+        return line
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY:
+        return f"a file may have {in_words(limit)} at most here; raise that limit (ulimit -f)"
+    return f"no space left on device ({in_words(shutil.disk_usage(part.parent).free)} free)"

@@ -79,6 +79,7 @@ class CheckpointConfig:
     keep_best: bool = True  # and the one of the highest eval AUC; an evaluation that is the best so far saves it
     asynchronous: bool = True  # training waits for a copy in host memory only; a thread writes it
     resume: str = "auto"  # auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run
+    overwrite: bool = False  # let `resume` remove checkpoints of this run: all, or those after the one it starts from
 
 
 def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
@@ -158,6 +159,11 @@ def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"checkpoint.every_steps": (checkpoint.every_steps, 1), "checkpoint.keep": (checkpoint.keep, 1)})
     require_positive({"checkpoint.every_minutes": checkpoint.every_minutes})
+    if checkpoint.overwrite and checkpoint.resume == "auto":
+        raise UserError(
+            "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
+            "checkpoint.resume=never to start over"
+        )
 
 
 def validate_eval(evaluation: EvalConfig) -> None:

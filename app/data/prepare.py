@@ -3,9 +3,9 @@
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from app.config import DataConfig
 from app.config.data import preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
+from common.signals import Interrupted
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
@@ -33,33 +34,37 @@ def dataset_path(config: DataConfig) -> Path:
     return Path(config.default_path)
 
 
-def prepare(config: DataConfig, stopped: Callable[[], bool]) -> None:
+def prepare(config: DataConfig) -> None:
     """Run data_prep if the configuration names raw files, or a source and no dataset.
 
     data_prep itself leaves a dataset made from the same files with the same parameters as it is, and refuses
-    to replace another. Once `stopped` says so, it is asked to stop, resumably.
+    to replace another. It gets the signal that interrupts this process, and has stopped resumably before that goes on.
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already; or there is nothing to make one from.
-        SystemExit: data_prep found bad input or was stopped; it has reported that on stderr; with its status.
+        SystemExit: data_prep found bad input, which it has reported on stderr; with its status.
+        Interrupted: a signal stopped it; it has said so on stderr.
         RuntimeError: it failed otherwise.
     """
     job = _job(config)
     if job is None:
         return
     process = subprocess.Popen(
-        [sys.executable, "-m", "data_prep", PICKLED], env=_environment(), stdin=subprocess.PIPE, bufsize=0
-    )
+        [sys.executable, "-m", "data_prep", PICKLED], env=_environment(), stdin=subprocess.PIPE, bufsize=0,
+        start_new_session=True,  # so that a terminal's signals reach it by way of this process only
+    )  # fmt: skip
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its status says why
-        stdin.write(pickle.dumps(job))
-    while process.poll() is None:
-        if stopped():
-            process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.2)
-    status = process.returncode
-    if status in (EXIT_BAD_INPUT, EXIT_STOPPED):
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its status says why
+            stdin.write(pickle.dumps(job))
+        status = process.wait()
+    except Interrupted as error:
+        process.send_signal(error.signal)
+        process.wait()
+        raise
+    if status == EXIT_STOPPED:  # it was asked itself
+        raise Interrupted(signal.SIGTERM)
+    if status == EXIT_BAD_INPUT:
         raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")

@@ -1,7 +1,7 @@
 """Reading ranges of a split's rows from its shards, with checks."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from app.config import VerifyData
 from app.data.batch import RowArrays
-from common.cli import EXIT_STOPPED
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
@@ -158,14 +157,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def verify_splits(
-    root: Path, manifest: Manifest, names: list[str], when: VerifyData, stopped: Callable[[], bool] = lambda: False
-) -> None:
+def verify_splits(root: Path, manifest: Manifest, names: list[str], when: VerifyData) -> None:
     """Compare the files of some splits with the manifest's digests.
 
     Raises:
         UserError: names the first file that differs.
-        SystemExit: `stopped` returned true; nothing was done yet, so the same command starts over.
     """
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
@@ -173,7 +169,4 @@ def verify_splits(
         log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
         return
     for name, shard in shards:
-        if stopped():
-            log.info("data: stopped while comparing digests; the same command starts over")
-            raise SystemExit(EXIT_STOPPED)
         verify_shard(root, name, shard)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import datetime
 import io
+import itertools
 import json
 import logging
 import shutil
@@ -117,11 +118,13 @@ class RunDirectory:
         """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
         step, evaluated: where the run resumes, and whether that step's evaluation is in the checkpoint.
-        afresh: remove the files of an earlier run. Otherwise the manifests of the run's earlier launches are kept.
+        afresh: remove the files of an earlier run, but keep its log and metrics under another name. Otherwise the
+            manifests of the run's earlier launches are kept.
         views: names of files and directories for other tools, removed with the run's own.
         """
+        aside = self._put_aside() if afresh else ""
         if afresh:
-            for name in (CHECKPOINTS, METRICS, LOG, CURVES, STEP_TIMES, *views):
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, *views):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
@@ -137,6 +140,19 @@ class RunDirectory:
         handler = _LogFile(self.path / LOG)
         handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s", is_terminal=False))
         log.addHandler(handler)
+        if aside:
+            log.warning("%s: starts over from step 0; %s", self.path, aside)
+
+    def _put_aside(self) -> str:
+        """Rename log.txt and metrics.jsonl of an earlier run; what to log about it, nothing if there are none."""
+        there = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
+        if not there or not self._is_run():
+            return ""
+        number = next(n for n in itertools.count(1) if not any(_numbered(path, n).exists() for path in there))
+        before = "the part before was killed" if self.was_killed() else "the run before"
+        for path in there:
+            path.rename(_numbered(path, number))
+        return f"{before}; what it logged is in {' and '.join(_numbered(path, number).name for path in there)}"
 
     def was_killed(self) -> bool:
         """Return whether a run trained here and ended without a summary."""
@@ -210,6 +226,10 @@ class RunDirectory:
 
     def _is_run(self) -> bool:
         return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """Progress while training: a bar on a terminal, a line from time to time elsewhere; rank 0 only."""
 
 import logging
+import shutil
 import sys
 import time
 from typing import Any
@@ -11,6 +12,12 @@ log = logging.getLogger("clickwork")
 
 FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first line, and between lines, without a terminal
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+
+
+def _columns_but_those_of_a_key(stream: object) -> tuple[int, int]:
+    """A terminal's columns and lines; a bar of its whole width would be broken by the ^C that the terminal shows."""
+    columns, lines = shutil.get_terminal_size()
+    return columns - len("^C") - 1, lines
 
 
 class ProgressDisplay:
@@ -29,6 +36,7 @@ class ProgressDisplay:
         self._next_line = self._began + FIRST_SECONDS
         if self._shown and sys.stderr.isatty():
             self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=BAR)
+            self._bar.dynamic_ncols = _columns_but_those_of_a_key
 
     def update(
         self,

@@ -1,5 +1,6 @@
 """Platform, threads, process group, seeds, and values that all processes agree on."""
 
+import atexit
 import datetime
 import importlib.metadata
 import itertools
@@ -24,6 +25,7 @@ from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
 from common.errors import UserError
 from common.memory import keep_freed_memory
+from common.signals import Interrupted, is_launched, say
 from common.streams import without_native_stdout
 
 log = logging.getLogger("clickwork")
@@ -31,7 +33,6 @@ log = logging.getLogger("clickwork")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-NO_TIMEOUT = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,23 @@ class Runtime:
         """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all.
 
         Raises:
-            UserError, SystemExit: what the action raised, on rank 0.
+            UserError, SystemExit, Interrupted: what the action raised, on rank 0.
             SystemExit: on the other ranks in that case, without a message.
         """
         key = f"on_rank_0/{next(self.calls)}"
         if self.rank == 0:
             try:
                 value = action()
-            except (UserError, SystemExit) as error:
-                self.store.set(key, json.dumps({"status": getattr(error, "code", EXIT_BAD_INPUT)}))
+            except (UserError, SystemExit, Interrupted) as error:
+                status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
+                self.store.set(key, json.dumps({"status": status}))
                 raise
             self.store.set(key, json.dumps({"value": value}))
             return value
-        self.store.wait([key], NO_TIMEOUT)
+        pause = 0.01
+        while not self.store.check([key]):  # not its wait(), which no signal ends
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
         outcome = json.loads(self.store.get(key))
         if "status" in outcome:
             raise SystemExit(outcome["status"])
@@ -141,17 +146,21 @@ def stop(failed: bool = False) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process with this exit status.
+    """End the process with this exit status, without tearing the interpreter down.
 
-    Under torchrun at once: a thread of gloo's that outlives its owner while the interpreter is torn down would abort
-    a process that has done its work ("terminate called without an active exception", once in some ten runs).
+    Meanwhile a signal would change the status. And under torchrun a thread of gloo's that outlives its owner would
+    abort a process that has done its work ("terminate called without an active exception", once in some ten runs).
     """
-    if os.environ.get("RANK"):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
+    if not is_launched():
+        atexit._run_exitfuncs()
+    logging.shutdown()
+    try:
+        if sys.stdout is not None:  # its reader may have ended
+            sys.stdout.flush()
+    except OSError as error:
+        say(f"error: standard output: {error.strerror}")
+        status = status or EXIT_BAD_INPUT
+    os._exit(status)
 
 
 def _launched() -> bool:

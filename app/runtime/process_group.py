@@ -1,11 +1,11 @@
 """A command's process group from start to end, its logging, and one-line errors for lost peers and lack of memory."""
 
+import contextlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from app.runtime import platform
 from app.runtime.platform import Runtime
 from common.errors import LostPeerError, UserError
 from common.redact import RedactingFormatter
+from common.signals import erased
 
 log = logging.getLogger("clickwork")
 # How gloo, NCCL, RCCL and torch's store report that a peer is gone.
@@ -29,25 +30,23 @@ _LOST = re.compile(
 
 
 class FailureAdvice(NamedTuple):
-    """Advice for a command that ran out of memory, and for one that lost a process."""
+    """Advice for a command that ran out of memory, and for one that lost a process.
+
+    resumption: whether a checkpoint is there to resume from, and what the same command does, for the end of a line.
+    """
 
     less_memory: str
-    resume: str
+    resumption: Callable[[], tuple[bool, str]]
 
 
-TRAINING = FailureAdvice(
-    "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes; the same command resumes "
-    "from the last checkpoint",
-    "the same command resumes from the last checkpoint",
-)
 READING = FailureAdvice(
-    "use more processes, and a smaller batch where the command has one", "start the same command again"
+    "use more processes, and a smaller batch where the command has one", lambda: (False, "start the same command again")
 )
 
 NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
 
 
-@contextmanager
+@contextlib.contextmanager
 def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
     """Report in one line what fails outside this program: lack of memory, or the loss of another process of the job.
 
@@ -60,20 +59,23 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
     except (MemoryError, OSError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
-            message = f"out of memory ({(text or 'Python').splitlines()[0][:200]}): {advice.less_memory}"
+            reason, (_, again) = (text or "Python").splitlines()[0][:200], advice.resumption()
+            message = f"out of memory ({reason}): {advice.less_memory}; {again}"
             if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
                 log.error("process %d: %s", rank, message)
             raise UserError(message) from error
         found = _LOST.search(text) if isinstance(error, RuntimeError) else None
         if not found:
             raise
+        resumable, again = advice.resumption()
         raise LostPeerError(
             f"process {rank}: another process is lost or unreachable ({found.group().lower()}; "
-            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {advice.resume}"
+            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {again}",
+            resumable,
         ) from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     """Context in which the process group exists: rank 0 logs, and a lost peer is reported in one line.
 
@@ -86,6 +88,8 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     try:
         with reporting_failures(here.rank, config.runtime.timeout_minutes, advice):
             yield here
+    except KeyboardInterrupt:
+        raise  # the process ends: the others may be inside a collective operation
     except BaseException:
         platform.stop(failed=True)
         raise
@@ -96,7 +100,8 @@ class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.1
     """Writes log lines above the progress bar, without breaking it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            tqdm.write(erased(2) + self.format(record), file=sys.stderr)
 
 
 def log_to_terminal(rank: int) -> None:

@@ -3,12 +3,17 @@
 import time
 from pathlib import Path
 
+from app.checkpoint import files, model_state
 from app.checkpoint.saver import Saver
 from app.metrics.timing import StepTimer
 from app.training import resume
 from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import AGREE_EVERY_STEPS, RunState
+from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState
+from common.disk_space import Need, require_room
+from common.sizes import in_words
+
+NO_SPACE = "free some, or give run.dir on another disk, checkpoint.keep=1 or checkpoint.keep_best=false"
 
 
 class Checkpointer:
@@ -30,6 +35,23 @@ class Checkpointer:
         """The state was loaded from this checkpoint: if it is in this directory, its step need not be saved again."""
         if path.parent.resolve() == self._directory.resolve():
             self.saved_step = step
+
+    def require_space(self, step: int, length: RunLength) -> None:
+        """Refuse a run from `step` on whose checkpoints do not fit the disk; a collective call.
+
+        Raises:
+            UserError: names the directory, the bytes needed and free, and the remedy.
+        """
+        size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
+        there = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
+        remaining = length.total_steps - step
+        evaluations = remaining // (length.train.eval_every_steps or length.total_steps) if self.config.keep_best else 0
+        number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
+        if self.config.every_minutes is None:
+            number = min(number, 1 + (remaining - 1) // (self.config.every_steps or length.total_steps) + evaluations)
+        needed = max(size, number * size - sum(path.stat().st_size for path in there))
+        need = Need(self._directory, needed, f"for checkpoints of {in_words(size)}, up to {number} at a time")
+        self._session.runtime.on_rank_0(lambda: require_room([need], NO_SPACE))
 
     def due(self, step: int) -> bool:
         """Return whether to save at this step; the same on all processes."""

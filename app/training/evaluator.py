@@ -50,7 +50,7 @@ class Evaluator:
     def _compare_with_train(self, step: int, result: dict[str, Any]) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
-            on_train = self._session.predict("train").metrics()
+            on_train = self._session.predict("train", self._stop.requested).metrics()
             set_step(self._session.optimizer, step)
         self._recorder.evaluation("eval_train", step, on_train)
         for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):

@@ -76,7 +76,7 @@ def restore(path: Path, session: Session) -> Resumed:
         if now.get(key) != value:
             raise UserError(
                 f"{key}={now.get(key)}: the run at {path} was started with {value}; "
-                "give another run.name, or checkpoint.resume=never to start over"
+                "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
             )
     load_tensors(path, session.model, session.optimizer)
     values, arrays = saved.state, saved.arrays

@@ -11,7 +11,6 @@ from app.metrics.profiling import StepProfiler
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
-from app.runtime.signals import StopRequest
 from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
@@ -22,6 +21,7 @@ from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState, run_length
 from app.training.stop import StopCheck
+from common.signals import StopRequest
 
 log = logging.getLogger("clickwork")
 
@@ -29,7 +29,7 @@ log = logging.getLogger("clickwork")
 class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
-    def __init__(self, session: Session, directory: RunDirectory, stop: StopRequest, began: float) -> None:
+    def __init__(self, session: Session, directory: RunDirectory, began: float) -> None:
         """began: time.perf_counter() when the command began. Raises UserError for a batch that does not fit."""
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
@@ -38,7 +38,7 @@ class TrainingRun:
         self.recorder = Recorder(session, directory, self.timer, self.length.total_steps, began)
         self.checkpointer = Checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
-        self._directory, self._stop, self._began = directory, stop, began
+        self._directory, self._began = directory, began
         self._resumed = ""
         self._measured_before = 0  # steps, before a resumption
 
@@ -59,22 +59,24 @@ class TrainingRun:
         same_split = before["eval"].get("split") == self.config.eval.split
         return same_split and (self.state.step >= self.length.total_steps or target_reached(self.state, self.length))
 
-    def train(self) -> str:
-        """Train from the state to the end and write the run's directory; return the status."""
+    def train(self, stop: StopRequest | None = None) -> str:
+        """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
         self.recorder.begin(self.state, self._resumed, self.data.pipeline.value)
         self._log_beginning()
         self.recorder.start(self.state.step)
         profiler = self._profiler()
-        stop = StopCheck(self._stop, self.checkpointer, self.config.train, self.runtime, self._began)
-        evaluator = Evaluator(self.session, self.recorder, self.timer, stop, self.length.steps_per_epoch)
+        check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
+        evaluator = Evaluator(self.session, self.recorder, self.timer, check, self.length.steps_per_epoch)
         loop = TrainingLoop(self.session, self.data, evaluator, self.checkpointer, self.recorder, profiler, self.timer,
-                            stop, self.length, self.state)  # fmt: skip
+                            check, self.length, self.state)  # fmt: skip
         with self._reporting_failure():
             status = loop.run()
             self.data.close()
             self.checkpointer.wait()
             profiler.close()
         self._finish(status, profiler)
+        if stop is not None and stop.signal is not None:
+            log.info("stopped %.1f s after %s", time.monotonic() - stop.came_at, stop.signal.name)
         return status
 
     def _log_beginning(self) -> None:
@@ -120,8 +122,6 @@ class TrainingRun:
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
         log.info("\n".join(summary.closing_lines(figures, self._measured_before, self.config.checkpoint.keep_best)))
-        if self._stop.signal is not None:
-            log.info("stopped %.1f s after %s", time.perf_counter() - self._stop.came_at, self._stop.signal.name)
 
     def _profiler(self) -> StepProfiler:
         """Traces as configured; among several processes, exchanges of a warm-up step are measured too."""

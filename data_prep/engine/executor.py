@@ -20,6 +20,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
+from common import signals
 from common.errors import UserError
 from common.memory import give_back_freed_memory
 
@@ -333,7 +334,8 @@ def open_executor(scheduler: str | None, workers: int) -> Executor:
 def start_fork_server() -> None:
     """Start the process that workers are forked from, unless it runs; it loads what they need on its own time."""
     multiprocessing.set_forkserver_preload([PRELOADED])
-    forkserver.ensure_running()
+    with signals.kept_from_children():
+        forkserver.ensure_running()
 
 
 def peak_memory(pid: int | None = None) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.disk_space import Need, require_room
 from common.sizes import in_words
 from data_prep.config.keys import DataConfig, parse_size, usable_cpus
 from data_prep.config.presets import Rules, num_embeddings
@@ -14,7 +15,6 @@ from data_prep.encoding.lookup import LookupTable
 from data_prep.encoding.passes import Slice, plan_passes
 from data_prep.engine.job import Job
 from data_prep.io.direct_io import MAX_HELD_BYTES
-from data_prep.io.disk_space import Need, require_room
 from data_prep.parsing.table_parquet import num_rows
 from data_prep.sources.discover import GZIP_RATIO, Source
 from data_prep.sources.line_blocks import LineBlocks

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.disk_space import Need, require_room
 from common.errors import UserError
 from data_prep.config.keys import ExchangeConfig
 from data_prep.dataset.bags import Bags
@@ -20,7 +21,6 @@ from data_prep.dataset.schema import CRITEO
 from data_prep.exchange.npz import MultiHotWriter
 from data_prep.io.arrays import ArrayWriter, take_mapped
 from data_prep.io.atomic import temporary_path
-from data_prep.io.disk_space import Need, require_room
 from data_prep.stages.scatter import FIELD_BYTES
 
 BLOCK_ROWS = 1 << 16

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.disk_space import Need, require_room
 from common.errors import UserError
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest
 from data_prep.io.atomic import FileDigest, SummedFile
-from data_prep.io.disk_space import Need, require_room
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import (
     PUBLISHED,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from common.disk_space import Need, require_room
 from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import (
     SPLITS,
@@ -18,7 +19,6 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.schema import Schema
 from data_prep.engine.workspace import claimed, find_finished, publish, refuse_foreign_files
-from data_prep.io.disk_space import Need, require_room
 
 SHARD_ROWS = 1 << 18
 DISK_MARGIN = 1.05

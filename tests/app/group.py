@@ -18,7 +18,6 @@ from app.optimizer.build import set_learning_rate
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.runtime import platform
-from app.runtime.signals import StopRequest
 from app.sharding import execute
 from app.training import session
 from app.training.run import TrainingRun
@@ -108,7 +107,7 @@ def _runs(cases: list[list[str]], out: str) -> None:
         root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), here.rank)
         validate(config)
         here.on_rank_0(record.open)
-        TrainingRun(session.build(config, here, root, load_manifest(root)), record, StopRequest(), 0.0).train()
+        TrainingRun(session.build(config, here, root, load_manifest(root)), record, 0.0).train()
         summaries.append(read_summary(record.path) if here.rank == 0 else None)
         record.release()
     if here.rank == 0:

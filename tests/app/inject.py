@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from app.checkpoint import files
 from app.data import shards
 from app.record import directory
 from app.training import loop, session, stop
+from common import signals
 
 
 def at_call(
@@ -56,6 +58,14 @@ def terminate(*_: Any, **__: Any) -> None:
 
 def terminate_twice(*_: Any, **__: Any) -> None:
     terminate()
+    time.sleep(2 * signals.ECHO_SECONDS)
+    terminate()
+    time.sleep(60)  # it is a thread that ends the process
+
+
+def terminate_like_timeout(*_: Any, **__: Any) -> None:
+    """GNU timeout sends its signal to the process and to the group, which is one request."""
+    terminate()
     terminate()
 
 
@@ -88,6 +98,12 @@ def fill_disk(number: int) -> None:
 
     loop.TrainingLoop.run = noticed  # type: ignore[method-assign]
     at_call(dcp, "save", number, fill)
+
+
+def take_disk(*_: Any, checkpoint_id: Path, **__: Any) -> None:
+    """Somebody else's file leaves less of the disk than a checkpoint takes, but some for the last figures."""
+    disk = checkpoint_id.parents[2]
+    (disk / "others").write_bytes(bytes(shutil.disk_usage(disk).free - 45_000))
 
 
 def limit_memory(step: int) -> None:
@@ -165,12 +181,14 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
     "signal in the step": lambda n: at_call(session.Session, "set_learning_rate", n, terminate),
+    "an echoed signal": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_like_timeout),
     "two signals": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
     "process 1 has no memory": lambda n: at_call(session.Session, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
+    "disk taken": lambda n: at_call(dcp, "save", n, take_disk),
     "disk filled": fill_disk,
     "no memory": limit_memory,
     "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),

@@ -52,6 +52,23 @@ def test_status_and_words_are_those_of_the_processes(argument: str, status: int,
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--nproc-per-node", "abc", "--nproc-per-node abc --nnodes 1:1: Unsupported nproc_per_node value: abc"),
+        ("--nproc-per-node", "0", "--nproc-per-node 0 --nnodes 1:1: at least one process is needed"),
+        (
+            "--nnodes",
+            "0",
+            "--nproc-per-node 1 --nnodes 0: min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0",
+        ),
+    ],
+)
+def test_a_number_that_is_none_is_one_line(option: str, value: str, said: str, tmp_path: Path) -> None:
+    launcher = Launcher(option, value, "-m", "data_prep", cwd=tmp_path, out=tmp_path / "out")
+    assert launcher.end() == (2, f"error: {said}; give numbers of at least 1\n")
+
+
+@pytest.mark.parametrize(
     ("failures", "told"),
     [
         ({1: (100, -9), 0: (100, 75)}, (1, -9)),

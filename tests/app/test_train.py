@@ -187,7 +187,8 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
     assert "optimizer.lr=0.5" in error_line(other.stderr)
     assert "run.name" in other.stderr
     assert summary(tmp_path / "runs/first")["steps"] == 5
-    over = run_app("train", *overrides, "optimizer.lr=0.5", "train.max_steps=6", "checkpoint.resume=never")
+    over = run_app("train", *overrides, "optimizer.lr=0.5", "train.max_steps=6", "checkpoint.resume=never",
+                   "checkpoint.overwrite=true")  # fmt: skip
     assert over.returncode == 0
     assert summary(tmp_path / "runs/first")["steps"] == 6
     assert len(losses(tmp_path / "runs/first")) == 6

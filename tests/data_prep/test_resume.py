@@ -176,7 +176,7 @@ def test_a_signal_stops_the_job_resumably(tmp_path: Path, rows: Path) -> None:
     assert stopped.returncode == 75, errors
     assert "Traceback" not in errors
     assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) in (2, 3)
-    assert errors.strip().splitlines()[-1] == "stopped; run the same command again to resume"
+    assert errors.strip().splitlines()[-1] == "SIGTERM: stopped; run the same command again to resume"
     assert not (tmp_path / "out" / "manifest.json").exists()
     final = run(*arguments)
     assert final.returncode == 0, final.stderr

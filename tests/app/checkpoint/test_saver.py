@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path:
         if "t_cat_2.weight" in local.path:
             local.values[17, 3] = float("nan")
     save(saver, this, 2)
-    with pytest.raises(UserError, match=r"step 2: model\..*t_cat_2.weight is not finite; lower optimizer.lr .*; not saved"):
+    with pytest.raises(UserError, match=r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved"):
         saver.wait()
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["step_00000001"]
     assert not list(tmp_path.glob("*.part"))

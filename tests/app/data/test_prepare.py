@@ -21,7 +21,7 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
     config = compose_config(AppConfig, CONFIG_DIR, ["+data.prep.random.rows=40", "+data.prep.random.eval_rows=4"])
     config.data.prep["random"] |= {"tables": [3, 7], "num_dense": 2}
     config.data.source, config.data.default_path = "random", str(tmp_path / path)
-    prepare.prepare(config.data, lambda: False)
+    prepare.prepare(config.data)
     assert load_manifest(tmp_path / path).rows == 48
     config.data.source = None
     config.data.path, config.data.raw = str(tmp_path / path), [f"{tmp_path}/{path}/raw", "x"]

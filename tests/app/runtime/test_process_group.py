@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.process_group import TRAINING, reporting_failures
+from app.runtime.process_group import READING, reporting_failures
+from common.cli import EXIT_LOST
 from common.errors import LostPeerError
 from tests.app.conftest import ended, forked
 
@@ -19,7 +20,7 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
     forks = forked(command, f"run={uninterrupted}", *options, *threads, cwd=tmp_path, processes=2,
                    fault="process 1 is lost:2")  # fmt: skip
     result = ended(forks, tmp_path)
-    assert [fork.exitcode for fork in forks] == [75, -signal.SIGKILL], result.stderr
+    assert [fork.exitcode for fork in forks] == [EXIT_LOST, -signal.SIGKILL], result.stderr
     told = [line for line in result.stderr.splitlines() if "another process is lost" in line]
     assert len(told) == 1, result.stderr
     assert told[0].startswith("error: process 0: ")
@@ -36,10 +37,10 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
     ],
 )
 def test_what_a_lost_process_looks_like(words: str) -> None:
-    with pytest.raises(LostPeerError, match="process 3: another process is lost"), reporting_failures(3, 1.0, TRAINING):
+    with pytest.raises(LostPeerError, match="process 3: another process is lost"), reporting_failures(3, 1.0, READING):
         raise RuntimeError(words)
 
 
 def test_other_faults_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shape"), reporting_failures(0, 1.0, TRAINING):
+    with pytest.raises(RuntimeError, match="shape"), reporting_failures(0, 1.0, READING):
         raise RuntimeError("shape '[2, 3]' is invalid for input of size 5")

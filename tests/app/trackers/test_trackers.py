@@ -57,7 +57,8 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     assert done.returncode == 0, done.stderr
     assert "resume: from" in done.stderr
     assert_board_shows(run)
-    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never")
+    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never",
+                    "checkpoint.overwrite=true")  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert_board_shows(run)
 

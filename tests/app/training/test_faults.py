@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_DENSE, write_dataset
 from tests.app.run_files import events, losses, summary, wait_for
 from tests.error_lines import error_line
+
+OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
 
 
 def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -61,7 +64,7 @@ def test_a_kill_at_any_moment_changes_nothing(
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("again", [[], ["checkpoint.resume=never"]])
+@pytest.mark.parametrize("again", [[], OVERWRITE])
 def test_a_kill_before_the_first_step_is_no_hindrance(
     number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -103,6 +106,71 @@ def test_a_full_disk_leaves_the_older_checkpoint(
     assert [path.name for path in whole_checkpoints(run / "checkpoints")] == ["step_00000012"]
     assert run_app("train", *overrides, "run.name=full").returncode == 0
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+
+
+def test_a_limit_on_the_size_of_files_is_named(overrides: list[str], tmp_path: Path) -> None:
+    """In the archive that torch writes, of which it knows only that positions differ."""
+    limited = _injected("disk full", 40_000, *overrides, "run.name=x", cwd=tmp_path)
+    assert limited.returncode == 2
+    assert "Traceback" not in limited.stderr
+    assert limited.stderr.splitlines()[-1].endswith(
+        "step_00000012.part: the checkpoint was not written: a file may have 40.0 kB at most here; "
+        "raise that limit (ulimit -f)"
+    )
+
+
+def test_space_for_checkpoints_is_asked_for_before_the_first_step(
+    overrides: list[str], run_app: Command, tmp_path: Path
+) -> None:
+    many = ["checkpoint.every_steps=1", "checkpoint.keep=1000000000000", "train.max_steps=1000000000000"]
+    refused = run_app("train", *overrides, *many, "run.name=x")
+    assert refused.returncode == 2
+    assert re.match(
+        r"error: runs/x/checkpoints: [\d.,]+ \wB needed for checkpoints of [\d.]+ kB, up to 1000000000002 at a time, "
+        r"[\d.]+ \wB free; free some, or give run.dir on another disk, checkpoint.keep=1 or ",
+        error_line(refused.stderr),
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+    run = tmp_path / "runs/x"
+    for number in (1, 2):
+        killed = _injected("in the step", 6, *overrides, "run.name=x", cwd=tmp_path)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        before = (run / "log.txt").read_bytes(), (run / "metrics.jsonl").read_bytes()
+        done = _injected("in the step", 3, *overrides, "run.name=x", cwd=tmp_path)
+        said = (
+            "runs/x: starts over from step 0; the part before was killed; what it logged is in "
+            f"log.txt.{2 * number - 1} and metrics.jsonl.{2 * number - 1}"
+        )
+        assert said in done.stderr
+        assert said in (run / "log.txt").read_text()
+        kept = (run / f"log.txt.{2 * number - 1}", run / f"metrics.jsonl.{2 * number - 1}")
+        assert tuple(path.read_bytes() for path in kept) == before
+    assert run_app("train", *overrides, "run.name=x", "train.max_steps=3").returncode == 0
+    assert len(losses(run)) == 3
+
+
+def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+    short = [*overrides, "train.max_steps=24", "run.name=x"]
+    assert run_app("train", *short).returncode == 0
+    run = tmp_path / "runs/x"
+    before = sorted(run.rglob("*"))
+    for resume in ("never", "runs/other"):
+        assert run_app("train", *overrides, "train.max_steps=12", "run.name=other").returncode == 0
+        refused = run_app("train", *short, f"checkpoint.resume={resume}")
+        assert refused.returncode == 2
+        assert error_line(refused.stderr) == (
+            f"error: checkpoint.resume={resume}: would remove step_00000020, step_00000024 in runs/x/checkpoints; give "
+            "another run.name, or checkpoint.overwrite=true to remove them"
+        )
+        assert sorted(run.rglob("*")) == before
+    again = run_app("train", *short, *OVERWRITE)
+    assert again.returncode == 0, again.stderr
+    assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in again.stderr
+    idle = run_app("train", *short, "checkpoint.overwrite=true")
+    assert "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto" in idle.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,7 +215,10 @@ def test_going_back_to_an_earlier_checkpoint(
     assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
     run = tmp_path / "runs/back"
     back = ["run.name=back", "checkpoint.keep=9", "checkpoint.resume=runs/back/checkpoints/step_00000024"]
-    again = run_app("train", *overrides, *back, "train.max_steps=30")
+    refused = run_app("train", *overrides, *back, "train.max_steps=30")
+    assert refused.returncode == 2
+    assert "would remove step_00000036, step_00000040, step_00000048, step_00000060 in runs/back" in refused.stderr
+    again = run_app("train", *overrides, *back, "train.max_steps=30", "checkpoint.overwrite=true")
     assert again.returncode == 0, again.stderr
     steps = [path.name for path in whole_checkpoints(run / "checkpoints")]
     assert steps == ["step_00000012", "step_00000020", "step_00000024", "step_00000030"]
@@ -173,7 +244,7 @@ def test_a_higher_target_goes_on(run_app: Command, dataset: Path, tmp_path: Path
 def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
-    for extra in ([], ["checkpoint.resume=never"]):
+    for extra in ([], OVERWRITE):
         done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
         assert done.returncode == 2, done.stderr
         assert "run.dir=data: contains" in done.stderr
@@ -187,7 +258,7 @@ def test_starting_over_with_a_mistake_keeps_what_was_there(run_app: Command, dat
     overrides = [*SMALL, f"data.path={dataset}", "run.name=kept", "train.max_steps=5"]
     assert run_app("train", *overrides).returncode == 0
     before = summary(tmp_path / "runs/kept")
-    assert run_app("train", *overrides, "checkpoint.resume=never", "train.global_batch_size=5000").returncode == 2
+    assert run_app("train", *overrides, *OVERWRITE, "train.global_batch_size=5000").returncode == 2
     assert summary(tmp_path / "runs/kept") == before
     assert whole_checkpoints(tmp_path / "runs/kept/checkpoints")
 
@@ -217,6 +288,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     os.kill(forks[1].pid, signal.SIGTERM)  # one of them is told; a launcher tells all: test_launch
     ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [75, 75]
+    assert "SIGTERM: another process was asked to stop" in (stopped / "log.txt").read_text()
     step = summary(stopped)["steps"]
     assert summary(stopped)["status"] == "interrupted"
     for name in ("stopped", "whole"):

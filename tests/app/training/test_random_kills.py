@@ -44,7 +44,7 @@ def test_a_full_disk_in_mid_checkpoint(
     run = small_disk / "run"
     here = [*overrides, f"run.dir={run}", "run.name=x", f"checkpoint.asynchronous={asynchronous}",
             "record.tensorboard=false"]  # fmt: skip
-    full = run_app("train", *here, "checkpoint.keep=99")
+    full = ended(forked("train", *here, cwd=small_disk.parent, fault="disk taken:3"), small_disk.parent)
     assert full.returncode == 2, full.stderr
     assert "the checkpoint was not written" in full.stderr
     assert "No space left on device" in full.stderr

@@ -35,6 +35,15 @@ def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -
     stopped = injected("two signals:31", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 128 + signal.SIGTERM
     assert not (tmp_path / "runs/x/summary.json").exists()
+    lost = "SIGTERM: stopped immediately: the same command resumes from runs/x/checkpoints/step_00000024"
+    assert lost in stopped.stderr
+    assert lost in (tmp_path / "runs/x/log.txt").read_text()
+
+
+def test_an_echo_of_a_signal_is_no_second_one(overrides: list[str], tmp_path: Path) -> None:
+    stopped = injected("an echoed signal:31", *overrides, "run.name=x", cwd=tmp_path)
+    assert stopped.returncode == 75, stopped.stderr
+    assert whole_checkpoints(tmp_path / "runs/x/checkpoints")[-1].name == "step_00000031"
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(15, marks=pytest.mark.slow)])
@@ -59,8 +68,8 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
     stopped = injected("signal in the sums:2", *overrides, "run.name=x", cwd=tmp_path)
-    assert stopped.returncode == 75, stopped.stderr
-    assert "stopped while comparing digests" in stopped.stderr
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert stopped.stderr.endswith("SIGTERM: stopped before the first step; nothing was trained yet\n")
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,0 +1,48 @@
+"""`python -m tests.app.at_moment COMMAND key=value ...`: what `python -m app.COMMAND` does, with a pause in it.
+
+The environment's MOMENT, as "in the step:3", says where: process 0 writes REACHED to stderr, and goes on once the file
+`go` is in the working directory.
+"""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app import train
+from app.checkpoint import files
+from app.config import CONFIG_DIR
+from app.data import shards
+from app.runtime import platform
+from app.training import session
+from common.cli import run_command
+from tests.app import inject
+from tests.app.conftest import SCHEMAS
+
+REACHED = "THE MOMENT IS HERE"
+
+
+def pause(*_: Any, **__: Any) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"\n{REACHED}\n".encode())
+        while not Path("go").exists():
+            time.sleep(0.02)
+
+
+MOMENTS: dict[str, Callable[[int], None]] = {
+    "in the digests": lambda n: inject.at_call(shards, "verify_shard", n, pause),
+    "in the step": lambda n: inject.at_call(session.Session, "set_learning_rate", n, pause),
+    "in the evaluation": lambda n: inject.at_call(session.Session, "forward", n, pause, inject.in_evaluation),
+    "in the save": lambda n: inject.at_call(files, "publish", n, pause),
+    "in the report": lambda n: inject.at_call(train, "write_report", n, pause),
+}
+
+if __name__ == "__main__":
+    name, number = os.environ["MOMENT"].split(":")
+    MOMENTS[name](int(number))
+    command = sys.argv.pop(1)
+    schema, config = SCHEMAS[command]
+    platform.leave(run_command(importlib.import_module(f"app.{command}").main, schema, CONFIG_DIR, config))

@@ -1,0 +1,265 @@
+"""Signals as people cause them, on a terminal: by keys, by closing it, by kill; on one process and on several."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from app.checkpoint.files import whole_checkpoints
+from tests.app.at_moment import REACHED
+from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment
+from tests.app.run_files import summary
+from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
+
+PYTHON = [sys.executable, "-m"]
+STEP = r"step [1-9]\d*/"  # the progress bar has been drawn
+NEVER_SHOWN = r"Traceback|death signal|closing signal|\[W|W\d{4} |\^"
+
+
+def launched(processes: int) -> list[str]:
+    return [*PYTHON, *(["app.launch", "--nproc-per-node", str(processes), "-m"] if processes > 1 else [])]
+
+
+def on_terminal(command: Sequence[str], cwd: Path, **environment: str) -> Terminal:
+    inherited = {key: value for key, value in app_environment().items() if key != "MAKELEVEL"}
+    return Terminal(command, cwd, {**inherited, **environment})
+
+
+def endless(dataset: Path) -> list[str]:
+    return ["app.train", *SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=60000",
+            "train.log_every_steps=10"]  # fmt: skip
+
+
+def processes_of(run: Path) -> list[int]:
+    """Those whose command line names it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(run).encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def process_of_rank(terminal: Terminal, rank: int) -> int:
+    """The launcher's child that has this rank."""
+    children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
+    (found,) = [
+        pid for pid in children if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    ]
+    return int(found)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def assert_stopped_whole(terminal: Terminal, run: Path, name: str, status: int = 75) -> None:
+    """It ended after a whole checkpoint, the log names the signal, and nothing ugly is on the screen."""
+    assert terminal.end() == status, terminal.text
+    figures = summary(run)
+    assert figures["status"] == "interrupted"
+    assert whole_checkpoints(run / "checkpoints")[-1].name == f"step_{figures['steps']:08d}"
+    logged = (run / "log.txt").read_text()
+    assert re.search(rf"WARNING {name}: stopping .*; signal again to stop immediately", logged)
+    assert f"s after {name}\n" in logged
+    assert "report: " in logged
+    assert not [line for line in terminal.lines if re.search(NEVER_SHOWN, line)], terminal.text
+
+
+def ask(terminal: Terminal, how: str) -> str:
+    """Ask the command to stop; return the name of the signal that it gets."""
+    if how == "close":
+        terminal.close()
+        return "SIGHUP"
+    if how in ("SIGTERM", "SIGUSR1"):
+        terminal.process.send_signal(signal.Signals[how])
+        return how
+    terminal.press({"ctrl-c": CTRL_C, "ctrl-\\": CTRL_BACKSLASH}[how])
+    return {"ctrl-c": "SIGINT", "ctrl-\\": "SIGQUIT"}[how]
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("processes", "how"),
+    [
+        (2, "ctrl-c"),
+        *(pytest.param(processes, how, marks=SLOW) for processes in (1, 2) for how in ("ctrl-\\", "close", "SIGUSR1")),
+        pytest.param(1, "ctrl-c", marks=SLOW),
+        pytest.param(2, "SIGTERM", marks=SLOW),
+    ],
+)
+def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
+    terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
+    terminal.wait_for(STEP)
+    assert_stopped_whole(terminal, tmp_path / "runs/x", ask(terminal, how))
+    if how == "ctrl-c":
+        bar = next(line for line in terminal.lines if "| step " in line)
+        assert len(bar) <= COLUMNS - len("^C"), "the terminal's own ^C would break the line"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_closed_terminal_reaches_what_make_started(processes: int, dataset: Path, tmp_path: Path) -> None:
+    """The kernel tells the leader of the session, and a make that leads it tells nobody."""
+    command = " ".join([*launched(processes), *endless(dataset), f"run.dir={tmp_path}/runs/x"]).replace("$", "$$")
+    (tmp_path / "Makefile").write_text(f"train:\n\t@{command}\n")
+    terminal = on_terminal(["make"], tmp_path)
+    terminal.wait_for(STEP)
+    terminal.close()
+    assert_stopped_whole(terminal, tmp_path / "runs/x", "SIGHUP", 128 + signal.SIGHUP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("moment", "status", "steps"), [("in the step:1", 75, 0), ("in the evaluation:2", 75, 0), ("in the save:1", 75, 10)]
+)
+def test_a_key_at_any_moment_saves(
+    processes: int, moment: str, status: int, steps: int, overrides: list[str], tmp_path: Path
+) -> None:
+    command = [*launched(processes), "tests.app.at_moment", "train", *overrides, "run.name=x", "train.max_steps=9000"]
+    terminal = on_terminal(command, tmp_path, MOMENT=moment)
+    terminal.wait_for(REACHED)
+    terminal.press(CTRL_C)
+    terminal.wait_for("SIGINT: stopping")
+    (tmp_path / "go").touch()
+    assert_stopped_whole(terminal, tmp_path / "runs/x", "SIGINT", status)
+    assert summary(tmp_path / "runs/x")["steps"] > steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_key_in_the_report_leaves_a_completed_run(processes: int, overrides: list[str], tmp_path: Path) -> None:
+    command = [*launched(processes), "tests.app.at_moment", "train", *overrides, "run.name=x"]
+    terminal = on_terminal(command, tmp_path, MOMENT="in the report:1")
+    terminal.wait_for(REACHED)
+    terminal.press(CTRL_C)
+    terminal.wait_for("SIGINT: training has ended, the report is being written; signal again to stop immediately")
+    (tmp_path / "go").touch()
+    assert terminal.end() == 0, terminal.text
+    assert summary(tmp_path / "runs/x")["status"] == "completed"
+    assert (tmp_path / "runs/x/report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_key_before_the_first_step_says_that_nothing_is_saved(
+    processes: int, overrides: list[str], tmp_path: Path
+) -> None:
+    command = [*launched(processes), "tests.app.at_moment", "train", *overrides, "run.name=x"]
+    terminal = on_terminal(command, tmp_path, MOMENT="in the digests:1")
+    terminal.wait_for(REACHED)
+    terminal.press(CTRL_C)
+    assert terminal.end() == 130, terminal.text
+    said = "SIGINT: stopped before the first step; nothing was trained yet"
+    assert terminal.lines[-2:] == [said, ""], terminal.text
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_second_key_ends_all_at_once_and_says_what_is_lost(
+    processes: int, overrides: list[str], tmp_path: Path
+) -> None:
+    command = [*launched(processes), "tests.app.at_moment", "train", *overrides, "run.name=x",
+               f"run.dir={tmp_path}/runs/x"]  # fmt: skip
+    terminal = on_terminal(command, tmp_path, MOMENT="in the save:2")
+    terminal.wait_for(REACHED)
+    terminal.press(CTRL_C)
+    terminal.wait_for("SIGINT: stopping")
+    time.sleep(0.5)  # two keys, and not one that bounces
+    terminal.press(CTRL_C)
+    assert terminal.end() == 130, terminal.text
+    kept = f"SIGINT: stopped immediately: the same command resumes from {tmp_path}/runs/x/checkpoints/step_00000012"
+    assert kept in terminal.text
+    assert kept in (tmp_path / "runs/x/log.txt").read_text()
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["app.launch", "torch.distributed.run"])
+def test_processes_end_with_their_launcher(launcher: str, dataset: Path, tmp_path: Path) -> None:
+    """kill -9 leaves it no time to tell them; the kernel does, and they save."""
+    command = [*PYTHON, launcher, "--nproc-per-node", "2", "-m", *endless(dataset), f"run.dir={tmp_path}/runs/x"]
+    terminal = on_terminal(command, tmp_path)
+    terminal.wait_for(STEP)
+    terminal.process.kill()
+    wait_until(lambda: not processes_of(tmp_path))
+    assert summary(tmp_path / "runs/x")["status"] == "interrupted"
+    assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
+
+
+@pytest.mark.slow
+def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app: Command, tmp_path: Path) -> None:
+    """No survivor promises a checkpoint; the next start keeps the log of the part that was killed."""
+    terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path)
+    terminal.wait_for(STEP)
+    os.kill(process_of_rank(terminal, 1), signal.SIGKILL)
+    assert terminal.end() == 128 + signal.SIGKILL, terminal.text
+    assert "sav" not in terminal.text
+    assert "there is no checkpoint, so the same command starts over" in terminal.text
+    assert "error: process 1 was ended by SIGKILL" in terminal.text
+    assert not [line for line in terminal.lines if re.search(NEVER_SHOWN, line)], terminal.text
+
+
+@pytest.mark.slow
+def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
+    terminal = on_terminal(
+        [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path
+    )
+    terminal.wait_for(STEP)
+    terminal.press(CTRL_C)
+    terminal.end()  # its own status and words
+    assert summary(tmp_path / "runs/x")["status"] == "interrupted"
+    assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
+
+
+@pytest.mark.parametrize(
+    "name", [signal.SIGINT, *(pytest.param(n, marks=SLOW) for n in (signal.SIGQUIT, signal.SIGTERM))]
+)
+def test_commands_that_save_nothing_end_with_one_line(
+    name: signal.Signals, uninterrupted: Path, tmp_path: Path
+) -> None:
+    command = [*PYTHON, "tests.app.at_moment", "evaluate", f"run={uninterrupted}"]
+    terminal = on_terminal(command, tmp_path, MOMENT="in the digests:1")
+    terminal.wait_for(REACHED)
+    terminal.process.send_signal(name)
+    assert terminal.end() == 128 + name, terminal.text
+    assert terminal.lines[-2:] == [f"{name.name}: stopped before the end", ""]
+    assert terminal.text.count("\n") == 3  # the moment's two, and this
+
+
+@pytest.mark.parametrize("module", ["app.train", pytest.param("app.launch", marks=SLOW)])
+def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
+    terminal = on_terminal([*PYTHON, module, "run.name=x"], tmp_path)
+    pid, hang_up = terminal.process.pid, 1 << (signal.SIGHUP - 1)
+
+    def handles_signals() -> bool:
+        (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return bool(int(caught, 16) & hang_up)
+
+    wait_until(handles_signals)
+    terminal.press(CTRL_C)
+    assert terminal.end() == 130, terminal.text
+    assert re.fullmatch(r"SIGINT: (stopped before it began|stopped .*)\n?", "\n".join(terminal.lines)), terminal.text
+
+
+@pytest.mark.parametrize("processes", ["abc", "0", "2x", "1.5"])
+def test_a_number_of_processes_that_is_none(processes: str) -> None:
+    done = subprocess.run(["make", "--dry-run", "train", f"NPROC={processes}"], cwd=REPOSITORY, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", done.stderr)
