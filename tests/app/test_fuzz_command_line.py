@@ -20,6 +20,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.runtime import platform
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, run_command
 from common.help import choices, groups_of, keys_of
+from common.signals import STOP_SIGNALS
 from tests.app.conftest import SCHEMAS, SMALL
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "100"))
@@ -62,7 +63,7 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
 def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command in this process; whatever it changed in it is put back."""
     before, where, environment, argv = {}, Path.cwd(), dict(os.environ), sys.argv
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         before[number] = signal.getsignal(number)
     schema, config = SCHEMAS[command]
     out, err = io.StringIO(), io.StringIO()

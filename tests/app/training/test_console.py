@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.training.summary import closing_lines
-from tests.app.conftest import SMALL, forked
+from tests.app.conftest import SMALL, Command, forked
 
 SUMMARY: dict[str, Any] = {
     "status": "completed", "steps": 300, "samples": 19_200, "world_size": 2,
@@ -57,6 +57,15 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     )
     lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0))
     assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
+
+
+def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
+    short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
+    done = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
+    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in done.stderr
+    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", done.stderr)
+    assert remedy is not None
+    assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
 
 
 @pytest.mark.parametrize("no_colour", [False, True])
