@@ -1,7 +1,7 @@
 """Progress while training: a bar on a terminal, a line from time to time elsewhere; rank 0 only."""
 
 import logging
-import shutil
+import os
 import sys
 import time
 from typing import Any
@@ -14,9 +14,9 @@ FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first line, and between lines
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
-def _columns_but_those_of_a_key(stream: object) -> tuple[int, int]:
+def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
     """A terminal's columns and lines; a bar of its whole width would be broken by the ^C that the terminal shows."""
-    columns, lines = shutil.get_terminal_size()
+    columns, lines = os.get_terminal_size(stream.fileno())
     return columns - len("^C") - 1, lines
 
 
