@@ -89,7 +89,7 @@ class Encoder:
         """
         manifest = load_manifest(root)
         encoding = manifest.encoding
-        if encoding["raw_schema"] is None:
+        if encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
         bags = None
         if "multi_hot" in encoding:

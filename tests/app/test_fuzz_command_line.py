@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,15 @@ def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
     for number in STOP_SIGNALS:
         before[number] = signal.getsignal(number)
     schema, config = SCHEMAS[command]
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
     module: Any = importlib.import_module(f"app.{command}")
     logger = logging.getLogger("clickwork")
     try:
         os.chdir(cwd)
         sys.argv = [f"app.{command}", *arguments]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                status = run_command(module.main, schema, CONFIG_DIR, config)
-            except SystemExit as end:  # data_prep has reported it
-                status = int(str(end.code))
-                err.write("error: \n")
-        return status, out.getvalue(), err.getvalue()
+        with _stderr_of_all() as err, contextlib.redirect_stdout(out):
+            status = run_command(module.main, schema, CONFIG_DIR, config)
+            return status, out.getvalue(), err.read_text(errors="backslashreplace")
     finally:
         platform.stop()
         for handler in logger.handlers:
@@ -91,6 +88,20 @@ def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
         for number, action in before.items():
             signal.signal(number, action)
         torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def _stderr_of_all() -> Iterator[Path]:
+    """A file that gets what this process, and those that it starts, write to stderr."""
+    with tempfile.NamedTemporaryFile("w", buffering=1, errors="backslashreplace") as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            with contextlib.redirect_stderr(file):
+                yield Path(file.name)
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...] = ()) -> int:
