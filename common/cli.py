@@ -95,7 +95,7 @@ def _compose(schema: type, config_dir: Path, overrides: Sequence[str], name: str
                 added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
                 composed = compose(name, overrides=[*added, *overrides])
         # Merge into the schema again: an override that begins with + could have added an unknown key.
-        config = OmegaConf.merge(structured, OmegaConf.to_container(composed))
+        config = OmegaConf.merge(structured, OmegaConf.to_container(composed, resolve=True))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except REFUSED as error:
