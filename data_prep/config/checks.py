@@ -21,8 +21,10 @@ from data_prep.dataset.table_spec import COMPARISONS
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
+USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
+USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
 SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
-GROUPS = {"synthetic": DataSource.synthetic, "remote": DataSource.remote}
+GROUPS = {"synthetic": (DataSource.synthetic,), "remote": (DataSource.remote, DataSource.yambda)}
 RANGE = re.compile(r"(\S+) (<=?) x(?: (<=?) (\S+))?")
 SEED_RANGE = f"0 <= x < {2**32}"
 SYNTHETIC_RANGES = {
@@ -86,6 +88,14 @@ def refuse_unused_keys(data: DataConfig) -> None:
             raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
 
 
+def refuse_keys_without_events(data: DataConfig) -> None:
+    """Raises UserError for a key of rows that has no effect on events."""
+    usual = DataConfig()
+    for key in vars(usual):
+        if key not in USED_BY_EVENTS and getattr(data, key) != getattr(usual, key):
+            raise UserError(f"data.{key}: has no effect on a log of events; leave it out")
+
+
 def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
@@ -127,10 +137,10 @@ def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None
 def refuse_unused_choices(data: DataConfig) -> None:
     """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
     usual = DataConfig()
-    for group, source in GROUPS.items():
+    for group, sources in GROUPS.items():
         here, there = vars(getattr(data, group)), vars(getattr(usual, group))
         for key, value in here.items():
-            if data.source is not source and value != there[key]:
+            if data.source not in sources and value != there[key]:
                 raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
     if data.sampling.seed != usual.sampling.seed and not data.sampling.negative_drop_rate:
         raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")

@@ -79,6 +79,7 @@ class RemoteConfig:
         mirrors: URLs, tried in turn until one gives the whole file; {day} as in name.
         sha256: published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
         member: file to take out of it, if it is a tar archive.
+        also: further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes.
         directory: where the files are kept; null: `<data.path>/raw`.
         tries: tries per mirror.
         pause: seconds before the second try, doubled before each further one.
@@ -91,6 +92,7 @@ class RemoteConfig:
     mirrors: list[str] = field(default_factory=list)
     sha256: Any = None
     member: str | None = None
+    also: Any = None
     directory: str | None = None
     tries: int = 5
     pause: float = 2.0
