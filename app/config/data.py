@@ -33,6 +33,46 @@ class DataScale(Enum):
     tiny = "tiny"
 
 
+class HistoryKind(Enum):
+    """Events of a history.
+
+    interleaved: the last of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the last of
+    any action.
+    """
+
+    interleaved = "interleaved"
+    last_n = "last_n"
+
+
+class AnchorOrder(Enum):
+    """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
+
+    user = "user"
+    shuffled = "shuffled"
+
+
+class WindowRest(Enum):
+    """Samples of a window that fill no batch: carry: they begin the next window's first; drop: they are left out."""
+
+    carry = "carry"
+    drop = "drop"
+
+
+@dataclass
+class EventConfig:
+    """How samples are made of a dataset of events (docs/sequences.md); it has no effect on other datasets."""
+
+    min_history: int | None = None  # events of its user before a sample; null: the dataset's own
+    window_seconds: int | None = None  # length of the windows of time; null: the dataset's own
+    eval_window: int | None = None  # window that is evaluated, training uses those before; null: the last
+    order: AnchorOrder = AnchorOrder.user
+    rest: WindowRest = WindowRest.carry
+    history: HistoryKind = HistoryKind.interleaved
+    history_length: int = 200  # events of a history; interleaved: divided by the number of actions
+    scan_events: int = 20_000  # events before a sample among which its history is looked for
+    max_history: int | None = None  # a history is cut to its last events, this many; null: it is not
+
+
 @dataclass
 class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
@@ -59,6 +99,7 @@ class DataConfig:
     workers: int | None = None  # as of data_prep: number of processes; null: its default
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
+    events: EventConfig = field(default_factory=EventConfig)
     verify: VerifyData = VerifyData.auto
     shuffle: bool = True  # reorder the training split in every epoch
     shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
@@ -115,8 +156,15 @@ def validate_data(data: DataConfig) -> None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:
         published_tables(data.published_tables)
+    events = data.events
     require_at_least(
         {
+            "data.events.min_history": (events.min_history, 0),
+            "data.events.window_seconds": (events.window_seconds, 1),
+            "data.events.eval_window": (events.eval_window, 1),
+            "data.events.history_length": (events.history_length, 1),
+            "data.events.scan_events": (events.scan_events, 1),
+            "data.events.max_history": (events.max_history, 1),
             "data.shuffle_block_rows": (data.shuffle_block_rows, 1),
             "data.shuffle_window_blocks": (data.shuffle_window_blocks, 1),
         }
