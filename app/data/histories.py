@@ -78,8 +78,13 @@ def _gather(
         anchor = anchors[sample]
         bound = max(offsets[users[sample]], anchor - scan)
         if users[sample] != user or anchor < after or bound >= after:
-            after = _reach_back(anchor, bound, flags, masks, quota, any_mask)
-            counts[:], lows[:], size, user = 0, bound, 0, users[sample]
+            user = users[sample]
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, held, counts, lows)
+            for i in range(size):
+                held_ids[0, i] = items[held[i]]
+                for a in range(widths):
+                    held_ids[1 + a, i] = attributes[a, held_ids[0, i]]
+            after = anchor
         for event in range(after, anchor):
             bits = flags[event] & any_mask
             if bits:
@@ -108,21 +113,30 @@ def _gather(
 
 @jit
 def _reach_back(
-    anchor: Int, bound: Int, flags: NDArray[np.uint8], masks: NDArray[np.uint8], quota: int, any_mask: int
-) -> Int:
-    """The event from which on the history of an anchor can begin: each kind has its quota, or the bound is reached."""
-    missing = np.full(len(masks), quota, np.int64)
-    kinds = len(masks)
-    event = anchor
-    while event > bound and kinds:
+    anchor: Int, bound: Int, flags: NDArray[np.uint8], masks: NDArray[np.uint8], quota: int, any_mask: int,
+    held: NDArray[np.int64], counts: NDArray[np.int64], lows: NDArray[np.int64],
+) -> Int:  # fmt: skip
+    """Write an anchor's history to `held`, `counts` and `lows`, from its newest event back; the number of events."""
+    counts[:], lows[:] = 0, bound
+    open_kinds, first, event = len(masks), len(held), anchor
+    while event > bound and open_kinds:
         event -= 1
         bits = flags[event] & any_mask
         if bits:
+            is_taken = False
             for k in range(len(masks)):
-                if bits & masks[k]:
-                    missing[k] -= 1
-                    kinds -= missing[k] == 0
-    return event
+                if bits & masks[k] and counts[k] < quota:
+                    is_taken = True
+                    counts[k] += 1
+                    if counts[k] == quota:
+                        lows[k] = event
+                        open_kinds -= 1
+            if is_taken:
+                first -= 1
+                held[first] = event
+    for i in range(first, len(held)):
+        held[i - first] = held[i]
+    return len(held) - first
 
 
 @jit
