@@ -162,6 +162,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         with _stage("ids", 0, job, executor):
             users = count_users(runs, job.key_limit)
             moves = _fit_ids(job, records, runs)
+        executor.release()
         merging = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
         with _stage("merge", sum(task.size[0] for task in merging), job, executor):
             merged = list(executor.map(merging))
@@ -235,30 +236,26 @@ def _attribute(
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
     """An attribute of each item id, which items have it, and rows of its table; of an item's rows the last counts."""
     schema, attribute = job.schema, job.schema.attributes[name]
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    columns = (attribute.item, attribute.column)
+    values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
+    known = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
-        columns = (attribute.item, attribute.column)
-        for pair, _ in parsed_blocks(
+        for (keys, found), _ in parsed_blocks(
             chunk, columns, schema.delimiter,
-            lambda found, where: (keys_of(found[attribute.item], where, attribute.item, schema.renumber),
-                                  keys_of(found[attribute.column], where, attribute.column, schema.renumber)),
+            lambda read, where: tuple(keys_of(read[each], where, each, schema.renumber) for each in columns),
         ):  # fmt: skip
-            pairs.append(pair)
-    keys, values = (np.concatenate([np.zeros(0, np.int64), *each]) for each in zip(*pairs, strict=True))
-    if items is not None:
-        ids = np.searchsorted(items, keys)
-        there = (ids < len(items)) & (items[np.minimum(ids, len(items) - 1)] == keys)
-        keys, values = ids[there] + 1, values[there]
-        distinct, values = np.unique(values, return_inverse=True)
-        values, size = values + 1, len(distinct) + 1
-    else:
-        there = keys < num_items
-        keys, values = keys[there], values[there]
+            ids, there = keys, keys < num_items
+            if items is not None:
+                places = np.searchsorted(items, keys)
+                there = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
+                ids = places + 1
+            values[ids[there]], known[ids[there]] = found[there], True
+    if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
-        values = np.where(values < size, values, 0)
-    found, known = np.zeros(num_items, np.int32), np.zeros(num_items, np.bool_)
-    found[keys], known[keys] = values, True
-    return found, known, size
+        values[values >= size] = 0
+        return values.astype(np.int32, copy=False), known, size
+    distinct = np.unique(values[known])
+    return np.where(known, np.searchsorted(distinct, values) + 1, 0).astype(np.int32), known, len(distinct) + 1
 
 
 def _merge_tasks(

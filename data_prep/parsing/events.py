@@ -24,7 +24,7 @@ WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # times are uint32: until 2106
 DAY = 86_400
 T = TypeVar("T")
-EVENT_BYTES = 32  # of a chunk's budget, that an event counts as
+EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
 
 
 class EventBlock(NamedTuple):

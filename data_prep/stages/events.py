@@ -162,7 +162,7 @@ def refuse_too_many(found: int, limit: int, what: str) -> None:
 
 @dataclass
 class MergeRecord:
-    """Events of some users: files {offsets,items,times,flags}.npy, offsets counted from 0.
+    """Events of some users: files {users,offsets,items,times,flags}.npy, offsets counted from 0.
 
     dropped: events outside the times that are kept. repeated: events like another of their user and second.
     out_of_table: ids beyond their table, which become 0. anchors: events that can be samples and have a long enough
@@ -226,6 +226,7 @@ class MergeTask(LoggedTask[MergeRecord]):
             columns = columns.take(kept)
         order = np.argsort(columns.users.astype(np.uint64) << np.uint64(32) | columns.times, kind="stable")
         users, items, times, flags = columns.take(order)
+        del columns, order, kept
         if self.items is not None:
             items = np.searchsorted(np.load(self.items), items) + 1
         outside = items >= self.table_rows
@@ -236,12 +237,12 @@ class MergeTask(LoggedTask[MergeRecord]):
         ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts[alive])
         is_candidate = flags & ANCHOR_BIT != 0
         anchors = is_candidate & (ranks >= self.schema.min_history)
-        with_anchor = len(np.unique(users[anchors]))
+        with_anchor = np.count_nonzero(np.bincount(users[anchors]))
         arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times, "flags": flags}
         record = MergeRecord(
             len(users), int(alive.sum()), dropped, int(_count_repeated(users, ids, times, flags)), int(outside.sum()),
             int(anchors.sum()), int(is_candidate.sum()), int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
-            int(alive.sum()) - with_anchor, int(counts.max(initial=0)),
+            int(alive.sum()) - int(with_anchor), int(counts.max(initial=0)),
         )  # fmt: skip
         for kind, array in arrays.items():
             path = Path(f"{self.stem}.{kind}.npy")
