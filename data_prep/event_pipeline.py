@@ -39,7 +39,6 @@ from data_prep.stages.events import (
     SortTask,
     count_users,
     distinct_items,
-    missing_items,
     plan_merge,
 )
 from data_prep.stages.parse import DigestTask, refuse_changed
@@ -294,7 +293,7 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
             arrays = {kind: open_array(Path(f"{task.stem}.{kind}.npy")) for kind in rows}
             for kind, array in arrays.items():
                 writers[kind].append(array[1:] + done if kind == "offsets" else array)
-            missing += missing_items(job.known, arrays["items"])
+            missing += np.array([(~known[arrays["items"]]).sum() for known in job.known], np.int64)
             done += len(arrays["items"])
             executor.counters.add(len(arrays["items"]) * PIECE_BYTES, len(arrays["items"]))
         job.counts["without_attribute"] = dict(zip(job.schema.attributes, missing.tolist(), strict=True))
@@ -341,7 +340,7 @@ def _told(manifest: Manifest) -> Iterator[str]:
     notes = {
         "users have too short histories for a sample": of["short_users"],
         "events are like another of their user and second; they are kept": of["repeated"],
-        "events stood before an earlier one; they are sorted now": of["unsorted"],
+        "events stood after a later one of their user; they are sorted now": of["unsorted"],
         "events are outside the times that the schema keeps; they are left out": of["dropped"],
         "events have ids beyond their table (`rows`); they are 0 now": of["out_of_table"],
     }

@@ -167,7 +167,6 @@ def keys_of(array: Any, where: Rows | Where, column: str, is_any: bool = True) -
 
 def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.uint32]:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     column, form = schema.time, schema.time_format
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
@@ -175,19 +174,7 @@ def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.u
     elif pa.types.is_integer(array.type):
         seconds = array.cast(pa.int64())
     else:
-        texts = array.cast(pa.string()).fill_null("")
-        whole = pc.all(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")).as_py() in (True, None)
-        if whole and form in (None, EPOCH, EPOCH_MS):
-            seconds = texts.cast(pa.int64())
-        else:
-            values = texts.to_pylist()
-            try:
-                times = read_times(values, EPOCH if form == EPOCH_MS else form)
-            except ValueError as error:
-                index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
-                remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
-                raise where.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
-            seconds = pa.array(times.astype("M8[s]")).cast(pa.int64())
+        seconds = _text_times(array.cast(pa.string()).fill_null(""), where, column, form)
     if seconds.null_count:
         raise where.error(int(seconds.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no time")
     found: NDArray[np.int64] = seconds.to_numpy()
@@ -202,6 +189,27 @@ def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.u
                               f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema")  # fmt: skip
         raise where.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
     return found.astype(np.uint32)
+
+
+def _text_times(texts: Any, where: Rows | Where, column: str, form: str | None) -> Any:
+    """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
+    if form not in (None, EPOCH, EPOCH_MS):
+        is_whole = pa.nulls(len(texts), pa.bool_()).fill_null(False)
+    numbers = pc.if_else(is_whole, texts, None).cast(pa.int64())
+    if pc.all(is_whole).as_py() in (True, None):
+        return numbers
+    values = pc.if_else(is_whole, "", texts).to_pylist()
+    try:
+        times = read_times(values, None if form in (EPOCH, EPOCH_MS) else form)
+    except ValueError as error:
+        index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
+        remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
+        raise where.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
+    return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
 
 
 def _known(array: Any, where: Rows | Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:

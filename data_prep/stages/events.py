@@ -5,7 +5,7 @@ and sorts them by a stable sort. Which events are in a run, and which users in a
 `chunk_bytes` alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ REPEATS_WITHIN = 100  # earlier events of a user's second among which one like i
 class SortRecord:
     """Runs of a chunk, files N.{users,starts,items,times,flags}.npy and N.distinct.npy, its sorted items.
 
-    unsorted: events that are before the one above them by (user, time). last_time: of its events, -1 without any.
+    unsorted: events of a run that stood after a later one of their user. last_time: of its events, -1 without any.
     """
 
     rows: int
@@ -74,19 +74,13 @@ class SortTask(LoggedTask[SortRecord]):
         """
         record = SortRecord(0, 0, 0, -1, 0, 0)
         held: list[EventBlock] = []
-        last = (np.iinfo(np.int64).min, 0)
         blocks = parsed_blocks(self.chunk, self.schema.columns, self.schema.delimiter,
                                lambda columns, where: parse_events(columns, self.schema, where))  # fmt: skip
         for block, num_bytes in blocks:
             worker.count(num_bytes, len(block.users))
             if not len(block.users):
                 continue
-            users, times = np.append(last[0], block.users), np.append(last[1], block.times.astype(np.int64))
-            record.unsorted += int(
-                ((users[1:] < users[:-1]) | ((users[1:] == users[:-1]) & (np.diff(times) < 0))).sum()
-            )
-            last = (int(users[-1]), int(times[-1]))
-            record.last_time = max(record.last_time, int(times[1:].max()))
+            record.last_time = max(record.last_time, int(block.times.max()))
             record.largest_user = max(record.largest_user, int(block.users.max()))
             record.largest_item = max(record.largest_item, int(block.items.max()))
             if held and sum(len(each.users) for each in held) + len(block.users) > self.run_events:
@@ -105,7 +99,9 @@ class SortTask(LoggedTask[SortRecord]):
         """Write a run."""
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         order = np.lexsort((columns.times, columns.users))
-        users, starts = np.unique(columns.users[order], return_index=True)
+        by_user = columns.users[order]
+        record.unsorted += int(((np.diff(order) < 0) & (np.diff(by_user) == 0)).sum())
+        users, starts = np.unique(by_user, return_index=True)
         arrays = {"users": users, "starts": np.append(starts, len(order)), "items": columns.items[order],
                   "times": columns.times[order], "flags": columns.flags[order],
                   "distinct": np.unique(columns.items)}  # fmt: skip
@@ -294,11 +290,6 @@ def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
         bounds.append((int(users.users[start]), int(users.users[stop - 1]), int(ends[stop - 1]) - before))
         start = stop
     return bounds
-
-
-def missing_items(attributes: Sequence[NDArray[np.bool_]], items: NDArray[np.int32]) -> list[int]:
-    """Number of events [items] whose item each attribute's table does not have."""
-    return [int((~known[items]).sum()) for known in attributes]
 
 
 @jit
