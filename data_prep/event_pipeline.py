@@ -42,6 +42,7 @@ from data_prep.stages.events import (
     plan_merge,
 )
 from data_prep.stages.parse import DigestTask, refuse_changed
+from data_prep.synthetic.events import synthetic_log
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
@@ -104,6 +105,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
         job = EventJob(work, schema, everything, len(logs), indices, chunk_size(data), limit)
         manifest, moves = _make(data, root, job, parameters)
+        if data.source is DataSource.synthetic_events:
+            manifest.extra["bayes"] = synthetic_log(data.synthetic_events, root)[1]
         manifest = publish(work, root, manifest, moves)
     for line in _told(manifest):
         print(f"{root}: {line}", file=sys.stderr)
@@ -115,6 +118,8 @@ def _find_logs(data: DataConfig, root: Path) -> tuple[list[Source], list[Source]
     if data.source is DataSource.yambda:
         found = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
         return found[:1], found[1:]
+    if data.source is DataSource.synthetic_events:
+        return resolve_sources(str(synthetic_log(data.synthetic_events, root)[0])), []
     found = resolve_sources(data.raw)
     if data.scheduler is not None:
         found = [replace(source, path=str(Path(source.path).absolute())) for source in found]
