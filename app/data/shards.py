@@ -143,6 +143,8 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     Raises:
         UserError: there is none.
     """
+    if manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows, which this model does not learn from (docs/sequences.md)")
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     return manifest.splits[name]

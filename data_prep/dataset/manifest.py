@@ -142,6 +142,18 @@ def save_manifest(root: Path, manifest: Manifest) -> None:
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
+def load_rows_manifest(root: Path) -> Manifest:
+    """Read the manifest of a dataset of rows; as `load_manifest`.
+
+    Raises:
+        UserError: it is a dataset of events.
+    """
+    manifest = load_manifest(root)
+    if manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows; give a dataset of rows in its place")
+    return manifest
+
+
 def load_manifest(root: Path) -> Manifest:
     """Read a dataset's manifest.
 

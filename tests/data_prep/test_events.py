@@ -1,6 +1,8 @@
 """Logs of events to datasets of events."""
 
 import gzip
+import json
+import shutil
 import signal
 import tempfile
 from functools import partial
@@ -14,12 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.cli import compose_config
 from common.errors import UserError
+from data_prep import interchange
+from data_prep.config.compose import CONFIG_DIRECTORY
+from data_prep.config.keys import PrepConfig
 from data_prep.dataset.events import text_key
 from data_prep.dataset.format import load_manifest
+from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.pipeline import preprocess
+from data_prep.traces.accesses import profile_accesses
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, run, sums
+from tests.data_prep.mirror import Mirror
 from tests.event_logs import opened, reference, write_reference_log
 from tests.forks import run_module
 
@@ -248,3 +257,54 @@ def test_damage_is_found(tmp_path: Path) -> None:
             verify_dataset(tmp_path / "out")
         path.write_bytes(whole)
     verify_dataset(tmp_path / "out")
+
+
+def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
+    """From a server, resumed and hashed as Criteo's days; not wanted any more once the dataset is there."""
+    write_reference_log(tmp_path)
+    names = {"multi_event": "multi_event", "artists": "artist_item_mapping", "albums": "album_item_mapping"}
+    for own, theirs in names.items():
+        mirror.content[f"{theirs}.parquet"] = (tmp_path / f"{own}.parquet").read_bytes()
+    schema = (tmp_path / "schema.yaml").read_text()
+    for kind in ("artist", "album"):
+        schema = schema.replace(f"{kind}s.parquet", f"{kind}_item_mapping.parquet")
+    (tmp_path / "own.yaml").write_text(schema)
+    urls = {name: f"['{mirror.url('dropping')}/{name}.parquet']" for name in names.values()}
+    also = ",".join(f"{name}.parquet:{urls[name]}" for name in names.values() if name != "multi_event")
+    arguments = [
+        "data=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml", "data.remote.pause=0.01",
+        f"data.remote.mirrors={urls['multi_event']}", f"data.remote.also={{{also}}}", "data.remote.rows=811",
+    ]  # fmt: skip
+    manifest = preprocess(config(*arguments))
+    assert manifest.extra["anchors"] == len(reference()["positions"])
+    assert [source["name"] for source in manifest.sources] == [f"{name}.parquet" for name in names.values()]
+    noted = json.loads((tmp_path / "out/raw/sums.json").read_text())
+    assert {name: each["sha256"] for name, each in noted.items()} == {
+        source["name"]: source["sha256"] for source in manifest.sources
+    }
+    requests = len(mirror.requests)
+    shutil.rmtree(tmp_path / "out/raw")
+    assert preprocess(config(*arguments)).digest == manifest.digest
+    assert len(mirror.requests) == requests
+    other = [f"data.remote.sha256={{artist_item_mapping.parquet:{'0' * 64}}}", f"data.path={tmp_path}/other"]
+    with pytest.raises(UserError, match=r"artist_item_mapping\.parquet: .*sha256.* data\.remote\.sha256"):
+        preprocess(config(*(each.replace("dropping", "good") for each in (*arguments, *other))))
+
+
+@pytest.mark.parametrize("name", ["yambda_50m", "yambda_500m", "yambda_5b"])
+def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
+    data = config(f"data={name}")
+    schema = load_event_schema(schema_path(str(data.schema)))
+    rows = schema.rows | {cross: entry.rows for cross, entry in schema.crosses.items()}
+    assert sum(rows[table] for table in schema.tables) == 293_051_712
+    assert (schema.min_history, schema.window_seconds, schema.drop_last_seconds) == (4086, 86400, 86400 + 1800)
+    assert f"flat/{name.removeprefix('yambda_')}/" in data.remote.mirrors[0]
+
+
+def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
+    preprocess(config("data=events", *write_log(tmp_path, GOOD)))
+    with pytest.raises(UserError, match="holds events, not rows"):
+        profile_accesses(str(tmp_path / "out"), "train", 1)
+    arguments = [f"exchange.to={tmp_path}/x", f"data.path={tmp_path}/out"]
+    with pytest.raises(UserError, match="holds events, not rows"):
+        interchange.main(compose_config(PrepConfig, CONFIG_DIRECTORY, arguments))
