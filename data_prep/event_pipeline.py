@@ -47,7 +47,7 @@ from data_prep.synthetic.events import synthetic_log
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
 KEYS_PER_BUDGET = 4
-RUN_BYTES, PIECE_BYTES = 30, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
+RUN_BYTES, PIECE_BYTES = 16, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
 ORDER = "user, time, place in the input"
 
 
@@ -162,7 +162,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         executor.release(workers)
         runs = tuple(run for task, record in zip(sorting, records, strict=True) for run in task.run_stems(record))
         events = sum(record.rows for record in records)
-        require_room([Need(root, events * (RUN_BYTES + 2 * PIECE_BYTES), "for the dataset", about=True)])
+        require_room([Need(root, events * 2 * PIECE_BYTES, "for the dataset", about=True)])
         with _stage("ids", 0, job, executor):
             users = count_users(runs, job.key_limit)
             moves = _fit_ids(job, records, runs)

@@ -87,7 +87,9 @@ class DataConfig:
     path: str | None = None  # dataset directory; null with data.raw null: default_path
     raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet
     default_path: str = "data/synthetic"  # data.path where neither is given
-    source: str | None = None  # make data.path from synthetic, random, criteo_kaggle or criteo_1tb; null: see next
+    source: str | None = (
+        None  # make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next
+    )
     default_source: str | None = "synthetic"  # data.source where neither data.path nor data.raw is given
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
@@ -125,6 +127,8 @@ OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
     "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
+    "data=events": "data.raw=FILES data.schema=FILE",
+    **{f"data=yambda{size}": f"data.source=yambda{size or '_50m'}" for size in ("", "_50m", "_500m", "_5b")},
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ import gzip
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from common.cli import compose_config
 from common.errors import UserError
 from data_prep import interchange
 from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import PrepConfig, parse_size
 from data_prep.dataset.events import text_key
 from data_prep.dataset.format import load_manifest
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
@@ -308,3 +310,29 @@ def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     arguments = [f"exchange.to={tmp_path}/x", f"data.path={tmp_path}/out"]
     with pytest.raises(UserError, match="holds events, not rows"):
         interchange.main(compose_config(PrepConfig, CONFIG_DIRECTORY, arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "workers"), [("512MiB", 1), ("1536MiB", 2)])
+def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: int) -> None:
+    """Four million events in order of time, so that every run has every user, with a million items' brands."""
+    rng, rows = np.random.default_rng(0), 4_000_000
+    columns = {
+        "user": rng.integers(0, 5_000, rows), "time": np.sort(rng.integers(0, 10**7, rows)),
+        "item": rng.integers(0, 10**6, rows), "event": rng.choice(["buy", "view"], rows),
+        "score": rng.integers(0, 6, rows, np.int8),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet", row_group_size=1 << 18)
+    pq.write_table(pa.table({"item": np.arange(10**6), "brand": np.arange(10**6) % 999}), tmp_path / "brands.parquet")
+    (tmp_path / "schema.yaml").write_text(
+        SCHEMA + "attributes: {brand: {file: brands.parquet, item: item, column: brand}}"
+    )
+    arguments = ["data=events", f"data.raw={tmp_path}/log.parquet", f"data.schema={tmp_path}/schema.yaml"]
+    arguments += [f"data.path={tmp_path}/out", f"data.memory_budget={budget}", f"data.workers={workers}"]
+    done = subprocess.run([sys.executable, "-m", "data_prep", *arguments], cwd=REPOSITORY, check=False, text=True,
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    extra = load_manifest(tmp_path / "out").extra
+    assert extra["workers"] == workers
+    assert extra["peak_memory_bytes"] <= parse_size(budget, "budget")
+    assert sum(path.stat().st_size for path in (tmp_path / "out/events").iterdir()) / rows < 9.1
