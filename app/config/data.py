@@ -65,9 +65,9 @@ class EventConfig:
     min_history: int | None = None  # events of its user before a sample; null: the dataset's own
     window_seconds: int | None = None  # length of the windows of time; null: the dataset's own
     eval_window: int | None = None  # window that is evaluated, training uses those before; null: the last
-    order: AnchorOrder = AnchorOrder.user
-    rest: WindowRest = WindowRest.carry
-    history: HistoryKind = HistoryKind.interleaved
+    order: AnchorOrder = AnchorOrder.user  # of samples inside a window
+    rest: WindowRest = WindowRest.carry  # what becomes of samples that fill no batch at a window's end
+    history: HistoryKind = HistoryKind.interleaved  # which earlier events a history is made of
     history_length: int = 200  # events of a history; interleaved: divided by the number of actions
     scan_events: int = 20_000  # events before a sample among which its history is looked for
     max_history: int | None = None  # a history is cut to its last events, this many; null: it is not

@@ -21,12 +21,14 @@ from app.config import DataConfig
 from app.config.data import AnchorOrder, HistoryKind, WindowRest
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences
-from app.data.histories import gather_histories, hash_rows
+from app.data.histories import gather_histories, hash_rows, wrong_item
+from app.data.shards import file_stamp, require_unchanged
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
-from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, USER
+from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, ITEM, USER
 from data_prep.dataset.events import event_schema, open_events
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import Manifest, shard_path
+from data_prep.dataset.manifest import EVENTS
 
 log = logging.getLogger("clickwork")
 OPEN_WINDOWS = 2  # whose anchors are in memory: a batch may have samples of several
@@ -50,6 +52,9 @@ class EventReader:
         self.schema = schema = event_schema(root, manifest)
         self._events, self._config = open_events(root, manifest), config.events
         self._rank, self._world_size, self._sizes = rank, world_size, manifest.num_embeddings
+        shard = manifest.splits[EVENTS].shards[0]
+        mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
+        self._stamps = {path: file_stamp(path) for path in mapped}
         chosen = self._config
         min_history = schema.min_history if chosen.min_history is None else chosen.min_history
         self.anchors = Anchors(self._events, min_history, chosen.window_seconds or schema.window_seconds)
@@ -129,7 +134,13 @@ class EventReader:
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
     def _batch(self, positions: NDArray[np.int64], size: int) -> Batch:
-        """The samples at these positions, padded to `size`."""
+        """The samples at these positions, padded to `size`.
+
+        Raises:
+            UserError: an item that is not in its table, or a file was changed since it was opened.
+        """
+        for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
+            require_unchanged(path, stamp)
         events, schema, missing = self._events, self.schema, size - len(positions)
         users = self.anchors.users_of(positions)
         config, quota = self._config, self._quota
@@ -137,6 +148,8 @@ class EventReader:
             events, positions, users, self._masks, quota, config.scan_events, config.max_history or config.scan_events
         )
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
+        if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
+            raise wrong_item(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
         candidates = [items, *(table[items] for table in events.attributes)]
         keys = users + 1 if schema.renumber else events.users[users]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import UserError
 from common.jit import Int, jit
 from data_prep.dataset.events import EventArrays
 
@@ -42,6 +43,9 @@ def gather_histories(
     Args:
         users: [B] index of each anchor's user.
         masks: [kinds] uint8.
+
+    Raises:
+        UserError: an item that is not in its table.
     """
     count, most = len(anchors), min(max_history, quota * len(masks), scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
@@ -52,7 +56,14 @@ def gather_histories(
         anchors, users, events.offsets, events.items, events.times, events.flags, events.attributes, masks, quota,
         scan_events, max_history, np.bitwise_or.reduce(masks), *found,
     )  # fmt: skip
+    if total < 0:
+        raise wrong_item(int(-1 - total))
     return Histories(found.lengths, found.ids[:, :total], found.times[:total], found.actions[:total])
+
+
+def wrong_item(event: int) -> UserError:
+    """About an event with an item that its table does not have."""
+    return UserError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
 
 
 @jit
@@ -62,7 +73,7 @@ def _gather(
     quota: int, scan: int, max_history: int, any_mask: int,
     lengths: NDArray[np.int32], ids: NDArray[np.int32], out_times: NDArray[np.int64], actions: NDArray[np.uint8],
 ) -> Int:  # fmt: skip
-    """Write the histories; the number of their events.
+    """Write the histories; the number of their events, or -1 - e where e is an event with an unknown item.
 
     `held` are the events of the present history, oldest first; of kind k those from `lows[k]` on, `counts[k]` in all.
     """
@@ -81,18 +92,17 @@ def _gather(
             user = users[sample]
             size = _reach_back(anchor, bound, flags, masks, quota, any_mask, held, counts, lows)
             for i in range(size):
-                held_ids[0, i] = items[held[i]]
-                for a in range(widths):
-                    held_ids[1 + a, i] = attributes[a, held_ids[0, i]]
+                if not _look_up(items[held[i]], attributes, held_ids[:, i]):
+                    return -1 - held[i]
             after = anchor
         for event in range(after, anchor):
             bits = flags[event] & any_mask
             if bits:
                 if size == len(held):
                     size = _compact(held, held_ids, size, bound, flags, masks, quota, counts, lows)
-                held[size], held_ids[0, size] = event, items[event]
-                for a in range(widths):
-                    held_ids[1 + a, size] = attributes[a, items[event]]
+                if not _look_up(items[event], attributes, held_ids[:, size]):
+                    return -1 - event
+                held[size] = event
                 size += 1
                 for k in range(kinds):
                     counts[k] += (bits & masks[k]) != 0
@@ -109,6 +119,17 @@ def _gather(
         lengths[sample] = length
         total += length
     return total
+
+
+@jit
+def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
+    """Write an item and its attributes to `ids`; whether the item is in its table."""
+    if not 0 <= item < attributes.shape[1]:
+        return False
+    ids[0] = item
+    for a in range(len(attributes)):
+        ids[1 + a] = attributes[a, item]
+    return True
 
 
 @jit

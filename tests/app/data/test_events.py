@@ -1,6 +1,7 @@
 """Datasets of events as batches: equal to the reference's, for any number of processes, from any place."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,15 @@ def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
 def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         reader(root, **changes)
+
+
+def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root, tmp_path / "copy")
+    found = reader(copy)
+    path = copy / "events/00000.items.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
+    with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
+        list(found.eval_batches(8))
+    with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
+        list(reader(copy).eval_batches(8))
