@@ -187,3 +187,19 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
         list(found.eval_batches(8))
     with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
         list(reader(copy).eval_batches(8))
+
+
+def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
+    given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    manifest = preprocess(config(*given, f"data.path={tmp_path}"))
+    found = EventReader(tmp_path, manifest, DataConfig(), 0, 1)
+    assert found.rows + found.rows_evaluated == manifest.extra["anchors"]
+    users = set()
+    for batch in (*found.train_batches(64, 0, 0, 0), *found.eval_batches(64)):
+        for key, jagged in batch.sparse_features.to_dict().items():
+            ids = jagged.to_dense()[: batch.num_valid]
+            values = torch.cat(ids)
+            limit = manifest.num_embeddings[found.features[key]]
+            assert ((values >= 0) & (values < limit)).all()
+            users |= set(values.tolist()) if key == "user" else set()
+    assert len(users) == found.anchors.users
