@@ -17,7 +17,7 @@ from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import load_rows_manifest
 from data_prep.dataset.options import ExchangeFormat
 from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
 from data_prep.exchange.importer import import_bin, import_npy
@@ -45,7 +45,7 @@ def _exchange(config: PrepConfig, root: Path) -> int:
     if exchange.to is not None:
         target = Path(exchange.to)
         target.mkdir(parents=True, exist_ok=True)
-        manifest = load_manifest(root)
+        manifest = load_rows_manifest(root)
         if exchange.format is ExchangeFormat.npy:
             files = export_npy(root, manifest, target)
         elif exchange.format is ExchangeFormat.multi_hot:

@@ -11,10 +11,11 @@ from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_ch
 from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import DataSource
+from data_prep.dataset.options import EVENT_SOURCES, DataSource
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
+from data_prep.parsing.event_yaml import describes_events, schema_path
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import Source, own_path, resolve_sources
 from data_prep.sources.remote import find_remote
@@ -35,6 +36,14 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     given = data.raw if isinstance(data.raw, Sequence) and not isinstance(data.raw, str) else [data.raw]
     if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
         raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
+
+
+def is_of_events(data: DataConfig) -> bool:
+    """Return whether the input is a log of events: by its source, or by its schema."""
+    if data.source in EVENT_SOURCES:
+        return True
+    is_own = data.source in (DataSource.local, DataSource.custom) and data.schema is not None
+    return is_own and describes_events(schema_path(str(data.schema)))
 
 
 def find_sources(data: DataConfig, root: Path) -> list[Source]:

@@ -40,8 +40,9 @@ from data_prep.engine.memory_budget import (
     window_rows,
 )
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
+from data_prep.event_pipeline import prepare_events
 from data_prep.io.progress import Progress
-from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, refuse_early, user_table
+from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early, user_table
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.data_checks import constant_columns, warnings
@@ -87,8 +88,10 @@ def preprocess(data: DataConfig) -> Manifest:
     if data.source in GENERATED:
         refuse_unused_keys(data)
         return write_generated(data, root, _generator(data))
-    refuse_early(data, root)
     try:
+        if is_of_events(data):
+            return prepare_events(data, root)
+        refuse_early(data, root)
         with claimed(root) as work:
             sources = tuple(find_sources(data, root))
             rules = resolve_rules(data, len(sources))
@@ -219,7 +222,7 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
             result.records.extend(reading.records)
             result.digests += [] if reading.digest is None else [reading.digest]
         refuse_empty(job, result.records)
-        refuse_changed(job)
+        refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
     return result
 

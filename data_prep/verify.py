@@ -16,6 +16,7 @@ from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.bags import Bags
+from data_prep.dataset.events import verify_events
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
@@ -29,6 +30,7 @@ from data_prep.dataset.format import (
     verify_file,
     verify_shard,
 )
+from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 
@@ -45,16 +47,24 @@ def verify_dataset(root: Path) -> Manifest:
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_strangers(root, manifest, vocabulary)
+    if manifest.is_events:
+        verify_events(root, manifest)
+    else:
+        _verify_rows(root, manifest)
+    for feature, entry in vocabulary.items():
+        verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
+    _verify_tables(root)
+    return manifest
+
+
+def _verify_rows(root: Path, manifest: Manifest) -> None:
+    """Check the shards of all splits, and the label rates."""
     positives = 0
     for name, split in manifest.splits.items():
         found = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
         _check_rate(root, f"splits.{name}.label_rate", split.label_rate, found, split.rows)
         positives += found
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
-    for feature, entry in vocabulary.items():
-        verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
-    _verify_tables(root)
-    return manifest
 
 
 def _verify_tables(root: Path) -> None:
@@ -75,7 +85,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
     ours = {vocabulary_path(root, feature) for feature in vocabulary}
     for name, split in manifest.splits.items():
         ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
-    for name in dict.fromkeys((*SPLITS, *manifest.splits, VOCABULARY_DIRECTORY)):
+    for name in dict.fromkeys((*SPLITS, EVENTS, *manifest.splits, VOCABULARY_DIRECTORY)):
         try:
             found = sorted((root / name).iterdir())
         except FileNotFoundError:
@@ -149,8 +159,9 @@ def main(config: PrepConfig) -> int:
     root = dataset_path(config.data)
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
+    what = "events" if manifest.is_events else "rows"
     print(
-        f"{root}: {manifest.rows:,} rows in {shards} shards are as the manifest says (digest {manifest.digest[:12]}…)"
+        f"{root}: {manifest.rows:,} {what} in {shards} shards are as the manifest says (digest {manifest.digest[:12]}…)"
     )
     return EXIT_DONE
 

@@ -33,6 +33,46 @@ class DataScale(Enum):
     tiny = "tiny"
 
 
+class HistoryKind(Enum):
+    """Events of a history.
+
+    interleaved: the last of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the last of
+    any action.
+    """
+
+    interleaved = "interleaved"
+    last_n = "last_n"
+
+
+class AnchorOrder(Enum):
+    """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
+
+    user = "user"
+    shuffled = "shuffled"
+
+
+class WindowRest(Enum):
+    """Samples of a window that fill no batch: carry: they begin the next window's first; drop: they are left out."""
+
+    carry = "carry"
+    drop = "drop"
+
+
+@dataclass
+class EventConfig:
+    """How samples are made of a dataset of events (docs/sequences.md); it has no effect on other datasets."""
+
+    min_history: int | None = None  # events of its user before a sample; null: the dataset's own
+    window_seconds: int | None = None  # length of the windows of time; null: the dataset's own
+    eval_window: int | None = None  # window that is evaluated, training uses those before; null: the last
+    order: AnchorOrder = AnchorOrder.user  # of samples inside a window
+    rest: WindowRest = WindowRest.carry  # what becomes of samples that fill no batch at a window's end
+    history: HistoryKind = HistoryKind.interleaved  # which earlier events a history is made of
+    history_length: int = 200  # events of a history; interleaved: divided by the number of actions
+    scan_events: int = 20_000  # events before a sample among which its history is looked for
+    max_history: int | None = None  # a history is cut to its last events, this many; null: it is not
+
+
 @dataclass
 class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
@@ -47,7 +87,9 @@ class DataConfig:
     path: str | None = None  # dataset directory; null with data.raw null: default_path
     raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet
     default_path: str = "data/synthetic"  # data.path where neither is given
-    source: str | None = None  # make data.path from synthetic, random, criteo_kaggle or criteo_1tb; null: see next
+    source: str | None = (
+        None  # make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next
+    )
     default_source: str | None = "synthetic"  # data.source where neither data.path nor data.raw is given
     scale: DataScale = DataScale.full
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
@@ -59,6 +101,7 @@ class DataConfig:
     workers: int | None = None  # as of data_prep: number of processes; null: its default
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
+    events: EventConfig = field(default_factory=EventConfig)
     verify: VerifyData = VerifyData.auto
     shuffle: bool = True  # reorder the training split in every epoch
     shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
@@ -84,6 +127,8 @@ OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
     "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
+    "data=events": "data.raw=FILES data.schema=FILE",
+    **{f"data=yambda{size}": f"data.source=yambda{size or '_50m'}" for size in ("", "_50m", "_500m", "_5b")},
 }  # fmt: skip
 
 
@@ -115,8 +160,15 @@ def validate_data(data: DataConfig) -> None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:
         published_tables(data.published_tables)
+    events = data.events
     require_at_least(
         {
+            "data.events.min_history": (events.min_history, 0),
+            "data.events.window_seconds": (events.window_seconds, 1),
+            "data.events.eval_window": (events.eval_window, 1),
+            "data.events.history_length": (events.history_length, 1),
+            "data.events.scan_events": (events.scan_events, 1),
+            "data.events.max_history": (events.max_history, 1),
             "data.shuffle_block_rows": (data.shuffle_block_rows, 1),
             "data.shuffle_window_blocks": (data.shuffle_window_blocks, 1),
         }

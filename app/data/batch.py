@@ -16,6 +16,38 @@ from data_prep.dataset.multi_hot import MultiHotTables
 
 
 @dataclass
+class Sequences(Pipelineable):
+    """What a batch of histories holds besides ids: H events of B samples, sample by sample, the oldest first.
+
+    Attributes:
+        lengths: [B] int32 events of each sample's history.
+        times: [H] int64 seconds.
+        actions: [H] uint8, a bit for each action of the dataset's schema.
+        anchor_times: [B] int64 seconds, of the candidates themselves.
+        query_times: [B] int64 seconds, of the last event of each history; of the candidate where it has none.
+    """
+
+    lengths: Tensor
+    times: Tensor
+    actions: Tensor
+    anchor_times: Tensor
+    query_times: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
+        """Copy to a device."""
+        return Sequences(*(each.to(device, non_blocking=non_blocking) for each in vars(self).values()))
+
+    def pinned(self) -> "Sequences":
+        """Copy to page-locked memory."""
+        return Sequences(*(each.pin_memory() for each in vars(self).values()))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that `stream` uses these tensors."""
+        for part in vars(self).values():
+            part.record_stream(stream)
+
+
+@dataclass
 class Batch(Pipelineable):
     """One process's share of a global batch.
 
@@ -24,12 +56,14 @@ class Batch(Pipelineable):
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1.
         num_valid: number of samples before the padding (evaluation only).
+        sequences: of a dataset of events, whose sparse_features app/data/events.py describes.
     """
 
     dense_features: Tensor
     sparse_features: KeyedJaggedTensor
     labels: Tensor
     num_valid: int
+    sequences: Sequences | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
@@ -39,6 +73,7 @@ class Batch(Pipelineable):
             dense_features=here.dense_features.to(device, non_blocking=non_blocking),
             sparse_features=here.sparse_features.to(device, non_blocking=non_blocking),
             labels=here.labels.to(device, non_blocking=non_blocking),
+            sequences=here.sequences and here.sequences.to(device, non_blocking),
         )
 
     def pinned(self) -> "Batch":
@@ -48,12 +83,14 @@ class Batch(Pipelineable):
             dense_features=self.dense_features.pin_memory(),
             sparse_features=self.sparse_features.pin_memory(),
             labels=self.labels.pin_memory(),
+            sequences=self.sequences and self.sequences.pinned(),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors."""
-        for part in (self.dense_features, self.sparse_features, self.labels):
-            part.record_stream(stream)
+        for part in (self.dense_features, self.sparse_features, self.labels, self.sequences):
+            if part is not None:
+                part.record_stream(stream)
 
 
 class RowArrays(NamedTuple):

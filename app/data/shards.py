@@ -40,7 +40,7 @@ class SplitShards:
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
         self._stamps = [
-            {path: _stamp(path) for path in (shard_path(root, name, shard.name, kind) for kind in shard.files)}
+            {path: file_stamp(path) for path in (shard_path(root, name, shard.name, kind) for kind in shard.files)}
             for shard in split.shards
         ]
         self._open = lru_cache(OPEN_SHARDS)(self._open_shard)
@@ -80,11 +80,7 @@ class SplitShards:
         for start, stop in ranges:
             first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
-                if _stamp(path) != stamp:
-                    raise UserError(
-                        f"{path}: changed while the run was reading it; put the dataset back as it was (data_prep "
-                        "writes the same bytes again), then the same command resumes"
-                    )
+                require_unchanged(path, stamp)
 
     def _checked(self, feature: str, bags: Bags, ranges: list[tuple[int, int]]) -> Bags:
         """The bags of one feature's rows, after checking that their ids are in its table."""
@@ -143,12 +139,23 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     Raises:
         UserError: there is none.
     """
+    if manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows, which this model does not learn from (docs/sequences.md)")
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     return manifest.splits[name]
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def require_unchanged(path: Path, stamp: tuple[int, int, int] | None) -> None:
+    """Raises UserError for a file that has another stamp than when it was opened."""
+    if file_stamp(path) != stamp:
+        raise UserError(
+            f"{path}: changed while the run was reading it; put the dataset back as it was (data_prep "
+            "writes the same bytes again), then the same command resumes"
+        )
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """Inode, size and modification time, to detect changes; None if there is no file."""
     try:
         status = path.stat()

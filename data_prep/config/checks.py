@@ -21,8 +21,14 @@ from data_prep.dataset.table_spec import COMPARISONS
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
+USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
+USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
 SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
-GROUPS = {"synthetic": DataSource.synthetic, "remote": DataSource.remote}
+GROUPS = {
+    "synthetic": (DataSource.synthetic,),
+    "remote": (DataSource.remote, DataSource.yambda),
+    "synthetic_events": (DataSource.synthetic_events,),
+}
 RANGE = re.compile(r"(\S+) (<=?) x(?: (<=?) (\S+))?")
 SEED_RANGE = f"0 <= x < {2**32}"
 SYNTHETIC_RANGES = {
@@ -56,6 +62,8 @@ def validate(data: DataConfig) -> None:
     check_ranges("data.sampling", data.sampling, {"negative_drop_rate": "0 <= x <= 1", "seed": SEED_RANGE})
     multi_hot_bags(data)
     check_ranges("data.synthetic", data.synthetic, SYNTHETIC_RANGES | {"rows": f"{data.synthetic.days} <= x"})
+    ranges = {"users": "1 <= x", "days": "2 <= x <= 40000", "events_per_day": "0 < x <= 10000", "items": "100 <= x"}
+    check_ranges("data.synthetic_events", data.synthetic_events, ranges | {"seed": "0 <= x"})
     check_ranges("data.remote", data.remote, {"tries": "1 <= x"})
     if data.days is not None:
         if data.source is not DataSource.remote:
@@ -84,6 +92,17 @@ def refuse_unused_keys(data: DataConfig) -> None:
     for key in vars(usual):
         if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
             raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
+
+
+def refuse_keys_without_events(data: DataConfig) -> None:
+    """Raises UserError for a key of rows, or of another source, that has no effect on events."""
+    refuse_unused_groups(data)
+    usual = DataConfig()
+    for key in vars(usual):
+        if key not in USED_BY_EVENTS and getattr(data, key) != getattr(usual, key):
+            raise UserError(f"data.{key}: has no effect on a log of events; leave it out")
+    if data.source is DataSource.synthetic_events and data.raw is not None:
+        raise UserError("data.raw: has no effect with data=synthetic_events, which makes the log; leave it out")
 
 
 def refuse_criteo_only_choices(data: DataConfig) -> None:
@@ -124,14 +143,20 @@ def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None
         raise UserError(f"{prefix}.{name}={value}: must be {f'within {text}' if high else f'at least {low}'}")
 
 
+def refuse_unused_groups(data: DataConfig) -> None:
+    """Raises UserError for a key of another source than the chosen one."""
+    usual = DataConfig()
+    for group, sources in GROUPS.items():
+        here, there = vars(getattr(data, group)), vars(getattr(usual, group))
+        for key, value in here.items():
+            if data.source not in sources and value != there[key]:
+                raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
+
+
 def refuse_unused_choices(data: DataConfig) -> None:
     """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
     usual = DataConfig()
-    for group, source in GROUPS.items():
-        here, there = vars(getattr(data, group)), vars(getattr(usual, group))
-        for key, value in here.items():
-            if data.source is not source and value != there[key]:
-                raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
+    refuse_unused_groups(data)
     if data.sampling.seed != usual.sampling.seed and not data.sampling.negative_drop_rate:
         raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
 

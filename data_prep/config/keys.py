@@ -79,6 +79,7 @@ class RemoteConfig:
         mirrors: URLs, tried in turn until one gives the whole file; {day} as in name.
         sha256: published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
         member: file to take out of it, if it is a tar archive.
+        also: further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes.
         directory: where the files are kept; null: `<data.path>/raw`.
         tries: tries per mirror.
         pause: seconds before the second try, doubled before each further one.
@@ -91,6 +92,7 @@ class RemoteConfig:
     mirrors: list[str] = field(default_factory=list)
     sha256: Any = None
     member: str | None = None
+    also: Any = None
     directory: str | None = None
     tries: int = 5
     pause: float = 2.0
@@ -194,6 +196,25 @@ class TraceConfig:
 
 
 @dataclass
+class SyntheticEventsConfig:
+    """Events whose labels come from a known model of their user's history (see data_prep/synthetic/events.py).
+
+    Attributes:
+        users: number of users.
+        days: days of the log.
+        events_per_day: listens of a user and day in the mean; a listen in twenty or so is liked besides.
+        items: number of items.
+        seed: decides every byte.
+    """
+
+    users: int = 2_000
+    days: int = 20
+    events_per_day: float = 8.0
+    items: int = 3_000
+    seed: int = 0
+
+
+@dataclass
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
 
@@ -241,6 +262,7 @@ class DataConfig:
     days: list[int] | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    synthetic_events: SyntheticEventsConfig = field(default_factory=SyntheticEventsConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 

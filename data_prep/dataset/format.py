@@ -23,6 +23,7 @@ from data_prep.dataset.manifest import Shard as Shard
 from data_prep.dataset.manifest import Split as Split
 from data_prep.dataset.manifest import build_manifest as build_manifest
 from data_prep.dataset.manifest import load_manifest as load_manifest
+from data_prep.dataset.manifest import load_rows_manifest as load_rows_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
 from data_prep.io.arrays import open_array, write_array
 from data_prep.io.atomic import FileDigest as FileDigest

@@ -12,6 +12,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.version import VERSION
+from data_prep.dataset.manifest_schema import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import UNKNOWN, manifest_fault
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
@@ -20,6 +21,7 @@ from data_prep.io.atomic import FileDigest, write_atomically
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
+EVENTS_VERSION = 3  # of kind `events`: see data_prep/dataset/events.py
 MANIFEST_NAME = "manifest.json"
 
 
@@ -55,7 +57,7 @@ class Manifest:
             multi-hot, "ragged": their names, in the order of `sparse`.
         encoding: its name and every parameter that decides the shards' bytes.
         num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
-        splits: train, val, test.
+        splits: train, val, test; of events, one split of that name.
         sources: the raw files read: {"name", "bytes", "sha256", "rows"}.
         rows: rows over all splits.
         label_rate: share of positive labels over all splits.
@@ -76,6 +78,11 @@ class Manifest:
     def ragged(self) -> list[str]:
         """The multi-hot features."""
         return list(self.schema.get("ragged", []))
+
+    @property
+    def is_events(self) -> bool:
+        """Return whether it is of a log of events, not of rows."""
+        return bool(self.encoding.get("name") == EVENTS)
 
     @property
     def dense_dtype(self) -> np.dtype[Any]:
@@ -128,8 +135,23 @@ def build_manifest(
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
     version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
-    document = {"format": FORMAT_NAME, "format_version": version, **asdict(manifest)}
+    kind: dict[str, Any] = {"format_version": version}
+    if manifest.is_events:
+        kind = {"format_version": EVENTS_VERSION, "kind": EVENTS}
+    document = {"format": FORMAT_NAME, **kind, **asdict(manifest)}
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def load_rows_manifest(root: Path) -> Manifest:
+    """Read the manifest of a dataset of rows; as `load_manifest`.
+
+    Raises:
+        UserError: it is a dataset of events.
+    """
+    manifest = load_manifest(root)
+    if manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows; give a dataset of rows in its place")
+    return manifest
 
 
 def load_manifest(root: Path) -> Manifest:
@@ -150,11 +172,13 @@ def load_manifest(root: Path) -> Manifest:
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
-    if version not in (ONE_HOT_VERSION, FORMAT_VERSION):
+    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENTS_VERSION):
         raise UserError(
-            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} and {FORMAT_VERSION}; "
+            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} to {EVENTS_VERSION}; "
             "use the version that wrote it, or preprocess again"
         )
+    if (document.pop("kind", None) == EVENTS) != (version == EVENTS_VERSION):
+        raise UserError(f"{path}: key 'kind' is {EVENTS!r} in format_version {EVENTS_VERSION} alone; preprocess again")
     if fault := manifest_fault(document):
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")

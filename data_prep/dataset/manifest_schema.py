@@ -8,12 +8,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from data_prep.dataset.bags import BAG_KINDS
+from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
 from data_prep.dataset.table_spec import Table
 
 SHARD_KINDS = ("labels", "dense", "sparse")
+EVENTS = "events"  # the kind of a dataset, its encoding's name, and its only split
+EVENT_KINDS = ("users", "offsets", "items", "times", "flags")
 OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
 SHOWN_CHARACTERS = 60
 UNKNOWN = "is unknown; another version of the tool may have written it"
@@ -45,7 +48,7 @@ class _Vocabulary(_Digest):
 class _Shard(_Object):
     name: FileName
     rows: Count
-    files: dict[Literal["labels", "dense", "sparse", "values", "offsets"], _Digest]
+    files: dict[Literal["labels", "dense", "sparse", "values", "users", "offsets", "items", "times", "flags"], _Digest]
 
 
 class _Split(_Object):
@@ -104,6 +107,17 @@ class _OtherEncoding(_Object):
     trace: dict[str, Any] | UnsetType = UNSET
 
 
+class _EventEncoding(_Object):
+    """Encoding of events; its parameters are of `data_prep.event_pipeline`."""
+
+    name: Literal["events"]
+    raw_schema: EventSchema
+    chunk_bytes: Count
+    order: str
+    bits: list[str]
+    vocabulary: dict[Feature, _Vocabulary]
+
+
 class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
@@ -130,12 +144,15 @@ def manifest_fault(document: dict[str, Any]) -> str | None:
         checked = convert(document, _Document)
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
         is_raw = encoding.get("raw_schema") is not None or encoding.get("name") in names
-        rules = convert(encoding, _RawEncoding if is_raw else _OtherEncoding, "encoding")
+        kind: Any = _RawEncoding if is_raw else _OtherEncoding
+        rules = convert(encoding, _EventEncoding if encoding.get("name") == EVENTS else kind, "encoding")
     except ValueError as error:
         return str(error)
     fault = _contradiction(checked)
     if fault is None and isinstance(rules, _RawEncoding):
         fault = _encoding_contradiction(rules, checked.schema) or _source_contradiction(checked, rules)
+    if fault is None and isinstance(rules, _EventEncoding):
+        fault = _event_contradiction(checked, rules.raw_schema)
     return fault
 
 
@@ -191,6 +208,7 @@ def _contradiction(document: _Document) -> str | None:
     if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
         return "key 'schema.ragged' is not of sparse features, in their order"
     kinds = [*SHARD_KINDS, *(BAG_KINDS if schema.ragged else ())]
+    kinds = [*EVENT_KINDS] if document.encoding.get("name") == EVENTS else kinds
     for name, split in document.splits.items():
         if sum(shard.rows for shard in split.shards) != split.rows:
             return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
@@ -230,6 +248,17 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
         if any(low > high for low, high in zip(known.low, known.high, strict=True)):
             return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
     return _table_contradiction(encoding.table, raw)
+
+
+def _event_contradiction(document: _Document, schema: EventSchema) -> str | None:
+    """Keys of a dataset of events that do not agree with each other."""
+    if fault := schema.fault():
+        return f"key 'encoding.raw_schema': {fault}"
+    if tuple(document.num_embeddings) != schema.tables:
+        return "keys 'num_embeddings' and 'encoding.raw_schema' name different tables"
+    if list(document.splits) != [EVENTS] or len(document.splits[EVENTS].shards) != 1:
+        return f"key 'splits' is not of one split, {EVENTS!r}, with one shard"
+    return None
 
 
 def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | None:

@@ -10,7 +10,8 @@ class DataSource(Enum):
     """Sources of raw rows.
 
     local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
-    random: random ids, for speed alone; trace: ids with the locality of a trace.
+    random: random ids, for speed alone; trace: ids with the locality of a trace; yambda: its events from mirrors;
+    synthetic_events: generated events.
     """
 
     local = "local"
@@ -19,6 +20,11 @@ class DataSource(Enum):
     remote = "remote"
     random = "random"
     trace = "trace"
+    yambda = "yambda"
+    synthetic_events = "synthetic_events"
+
+
+EVENT_SOURCES = (DataSource.yambda, DataSource.synthetic_events)
 
 
 class Encoding(Enum):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import FileDigest, Manifest, load_manifest, verify_file
+from data_prep.dataset.format import FileDigest, Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
@@ -87,7 +87,7 @@ class Encoder:
         Raises:
             UserError: no dataset, an imported one, or a vocabulary missing or changed.
         """
-        manifest = load_manifest(root)
+        manifest = load_rows_manifest(root)
         encoding = manifest.encoding
         if encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")

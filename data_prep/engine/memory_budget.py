@@ -55,7 +55,7 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
         wanted = 1  # a cluster's workers each have the budget to themselves
     is_streamed = any(source.compressed for source in job.sources)
     need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * counts_bytes(data) if job.rules.order else 0)
-    return _within_budget(data, wanted, need, parent_bytes=_bytes_to_order(data, job))
+    return within_budget(data, wanted, need, parent_bytes=_bytes_to_order(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -111,8 +111,8 @@ def plan_encoding(
     in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job)
     base = WORKER_BYTES + in_work
     if PARENT_BYTES + in_work + tables <= budget:
-        return _within_budget(data, workers, base + tables), ()
-    workers = _within_budget(data, workers, base + MIN_PASS_BYTES)
+        return within_budget(data, workers, base + tables), ()
+    workers = within_budget(data, workers, base + MIN_PASS_BYTES)
     # a single worker is this process itself
     shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
     allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
@@ -131,7 +131,7 @@ def _allowed(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
     return max(1, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
-def _within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
+def within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
     """Return the wanted number of processes, or as many as the budget allows, which is logged."""
     allowed = _allowed(data, need, parent_bytes)
     if allowed < wanted:

@@ -23,6 +23,7 @@ from data_prep.dataset.format import (
     sync,
     write_atomically,
 )
+from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
@@ -98,7 +99,7 @@ def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> N
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
     """
-    ours = [root / name for name in (*SPLITS, VOCABULARY_DIRECTORY)]
+    ours = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
     for source in sources:
         if any(Path(source.path).resolve().is_relative_to(directory.resolve()) for directory in ours):
             raise UserError(f"{source.path}: lies where data.path={root} will be written; choose another data.path")
@@ -208,5 +209,5 @@ def _finish(work: Path, root: Path) -> Manifest:
 def _clear_dataset(root: Path) -> None:
     """Remove a dataset, its manifest first."""
     (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*SPLITS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+    for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)

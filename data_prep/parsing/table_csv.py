@@ -36,7 +36,7 @@ def decode(text: bytes, name: str, row: int) -> str:
         raise UserError(f"{name}: row {row}: not UTF-8 text; convert the file, or remove the row") from error
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Where rows are: a file and the number of each line."""
 
     name: str
@@ -114,7 +114,7 @@ def parse_table(
     if table.missing:
         marks = frozenset(table.missing)
         columns = {name: tuple("" if text in marks else text for text in texts) for name, texts in columns.items()}
-    where = _Rows(name, numbers)
+    where = Rows(name, numbers)
     labels = np.zeros(len(rows), np.int32)
     if labelled:
         labels = _labels(_numbers(columns[table.label], where, table.label, table, None, np.inf), table, where)
@@ -141,7 +141,7 @@ def number_texts(numbers: NDArray[np.int64], present: NDArray[np.bool_]) -> list
     return [str(number) if is_there else "" for number, is_there in zip(numbers.tolist(), present, strict=True)]
 
 
-def _date_part(texts: Sequence[str], where: _Rows, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _date_part(texts: Sequence[str], where: Rows, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     try:
         return part_of(read_times(texts, part.format), part.part)
     except ValueError as error:
@@ -159,7 +159,7 @@ def _bags(values: Sequence[str], separator: str) -> Bags:
 
 
 def _numbers(
-    values: Sequence[str], where: _Rows, column: str, table: Table, empty: str | None, max_number: float
+    values: Sequence[str], where: Rows, column: str, table: Table, empty: str | None, max_number: float
 ) -> NDArray[np.float64]:
     """Finite numbers of at most `max_number`; `empty` replaces empty fields; None: they are errors."""
     filled = [value or empty or "empty" for value in values]
@@ -206,7 +206,7 @@ def _number(text: str, table: Table, pattern: re.Pattern[str]) -> float:
     return WORDS.get(text.strip().lower(), math.nan)
 
 
-def _labels(numbers: NDArray[np.float64], table: Table, where: _Rows) -> NDArray[np.int32]:
+def _labels(numbers: NDArray[np.float64], table: Table, where: Rows) -> NDArray[np.int32]:
     labels, bad = table.apply_rule(numbers)
     if bad is not None:
         fault = f"{numbers[bad]:g} is not a label (0 or 1)"

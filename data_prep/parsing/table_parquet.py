@@ -49,11 +49,15 @@ def plan_chunks(source: Source, table: Table, chunk_bytes: int) -> list[RowRange
     row_bytes = max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse))
     metadata = open_parquet(source).metadata
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    rows = [group.num_rows for group in groups]
     sizes = [
         max(group.total_byte_size, row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, table))
         for group in groups
     ]
+    return cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
+
+
+def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:
+    """Chunks of at most `chunk_bytes` of row groups, given their rows and sizes."""
     chunks: list[RowRange] = []
     begin = group = 0
     while group < len(sizes):
@@ -133,19 +137,28 @@ def read_chunk(source: Source, table: Table, chunk: RowRange, max_number: float 
     """
     columns = dict.fromkeys((table.label, *table.inputs))
     file = open_parquet(source, len(columns))
+    for batch, where in read_batches(
+        file, source, list(columns), chunk, batch_rows(file.metadata, table, chunk.groups)
+    ):
+        yield _block(batch, table, where, max_number)
+
+
+def read_batches(
+    file: Any, source: Source, columns: list[str], chunk: RowRange, rows: int
+) -> Iterator[tuple[Any, "Where"]]:
+    """The columns of a chunk of an open file, at most `rows` rows at once, and where each batch is.
+
+    Raises:
+        UserError: a damaged file.
+    """
     position = 0
-    batches = file.iter_batches(
-        batch_rows(file.metadata, table, chunk.groups),
-        row_groups=range(*chunk.groups),
-        columns=list(columns),
-        use_threads=False,
-    )
+    batches = file.iter_batches(rows, row_groups=range(*chunk.groups), columns=columns, use_threads=False)
     try:
         for batch in batches:
             start, stop = max(chunk.first - position, 0), min(chunk.first + chunk.rows - position, batch.num_rows)
             if start < stop:
-                where = _Where(source.path, file.metadata, chunk.row + position + start)
-                yield _block(batch.slice(start, stop - start), table, where, max_number)
+                where = Where(source.path, file.metadata, chunk.row + position + start)
+                yield batch.slice(start, stop - start), where
             position += batch.num_rows
             if position >= chunk.first + chunk.rows:
                 return
@@ -154,14 +167,14 @@ def read_chunk(source: Source, table: Table, chunk: RowRange, max_number: float 
                         f"({' '.join(str(error).split())}); get it again") from error  # fmt: skip
 
 
-class _Where(NamedTuple):
-    """A file and the number of a row in it, from 0."""
+class Where(NamedTuple):
+    """A Parquet file and the number of a row in it, from 0."""
 
     path: str
     metadata: Any
     row: int
 
-    def error(self, offset: int, column: str, fault: str) -> UserError:
+    def error(self, offset: int, column: str, fault: str, remedy: str = "correct or remove this row") -> UserError:
         """About the row `offset` rows further on."""
         row = self.row + offset
         group = 0
@@ -170,10 +183,10 @@ class _Where(NamedTuple):
                 break
             row -= self.metadata.row_group(group).num_rows
         where = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
-        return UserError(f"{where}: {fault}; correct or remove this row")
+        return UserError(f"{where}: {fault}; {remedy}")
 
 
-def _block(batch: Any, table: Table, where: _Where, max_number: float) -> Block:
+def _block(batch: Any, table: Table, where: Where, max_number: float) -> Block:
     numbers = _numbers(batch.column(table.label), where, table.label, None, np.inf)
     labels, bad = table.apply_rule(numbers)
     if bad is not None:
@@ -197,7 +210,7 @@ def _block(batch: Any, table: Table, where: _Where, max_number: float) -> Block:
     return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
 
 
-def _date_part(array: Any, where: _Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _date_part(array: Any, where: Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
     import pyarrow as pa
 
@@ -210,7 +223,7 @@ def _date_part(array: Any, where: _Where, part: DatePart) -> tuple[NDArray[np.in
         raise where.error(error.args[0], part.column, f"{texts[error.args[0]][:40]!a} is not a time") from error
 
 
-def _numbers(array: Any, where: _Where, column: str, empty: float | None, max_number: float) -> NDArray[np.float64]:
+def _numbers(array: Any, where: Where, column: str, empty: float | None, max_number: float) -> NDArray[np.float64]:
     """Finite numbers of at most `max_number`; `empty` replaces nulls; None: nulls are errors."""
     import pyarrow as pa
 
@@ -227,7 +240,7 @@ def _numbers(array: Any, where: _Where, column: str, empty: float | None, max_nu
     return filled
 
 
-def _as_integers(array: Any, where: _Where, column: str) -> Any:
+def _as_integers(array: Any, where: Where, column: str) -> Any:
     """Integers where a column has them as numbers with a fraction, as one with gaps often does, or as truths."""
     import pyarrow as pa
     import pyarrow.compute as pc

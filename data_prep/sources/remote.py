@@ -62,12 +62,19 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
         sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
         files.append(RemoteFile(name, urls, sha256, given_by, own))
+    for name, urls in (remote.also or {}).items():
+        known = known_sum(directory, name, remote.sha256)
+        own = f"put it at {directory / name} yourself"
+        files.append(
+            RemoteFile(name, tuple(urls), known.sha256 if known else None, known.given_by if known else PUBLISHED, own)
+        )
     return files
 
 
 def _refuse_unused_sums(remote: RemoteConfig) -> None:
     """Raises UserError for the checksum of a file that is not fetched."""
-    pattern = re.escape(remote.name).replace(re.escape("{day}"), r"\d+")
+    pattern = "|".join([re.escape(remote.name), *map(re.escape, remote.also or {})])
+    pattern = pattern.replace(re.escape("{day}"), r"\d+")
     for name in published_sums(remote.sha256):
         if not re.fullmatch(pattern, name) and name != remote.member:
             raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")

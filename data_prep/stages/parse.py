@@ -375,9 +375,9 @@ class ChunkWriter:
         return record
 
 
-def refuse_changed(job: Job) -> None:
+def refuse_changed(sources: Sequence[Source]) -> None:
     """Refuse files that were written to while they were read."""
-    for source in job.sources:
+    for source in sources:
         now = Path(source.path).stat()
         if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
             raise UserError(f"{source.path}: changed while it was read; run the same command again")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, ShardArrays, load_manifest, open_shard
+from data_prep.dataset.format import MANIFEST_NAME, ShardArrays, load_rows_manifest, open_shard
 from data_prep.sources.discover import resolve_sources
 from data_prep.traces.histogram import Profiler, TableProfile, load_profiles
 
@@ -35,7 +35,7 @@ def profile_accesses(source: Any, split: str, threads: int) -> tuple[dict[str, T
 
 
 def _profile_dataset(root: Path, split: str, threads: int) -> tuple[dict[str, TableProfile], int]:
-    manifest = load_manifest(root)
+    manifest = load_rows_manifest(root)
     if split not in manifest.splits:
         raise UserError(f"{root}: no split {split!r}; it has {', '.join(manifest.splits)}")
     names = manifest.schema["sparse"]

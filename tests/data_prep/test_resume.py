@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.engine.executor import Executor, Worker
+from data_prep.engine.executor import Worker
 from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
 from data_prep.sources.line_blocks import LineBlocks
@@ -18,7 +18,7 @@ from data_prep.stages import parse
 from data_prep.stages.parse import ChunkWriter
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, run, sums
+from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, run, sums
 from tests.forks import run_module
 
 
@@ -57,19 +57,6 @@ def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int)
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
     assert not (tmp_path / "killed" / ".work").exists()
     verify_dataset(tmp_path / "killed")
-
-
-def die_at_a_result(number: int) -> None:
-    """This process is killed when its workers have sent so many results, whatever they are at then."""
-    take, count = Executor._collect, []
-
-    def result(executor: Any, future: Any) -> Any:
-        count.append(1)
-        if len(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take(executor, future)
-
-    setattr(Executor, "_collect", result)  # noqa: B010
 
 
 def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

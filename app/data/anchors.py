@@ -1,0 +1,110 @@
+"""Anchors of a dataset of events, the samples to learn from and to score, by windows of time.
+
+An anchor is an event with ANCHOR_BIT that has at least `min_history` events of its user before it. Window w holds the
+anchors of `window_seconds` seconds from `origin` + w * window_seconds on; `origin` is the time of the first anchor.
+Inside a window they are in the order of users, then time, as on disk. All of it is a pure function of the dataset,
+min_history and window_seconds; nothing is stored.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.jit import Int, jit
+from data_prep.dataset.event_schema import ANCHOR_BIT
+from data_prep.dataset.events import EventArrays
+
+
+class Anchors:
+    """Anchors by window.
+
+    Attributes:
+        origin: time of the first anchor, in the dataset's seconds.
+        counts: [windows] int64 anchors; the last window has some, others may have none.
+        users: number of users with an anchor.
+    """
+
+    def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
+        """Count the anchors: one pass over times and flags, 5 bytes an event.
+
+        Raises:
+            UserError: there are none.
+        """
+        self._events, self._min_history, self._seconds = events, min_history, window_seconds
+        first, last, self.users = _span(events.offsets, events.times, events.flags, min_history)
+        if not self.users:
+            longest = int(np.diff(events.offsets).max(initial=0))
+            raise UserError(
+                f"data.events.min_history={min_history}: no sample has that many events of its user before it; "
+                f"no user has more than {longest}; set data.events.min_history={min(longest // 2, min_history - 1)}"
+            )
+        self.origin = int(first)
+        self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
+        _count(events.offsets, events.times, events.flags, min_history, self.origin, window_seconds, self.counts)
+
+    def window(self, number: int) -> NDArray[np.int64]:
+        """Positions [counts[number]] of a window's anchors among all events, by user, then time."""
+        positions = np.empty(int(self.counts[number]), np.int64)
+        begin = self.origin + number * self._seconds
+        events = self._events
+        found = _collect(
+            events.offsets, events.times, events.flags, self._min_history, begin, begin + self._seconds, positions
+        )
+        assert found == len(positions)
+        return positions
+
+    def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index of the user that each event belongs to."""
+        return np.searchsorted(self._events.offsets, positions, "right") - 1
+
+
+@jit
+def _span(
+    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int
+) -> tuple[Int, Int, Int]:
+    """Times of the first and the last anchor, and the number of users that have one."""
+    first, last, users = np.int64(1) << 62, np.int64(-1), 0
+    for user in range(len(offsets) - 1):
+        found = False
+        for event in range(offsets[user] + min_history, offsets[user + 1]):
+            if flags[event] & ANCHOR_BIT:
+                first = min(first, np.int64(times[event])) if not found else first
+                last = max(last, np.int64(times[event]))
+                found = True
+        users += found
+    return first, last, users
+
+
+@jit
+def _count(
+    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int,
+    origin: int, seconds: int, counts: NDArray[np.int64],
+) -> None:  # fmt: skip
+    for user in range(len(offsets) - 1):
+        for event in range(offsets[user] + min_history, offsets[user + 1]):
+            if flags[event] & ANCHOR_BIT:
+                counts[(np.int64(times[event]) - origin) // seconds] += 1
+
+
+@jit
+def _collect(
+    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int,
+    begin: int, end: int, positions: NDArray[np.int64],
+) -> Int:  # fmt: skip
+    """Write the positions of the anchors with begin <= time < end; their number."""
+    found = 0
+    for user in range(len(offsets) - 1):
+        low, high = offsets[user] + min_history, offsets[user + 1]
+        stop = high
+        while low < stop:  # the first event at `begin` or later
+            middle = (low + stop) >> 1
+            if np.int64(times[middle]) < begin:
+                low = middle + 1
+            else:
+                stop = middle
+        while low < high and np.int64(times[low]) < end:
+            if flags[low] & ANCHOR_BIT:
+                positions[found] = low
+                found += 1
+            low += 1
+    return found

@@ -1,0 +1,225 @@
+"""HSTU's attention over sequences of many lengths (Zhai et al. 2024, arXiv:2402.17152), by strategies of equal results.
+
+Output of position i: the sum over positions j that it sees of silu(q_i . k_j / sqrt(width)) / N * v_j, by head; no
+softmax. A position sees itself and what is before it; candidates, at a sequence's end, see the history and themselves.
+
+Shapes: B sequences, T positions of all of them together, H heads; A and V widths of a head's queries and values.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.config.hstu import Attention
+
+CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
+LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """Where sequences lie among T positions, and how many candidates each ends with.
+
+    lengths, num_candidates: of each sequence, on the host; a length counts the candidates.
+    divisor: N.
+    """
+
+    lengths: Sequence[int]
+    num_candidates: Sequence[int]
+    divisor: float
+    _found: dict[bool, list["_Bucket"]] = field(default_factory=dict)
+
+    def buckets(self, candidates_only: bool, device: torch.device) -> list["_Bucket"]:
+        """Groups of sequences of similar length; the same for all layers."""
+        if candidates_only not in self._found:
+            self._found[candidates_only] = list(_buckets(self, candidates_only, device))
+        return self._found[candidates_only]
+
+
+def attend(
+    strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
+) -> Tensor:
+    """Queries [T, H, A], keys [T, H, A] and values [T, H, V] to [T, H, V].
+
+    candidates_only: queries are of the candidates alone, sequence by sequence, and so is the result.
+    """
+    return _STRATEGIES[strategy](q, k, v, layout, candidates_only)
+
+
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+    """All sequences padded to the longest, as the definition reads: memory B * H * longest^2."""
+    (bucket,) = _buckets(layout, candidates_only, q.device, alike=math.inf)
+    keys, values = k[bucket.positions], v[bucket.positions]  # [B, n, H, width]
+    scores = torch.einsum("bihd,bjhd->bhij", q[bucket.query_rows], keys) / math.sqrt(q.shape[2])
+    seen = bucket.seen(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
+    weights = torch.nn.functional.silu(scores) * seen.unsqueeze(1) / layout.divisor
+    return torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1)[bucket.query_slots]
+
+
+def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+    """Sequences of similar length together, a few queries at a time: memory is bounded whatever the lengths."""
+    out: Tensor = _Bucketed.apply(q, k, v, layout, candidates_only)
+    return out
+
+
+_STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, bool], Tensor]] = {
+    Attention.padded: attend_padded,
+    Attention.bucketed: attend_bucketed,
+}
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """b sequences that are padded to n positions, and to m queries.
+
+    positions: [b, n] places of the keys among T; where a sequence has ended, its last one's, which no query sees.
+    query_rows: [b, m] rows of the queries among those given, likewise; first_query: [b, 1] the first one's place in
+        its sequence.
+    query_slots, key_slots: flat places in [b, m] and [b, n] that are no padding, sequence by sequence.
+    histories: [b, 1] positions before the candidates.
+    """
+
+    positions: Tensor
+    query_rows: Tensor
+    first_query: Tensor
+    query_slots: Tensor
+    key_slots: Tensor
+    histories: Tensor
+    one_candidate: bool
+
+    def seen(self, start: int, stop: int, num_keys: int) -> Tensor:
+        """[b, stop - start, num_keys]: whether these queries see those keys."""
+        device = self.positions.device
+        query = self.first_query + torch.arange(start, stop, device=device)  # [b, stop - start]
+        key = torch.arange(num_keys, device=device)
+        if self.one_candidate:  # the last position, which sees all before it
+            return query.unsqueeze(2) >= key
+        histories = self.histories.unsqueeze(2)
+        earlier = torch.minimum(query.unsqueeze(2), histories) > torch.minimum(key, histories)
+        return earlier | (query.unsqueeze(2) == key)
+
+
+def _buckets(
+    layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
+) -> Iterator[_Bucket]:
+    """Sequences by length, in groups of which the longest has at most `alike` times the shortest's."""
+    lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
+    queries = candidates if candidates_only else lengths
+    starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
+    order = lengths.argsort(stable=True) if alike < math.inf else torch.arange(len(lengths))
+    shortest, edges = 0, [0]
+    for place, length in enumerate(lengths[order].tolist()):
+        if place and length > alike * max(shortest, 1):
+            edges.append(place)
+        if place == edges[-1]:
+            shortest = length
+    for begin, end in pairwise([*edges, len(order)]):
+        group = order[begin:end]
+        histories = (lengths - candidates)[group].unsqueeze(1)
+        positions, key_slots = _padded(starts[group], lengths[group])
+        query_rows, query_slots = _padded(query_starts[group], queries[group])
+        first_query = histories if candidates_only else torch.zeros_like(histories)
+        yield _Bucket(positions.to(device), query_rows.to(device), first_query.to(device), query_slots.to(device),
+                      key_slots.to(device), histories.to(device), bool((candidates[group] == 1).all()))  # fmt: skip
+
+
+def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [b, longest] of sequences that begin at `starts`, and the flat places of those that are no padding."""
+    place = torch.arange(int(lengths.max()))
+    rows = starts.unsqueeze(1) + torch.minimum(place, lengths.unsqueeze(1) - 1)
+    return rows, (place < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)
+
+
+class _Bucketed(torch.autograd.Function):
+    """Attention by buckets and chunks of queries; its backward computes the scores again instead of keeping them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.layout, ctx.buckets = layout, layout.buckets(candidates_only, q.device)
+        out = v.new_empty(q.shape[0], *v.shape[1:])
+        for bucket in ctx.buckets:
+            queries, keys, values = (_by_head(tensor[rows]) for tensor, rows in _rows(bucket, q, k, v))
+            result = torch.empty(*queries.shape[:3], v.shape[2], dtype=v.dtype, device=v.device)
+            for start, stop, num_keys in _chunks(bucket, queries):
+                scores = _scores(queries[:, :, start:stop], keys[:, :, :num_keys])
+                weights = torch.nn.functional.silu(scores, inplace=True)
+                _hide(weights, bucket, start, stop, num_keys)
+                result[:, :, start:stop] = weights @ values[:, :, :num_keys]
+            _spread(out, bucket.query_rows, bucket.query_slots, result / layout.divisor)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v = ctx.saved_tensors
+        to_q, to_k, to_v = (torch.empty_like(tensor) for tensor in (q, k, v))
+        for bucket in ctx.buckets:
+            queries, keys, values = (_by_head(tensor[rows]) for tensor, rows in _rows(bucket, q, k, v))
+            grad = _gathered(grad_outputs[0], bucket.query_rows, bucket.query_slots) / ctx.layout.divisor
+            grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (queries, keys, values))
+            for start, stop, num_keys in _chunks(bucket, queries):
+                part, seen_keys = slice(start, stop), slice(num_keys)
+                scores = _scores(queries[:, :, part], keys[:, :, seen_keys])
+                sigmoid = scores.sigmoid()
+                weights = scores * sigmoid
+                _hide(weights, bucket, start, stop, num_keys)
+                grad_v[:, :, seen_keys] += weights.transpose(2, 3) @ grad[:, :, part]
+                # silu's derivative: sigmoid * (1 + scores * (1 - sigmoid)) = sigmoid + weights * (1 - sigmoid)
+                slope = torch.addcmul(sigmoid, weights, 1 - sigmoid)
+                grad_scores = (grad[:, :, part] @ values[:, :, seen_keys].transpose(2, 3)).mul_(slope)
+                _hide(grad_scores, bucket, start, stop, num_keys)
+                grad_scores /= math.sqrt(q.shape[2])
+                grad_q[:, :, part] = grad_scores @ keys[:, :, seen_keys]
+                grad_k[:, :, seen_keys] += grad_scores.transpose(2, 3) @ queries[:, :, part]
+            _spread(to_q, bucket.query_rows, bucket.query_slots, grad_q)
+            _spread(to_k, bucket.positions, bucket.key_slots, grad_k)
+            _spread(to_v, bucket.positions, bucket.key_slots, grad_v)
+        return to_q, to_k, to_v, None, None
+
+
+def _rows(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(q, bucket.query_rows), (k, bucket.positions), (v, bucket.positions)]
+
+
+def _by_head(padded: Tensor) -> Tensor:
+    """[b, n, H, width] to [b, H, n, width]."""
+    return padded.transpose(1, 2).contiguous()
+
+
+def _chunks(bucket: _Bucket, queries: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Ranges of queries, and how many keys they see at most, so that their scores take CHUNK_BYTES at most."""
+    b, heads, m = queries.shape[:3]
+    n = bucket.positions.shape[1]
+    rows = max(1, min(m, CHUNK_BYTES // (4 * b * heads * n)))
+    for start in range(0, m, rows):
+        stop = min(start + rows, m)
+        yield start, stop, n if m < n else stop  # all positions are queries, or the candidates alone
+
+
+def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+    return (queries @ keys.transpose(2, 3)).mul_(1 / math.sqrt(queries.shape[3]))
+
+
+def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
+    """Set to 0, in place, what belongs to keys that queries do not see."""
+    if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
+        values[..., start:].tril_()
+    else:
+        values *= bucket.seen(start, stop, num_keys).unsqueeze(1)
+
+
+def _gathered(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+    """[rows, H, width] to [b, H, m, width], 0 where there is padding."""
+    padded = flat.new_zeros(rows.numel(), *flat.shape[1:])
+    padded[slots] = flat[rows.flatten()[slots]]
+    return _by_head(padded.view(*rows.shape, *flat.shape[1:]))
+
+
+def _spread(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
+    """Write [b, H, m, width] without its padding to `rows` of [rows, H, width]."""
+    flat.index_copy_(0, rows.flatten()[slots], padded.transpose(1, 2).flatten(0, 1)[slots])

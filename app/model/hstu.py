@@ -1,0 +1,296 @@
+"""HSTU (Zhai et al. 2024, arXiv:2402.17152) as MLPerf's DLRMv4 has it: a user's history and a candidate to a logit.
+
+A sequence is C context vectors, the history's L events from the oldest on, and K candidates. Position i of it becomes
+a vector of `dim`; layers of attention mix them; the candidates' last vectors meet their items'.
+
+Shapes: B samples, T positions of all sequences, E events of all histories, M candidates of all samples, D
+embedding_dim, G = `dim`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedJaggedTensor
+
+from app.config.hstu import HSTUConfig
+from app.model.attention import SequenceLayout, attend
+from app.model.embeddings import row_collection
+from app.model.tables import TableSpec
+
+EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of normalisation: of perceptrons, of layers
+PI = 3.14  # the reference's
+SECONDS_PER_HOUR, HOURS_PER_DAY, DAYS_PER_WEEK = 3600, 24, 7
+
+
+class Sequences(NamedTuple):
+    """What comes with the ids of a batch.
+
+    times: [E] int64 seconds of the histories' events, sample by sample; actions: [E] uint8, a bit for each kind.
+    candidate_times: [M] int64 seconds.
+    history_lengths, num_candidates: [B] on the host.
+    divisor: N of the attention (app.config.hstu.AttentionScale), on the host.
+    """
+
+    times: Tensor
+    actions: Tensor
+    candidate_times: Tensor
+    history_lengths: list[int]
+    num_candidates: list[int]
+    divisor: float
+
+
+class EventArch(nn.Module):
+    """Tables that are looked up id by id.
+
+    Attributes:
+        tables: in the order of their declaration.
+        feature_of: by key of a table's ids, the feature: itself.
+    """
+
+    def __init__(self, tables: Sequence[TableSpec]) -> None:
+        super().__init__()
+        self.tables = list(tables)
+        self.feature_of = {key: key for table in tables for key in table.keys}
+        self.rows = row_collection(tables)
+
+    def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Rows [ids, D] by key."""
+        found: dict[str, JaggedTensor] = self.rows(ids)
+        return found
+
+    @property
+    def collections(self) -> list[nn.Module]:
+        """The collections of tables, sharded or not."""
+        return [self.rows]
+
+
+class SwishNorm(nn.Module):
+    """x * sigmoid(LayerNorm(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        return x * self.norm(x).sigmoid()
+
+
+def perceptron(num_in: int, hidden: int, num_out: int) -> nn.Sequential:
+    """Two linear layers, swish of a norm between them and a norm after them."""
+    return nn.Sequential(
+        nn.Linear(num_in, hidden), SwishNorm(hidden), nn.Linear(hidden, num_out), nn.LayerNorm(num_out, eps=EPSILON)
+    )
+
+
+class ActionEncoder(nn.Module):
+    """Bits of actions to vectors, one learned row a bit or zeros; candidates' actions are not known, so one for all."""
+
+    bits: Tensor
+
+    def __init__(self, num_actions: int, dim: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.empty(num_actions, dim).normal_(std=0.1))
+        self.candidate = nn.Parameter(torch.empty(1, num_actions * dim).normal_(std=0.1))
+        self.register_buffer("bits", 1 << torch.arange(num_actions), persistent=False)
+
+    def forward(self, actions: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+        """[E] bits to [E, num_actions * dim], and [num_candidates, num_actions * dim]."""
+        is_set = (actions.unsqueeze(1) & self.bits) > 0
+        history = (is_set.unsqueeze(2) * self.rows).flatten(1)
+        return history, self.candidate.expand(num_candidates, -1)
+
+
+class HSTULayer(nn.Module):
+    """Pointwise projection, attention without softmax, gating, and the sum with its input."""
+
+    def __init__(self, config: HSTUConfig) -> None:
+        super().__init__()
+        self._config = config
+        heads, values, queries = config.num_heads, config.hidden_dim, config.attention_dim
+        self._widths = [heads * width for width in (values, values, queries, queries)]  # u, v, q, k
+        self.input_norm = nn.LayerNorm(config.dim, eps=LAYER_EPSILON)
+        self.projection = nn.Parameter(torch.empty(config.dim, sum(self._widths)))
+        self.bias = nn.Parameter(torch.zeros(sum(self._widths)))
+        self.output_norm = nn.LayerNorm(heads * values, eps=LAYER_EPSILON)
+        self.output = nn.Parameter(torch.empty(3 * heads * values, config.dim))
+        for weight in (self.projection, self.output):
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, x: Tensor, layout: SequenceLayout, candidates: Tensor | None = None) -> Tensor:
+        """[T, G] to [T, G]; with `candidates` [M], places among T, to theirs alone, [M, G]."""
+        config, normed = self._config, self.input_norm(x)
+        if candidates is None:
+            u, v, q, k = torch.addmm(self.bias, normed, self.projection).split(self._widths, dim=1)
+        else:
+            (u_weight, v_weight, q_weight, k_weight), biases = (
+                part.split(self._widths, dim=-1) for part in (self.projection, self.bias)
+            )
+            v, k = torch.addmm(biases[1], normed, v_weight), torch.addmm(biases[3], normed, k_weight)
+            x, normed = x[candidates], normed[candidates]
+            u, q = torch.addmm(biases[0], normed, u_weight), torch.addmm(biases[2], normed, q_weight)
+        q, k, v = (part.unflatten(1, (config.num_heads, -1)) for part in (q, k, v))
+        attended = attend(config.attention, q, k, v, layout, candidates is not None).flatten(1)
+        u = nn.functional.silu(u)
+        gated = torch.cat([u, attended, u * self.output_norm(attended)], dim=1)
+        return x + nn.functional.dropout(gated, config.linear_dropout, self.training) @ self.output
+
+
+class HSTU(nn.Module):
+    """The model. An event has the ids of an item and its attributes; so has a candidate, in tables that they share.
+
+    Attributes:
+        sparse_arch: the tables.
+        checked: the module whose inputs, named `checked_inputs`, show whether a step went wrong.
+    """
+
+    checked_inputs = ("user vectors", "item vectors")
+
+    def __init__(
+        self,
+        config: HSTUConfig,
+        sparse_arch: nn.Module,
+        embedding_dim: int,
+        context: Sequence[str],
+        history: Sequence[str],
+        candidate: Sequence[str],
+        num_actions: int,
+        num_tasks: int = 1,
+    ) -> None:
+        """context: keys of one id a sample; history, candidate: keys of the item and its attributes, in one order."""
+        super().__init__()
+        self.sparse_arch, self._config = sparse_arch, config
+        self._context, self._history, self._candidate = list(context), list(history), list(candidate)
+        num_attributes, dim = len(history) - 1, config.dim
+        self.content = perceptron(embedding_dim, config.preprocessor_dim, dim)
+        self.attributes = (
+            perceptron(num_attributes * embedding_dim, config.preprocessor_dim, dim) if num_attributes else None
+        )
+        self.actions = ActionEncoder(num_actions, config.action_dim)
+        self.action = perceptron(num_actions * config.action_dim, config.preprocessor_dim, dim)
+        self.context_weight = nn.Parameter(
+            torch.empty(len(context), embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
+        )
+        self.context_bias = nn.Parameter(torch.zeros(len(context), dim))
+        self.positions = _uniform_rows(config.num_positions, config.num_positions, dim)
+        self.ages = _uniform_rows(config.num_time_buckets + 1, config.num_time_buckets, dim)
+        self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.num_layers))
+        self.user = nn.Sequential(nn.Linear(dim + 4, dim), nn.LayerNorm(dim, eps=EPSILON))
+        self.item = perceptron(len(candidate) * embedding_dim, config.item_dim, dim)
+        self.head = Head(dim, config.item_dim, num_tasks)
+        for within in (self.content, self.attributes, self.action, self.user):
+            _initialise(within, nn.init.xavier_normal_)
+        for part in (self.item, self.head):
+            _initialise(part, nn.init.xavier_uniform_)
+
+    @property
+    def checked(self) -> nn.Module:
+        """The module whose inputs are checked at each step."""
+        return self.head
+
+    def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
+        """A batch to logits [M, tasks] float32."""
+        rows = {key: found.values() for key, found in self.sparse_arch(ids).items()}
+        layout = SequenceLayout(
+            [len(self._context) + length + number
+             for length, number in zip(sequences.history_lengths, sequences.num_candidates, strict=True)],
+            sequences.num_candidates,
+            sequences.divisor,
+        )  # fmt: skip
+        x, candidates = self._positions_of(rows, sequences, layout)
+        x = nn.functional.dropout(x, self._config.input_dropout, self.training)
+        for layer in self.layers[:-1]:
+            x = layer(x, layout)
+        last = self.layers[-1](x, layout, candidates)
+        user = self.user(torch.cat([last, _time_of_day_and_week(sequences.candidate_times)], dim=1))
+        item = self.item(torch.cat([rows[key] for key in self._candidate], dim=1))
+        logits: Tensor = self.head(user, item)
+        return logits.float()
+
+    def _positions_of(
+        self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors [T, G] of all positions, and the places [M] of candidates among them."""
+        device, num_context = self.positions.device, len(self._context)
+        histories = torch.tensor(sequences.history_lengths)
+        numbers = torch.tensor(sequences.num_candidates)
+        context = torch.stack([rows[key] for key in self._context], dim=1)  # [B, C, D]
+        context = torch.einsum("bcd,cdg->bcg", context, self.context_weight) + self.context_bias
+        events = [
+            torch.cat([rows[key], rows[other]]) for key, other in zip(self._history, self._candidate, strict=True)
+        ]
+        x = self.content(events[0])
+        if self.attributes is not None:
+            x = x + self.attributes(torch.cat(events[1:], dim=1))
+        x = x + self.action(torch.cat(self.actions(sequences.actions, len(sequences.candidate_times))))
+
+        order, candidates, distance = (part.to(device) for part in _places(num_context, histories, numbers))
+        last = numbers.cumsum(0) - 1  # each sample's last candidate
+        newest = sequences.candidate_times[last.to(device)].repeat_interleave(
+            torch.tensor(layout.lengths, device=device), output_size=sum(layout.lengths)
+        )
+        times = torch.cat([sequences.times.new_zeros(context.shape[0] * num_context), sequences.times,
+                           sequences.candidate_times])[order]  # fmt: skip
+        x = torch.cat([context.flatten(0, 1), x])[order] * math.sqrt(self._config.dim)
+        minutes = (newest - times).float().clamp(min=1e-6) / 60
+        age = minutes.sqrt().long().clamp(max=len(self.ages) - 1)
+        return x + self.positions[distance.clamp(max=len(self.positions) - 1)] + self.ages[age], candidates
+
+
+class Head(nn.Module):
+    """User and item vectors to a logit a task."""
+
+    def __init__(self, dim: int, hidden: int, num_tasks: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        """[M, G] each to [M, tasks]."""
+        logits: Tensor = self.layers(user * item)
+        return logits
+
+
+def _places(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How B sequences are made of [context of all; histories of all; candidates of all], computed on the host.
+
+    Returns for each of T positions its row among those; the places [M] of candidates; and each position's number, which
+    counts context from 0 on, then backwards: candidates have C, the newest event C + 1, the one before it C + 2.
+    """
+    samples, lengths = len(histories), histories + candidates + num_context
+    starts = lengths.cumsum(0) - lengths
+    sample = torch.arange(samples).repeat_interleave(lengths)
+    place = torch.arange(int(lengths.sum())) - starts[sample]
+    history = histories[sample]
+    is_context, is_candidate = place < num_context, place >= num_context + history
+    in_history = (histories.cumsum(0) - histories)[sample] + place - num_context
+    in_candidates = (candidates.cumsum(0) - candidates)[sample] + place - num_context - history
+    num_histories = int(histories.sum())
+    order = torch.where(is_context, sample * num_context + place, samples * num_context + in_history)
+    order = torch.where(is_candidate, samples * num_context + num_histories + in_candidates, order)
+    distance = torch.where(is_context, place, (2 * num_context + history - place).clamp(min=num_context))
+    return order, is_candidate.nonzero().squeeze(1), distance
+
+
+def _time_of_day_and_week(seconds: Tensor) -> Tensor:
+    """[M] seconds to [M, 4]: cosine and sine of the hour of the day and of the day of the week."""
+    hours = torch.div(seconds, SECONDS_PER_HOUR, rounding_mode="floor")
+    days = torch.div(hours, HOURS_PER_DAY, rounding_mode="floor")
+    parts = ((hours, HOURS_PER_DAY), (days, DAYS_PER_WEEK))
+    angles = [(number % period).float() / period * 2 * PI for number, period in parts]
+    return torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
+
+
+def _uniform_rows(rows: int, bound_of: int, dim: int) -> nn.Parameter:
+    bound = math.sqrt(1 / bound_of)
+    return nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
+
+
+def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
+    """Draw the linear layers' weights; their biases are 0."""
+    for module in part.modules() if part is not None else ():
+        if isinstance(module, nn.Linear):
+            draw(module.weight)
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,121 @@
+"""The on-disk contract of a dataset of events (manifest kind `events`): users one after another, each one's in time.
+
+    <root>/events/00000.users.npy    [U] int64    key of each user: a number, or a hash of a text (see `text_key`)
+    <root>/events/00000.offsets.npy  [U + 1] int64 user u has events offsets[u] to offsets[u + 1]
+    <root>/events/00000.items.npy    [E] int32    ids
+    <root>/events/00000.times.npy    [E] uint32   seconds
+    <root>/events/00000.flags.npy    [E] uint8    see data_prep/dataset/event_schema.py
+    <root>/vocab/<attribute>.npy     [items] int32 the attribute's id of each item
+    <root>/vocab/item.npy            [items - 1] int64 key of item i + 1, if items are renumbered
+
+Events of one user at one time are in the order of their places in the input.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
+from data_prep.dataset.manifest import EVENTS
+from data_prep.io.arrays import open_array
+
+EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
+SHARD_NAME = "00000"
+VOCABULARY = "vocab"
+
+
+class EventArrays(NamedTuple):
+    """A dataset of events, memory-mapped but for users, offsets and attributes [A, items] int32."""
+
+    users: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    items: NDArray[np.int32]
+    times: NDArray[np.uint32]
+    flags: NDArray[np.uint8]
+    attributes: NDArray[np.int32]
+
+
+def event_schema(root: Path, manifest: Manifest) -> EventSchema:
+    """The schema of a dataset of events.
+
+    Raises:
+        UserError: it is a dataset of rows.
+    """
+    if not manifest.is_events:
+        raise UserError(f"{root}: holds rows, not events; give a dataset of events in data.path (docs/sequences.md)")
+    return EventSchema.from_manifest(manifest.encoding["raw_schema"])
+
+
+def open_events(root: Path, manifest: Manifest) -> EventArrays:
+    """Open the arrays and check their shapes and what their readers rely on (not their checksums).
+
+    Raises:
+        UserError: a file is missing, or is not what the manifest says.
+    """
+    schema = event_schema(root, manifest)
+    [shard] = manifest.splits[EVENTS].shards
+    opened = {kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind]))
+              for kind in EVENT_DTYPES}  # fmt: skip
+    users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
+    rises = len(offsets) == len(users) + 1 and (np.diff(offsets) >= 0).all()
+    lengths = {len(opened[kind]) for kind in ("items", "times", "flags")}
+    if not rises or offsets[0] != 0 or lengths != {shard.rows} or offsets[-1] != shard.rows:
+        raise UserError(f"{root / EVENTS}: its arrays do not fit each other; {REMEDY}")
+    items = manifest.num_embeddings["item"]
+    attributes = np.zeros((len(schema.attributes), items), np.int32)
+    for row, name in zip(attributes, schema.attributes, strict=True):
+        table = _open(attribute_path(root, name), np.dtype(np.int32))
+        if len(table) != items:
+            raise UserError(f"{attribute_path(root, name)}: {len(table)} items of {items}; {REMEDY}")
+        row[:] = table
+    return EventArrays(users, offsets, opened["items"], opened["times"], opened["flags"], attributes)
+
+
+def attribute_path(root: Path, name: str) -> Path:
+    """Path of an attribute's ids, or, of `item`, of the items' keys."""
+    return root / VOCABULARY / f"{name}.npy"
+
+
+def _open(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        array = open_array(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
+    if array.dtype != dtype or array.ndim != 1:
+        raise UserError(f"{path}: {array.dtype} {array.shape}, but it is {dtype} of one dimension; {REMEDY}")
+    return array
+
+
+def verify_events(root: Path, manifest: Manifest) -> None:
+    """Compare the arrays with their checksums, and their values with what a reader relies on.
+
+    Raises:
+        UserError: naming the first bad file, or event.
+    """
+    [shard] = manifest.splits[EVENTS].shards
+    verify_shard(root, EVENTS, shard)
+    arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22
+    for start in range(0, shard.rows, block):
+        items = np.asarray(arrays.items[start : start + block])
+        times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
+        first = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
+        begins = arrays.offsets[first] == np.arange(start + 1, start + len(times))
+        for kind, bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~begins)):
+            if bad.any():
+                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
+                raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
+
+
+def text_key(text: str) -> int:
+    """The key of a user or item: a whole number below 2^63 is its own, any other text's is a hash below 0."""
+    if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
+        number = int(text)
+        if number < 1 << 63:
+            return number
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") - (1 << 64) | -(1 << 63)

@@ -1,0 +1,354 @@
+"""A log of events to a dataset of events: the way of such a job from top to bottom (docs/sequences.md)."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.disk_space import Need, require_room
+from common.errors import UserError
+from common.memory import keep_freed_memory
+from common.version import VERSION
+from data_prep.config.checks import refuse_keys_without_events
+from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size, usable_cpus
+from data_prep.dataset.event_schema import ITEM, USER, EventSchema
+from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
+from data_prep.dataset.format import FileDigest, Manifest, Shard, Split, shard_path
+from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.options import DataSource
+from data_prep.engine.executor import Executor, open_executor, start_fork_server
+from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
+from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
+from data_prep.io.arrays import ArrayWriter, open_array, write_array
+from data_prep.io.progress import Progress
+from data_prep.parsing.event_yaml import load_event_schema, schema_path
+from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
+from data_prep.sources.checksums import refuse_other
+from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.remote import find_remote, known_sums, note_read, raw_directory
+from data_prep.stages.events import (
+    MergeRecord,
+    MergeTask,
+    SortRecord,
+    SortTask,
+    count_users,
+    distinct_items,
+    plan_merge,
+)
+from data_prep.stages.parse import DigestTask, refuse_changed
+from data_prep.synthetic.events import synthetic_log
+
+SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
+KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
+KEYS_PER_BUDGET = 4
+RUN_BYTES, PIECE_BYTES = 16, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
+ORDER = "user, time, place in the input"
+
+
+@dataclass
+class EventJob:
+    """A job, and what came of it.
+
+    Attributes:
+        sources: the log's files, then the attributes' tables, of which `tables` has the index by attribute.
+        counts: figures for the manifest; known: for each attribute which items its table has.
+    """
+
+    work: Path
+    schema: EventSchema
+    sources: tuple[Source, ...]
+    num_logs: int
+    tables: dict[str, int]
+    chunk_bytes: int
+    key_limit: int
+    counts: dict[str, Any] = field(default_factory=dict)
+    known: list[NDArray[np.bool_]] = field(default_factory=list)
+    vocabulary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    num_embeddings: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def run_events(self) -> int:
+        """Events sorted at once."""
+        return max(1, self.chunk_bytes // EVENT_BYTES)
+
+
+def prepare_events(data: DataConfig, root: Path) -> Manifest:
+    """Make the dataset, resume making it, or find it made.
+
+    Raises:
+        UserError: bad configuration or input.
+    """
+    refuse_keys_without_events(data)
+    path = schema_path(str(data.schema))
+    schema = load_event_schema(path)
+    with claimed(root) as work:
+        logs, others = _find_logs(data, root)
+        tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
+        everything = tuple({source.path: source for source in (*logs, *tables)}.values())
+        parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
+        found = find_finished(root, parameters, schema.to_manifest(), everything, data.overwrite)
+        if found is not None:
+            print(f"{root}: already done ({found.rows:,} events)", file=sys.stderr)
+            return found
+        refuse_foreign_files(root, work, everything)
+        _check_input(path, schema, logs, tables)
+        keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
+        paths = [source.path for source in everything]
+        indices = {name: paths.index(table.path) for name, table in zip(schema.attributes, tables, strict=True)}
+        limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
+        job = EventJob(work, schema, everything, len(logs), indices, chunk_size(data), limit)
+        manifest, moves = _make(data, root, job, parameters)
+        if data.source is DataSource.synthetic_events:
+            manifest.extra["bayes"] = synthetic_log(data.synthetic_events, root)[1]
+        manifest = publish(work, root, manifest, moves)
+    for line in _told(manifest):
+        print(f"{root}: {line}", file=sys.stderr)
+    return manifest
+
+
+def _find_logs(data: DataConfig, root: Path) -> tuple[list[Source], list[Source]]:
+    """The log's files, fetched if need be, and further files that were fetched with them."""
+    if data.source is DataSource.yambda:
+        found = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
+        return found[:1], found[1:]
+    if data.source is DataSource.synthetic_events:
+        return resolve_sources(str(synthetic_log(data.synthetic_events, root)[0])), []
+    found = resolve_sources(data.raw)
+    if data.scheduler is not None:
+        found = [replace(source, path=str(Path(source.path).absolute())) for source in found]
+    return found, []
+
+
+def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
+    """An attribute's table: as it was fetched, or beside the schema, or beside the log."""
+    if known := next((source for source in fetched if source.name == file), None):
+        return known
+    beside = [schema.parent / file, Path(log.path).parent / file]
+    return resolve_sources(str(next((path for path in beside if path.exists()), beside[0])))[0]
+
+
+def _check_input(path: Path, schema: EventSchema, logs: list[Source], tables: list[Source]) -> None:
+    for source in logs:
+        check_columns(source, schema.columns, schema.delimiter, str(path))
+    for table, attribute in zip(tables, schema.attributes.values(), strict=True):
+        check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
+
+
+def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
+    """Run all stages."""
+    if may_use_processes(data):
+        start_fork_server()
+    keep_freed_memory()
+    begin = time.monotonic()
+    sorting = [
+        SortTask(job.work, index, number, chunk, job.schema, job.run_events)
+        for index, source in enumerate(job.sources[: job.num_logs])
+        for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
+    ]
+    need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
+    workers = within_budget(data, min(data.workers or usable_cpus(), len(sorting)), need)
+    with open_executor(data.scheduler, workers) as executor:
+        with _stage("sort", sum(task.chunk.bytes for task in sorting), job, executor):
+            records = list(executor.map(sorting))
+            digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
+        _refuse_unreadable(data, root, job, records, digests)
+        executor.release(workers)
+        runs = tuple(run for task, record in zip(sorting, records, strict=True) for run in task.run_stems(record))
+        events = sum(record.rows for record in records)
+        require_room([Need(root, events * 2 * PIECE_BYTES, "for the dataset", about=True)])
+        with _stage("ids", 0, job, executor):
+            users = count_users(runs, job.key_limit)
+            moves = _fit_ids(job, records, runs)
+        executor.release()
+        merging = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
+        with _stage("merge", sum(task.size[0] for task in merging), job, executor):
+            merged = list(executor.map(merging))
+        executor.release(1)
+        with _stage("join", sum(record.rows for record in merged) * PIECE_BYTES, job, executor):
+            shard = _join(job, merging, merged, executor)
+        peak = executor.peak_bytes
+    moves += [(f"{kind}.npy", str(shard_path(Path(), EVENTS, SHARD_NAME, kind))) for kind in shard.files]
+    _count(job, records, merged)
+    job.counts |= {
+        "peak_memory_bytes": peak,
+        "workers": workers,
+        "seconds": round(time.monotonic() - begin, 3),
+        "stage_seconds": job.seconds,
+        "source_mtime_ns": [source.mtime_ns for source in job.sources],
+    }
+    return _describe(job, parameters, shard, records, sorting, digests), moves
+
+
+@contextmanager
+def _stage(name: str, total_bytes: int, job: EventJob, executor: Executor) -> Iterator[None]:
+    begin = time.monotonic()
+    with Progress(name, total_bytes, executor.counters):
+        yield
+    job.seconds[name] = round(time.monotonic() - begin, 3)
+
+
+def _refuse_unreadable(
+    data: DataConfig, root: Path, job: EventJob, records: list[SortRecord], digests: list[FileDigest | None]
+) -> None:
+    """Refuse files that changed or are not the published ones; record the sums of fetched ones."""
+    refuse_changed(job.sources)
+    if not sum(record.rows for record in records):
+        raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
+    if data.remote.name:
+        found = [digest for digest in digests if digest is not None]
+        for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), found, strict=True):
+            refuse_other(Path(source.path), known, digest)
+        raw_directory(data, root).mkdir(parents=True, exist_ok=True)
+        note_read(data, root, job.sources, found)
+
+
+def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Write the items' keys, if they are renumbered, and each item's attributes; which file goes where."""
+    schema, moves = job.schema, []
+    if schema.renumber:
+        keys = distinct_items(runs, job.key_limit)
+        rows = {ITEM: len(keys) + 1}
+        digest = write_array(job.work / "item.npy", keys)
+        job.vocabulary[ITEM] = asdict(digest) | {"values": len(keys)}
+        moves.append(("item.npy", str(attribute_path(Path(), ITEM))))
+    else:
+        keys = None
+        sizes = {USER: "largest_user", ITEM: "largest_item"}
+        rows = {name: schema.rows.get(name, max(getattr(record, key) for record in records) + 1)
+                for name, key in sizes.items()}  # fmt: skip
+    job.known = []
+    for name in schema.attributes:
+        ids, known, size = _attribute(job, name, keys, rows[ITEM])
+        rows[name] = size
+        job.known.append(known)
+        job.vocabulary[name] = asdict(write_array(job.work / f"{name}.npy", ids)) | {"values": size}
+        moves.append((f"{name}.npy", str(attribute_path(Path(), name))))
+    crosses = {name: cross.rows for name, cross in schema.crosses.items()}
+    job.num_embeddings = {name: (rows | crosses).get(name, 1) for name in schema.tables}
+    return moves
+
+
+def _attribute(
+    job: EventJob, name: str, items: NDArray[np.int64] | None, num_items: int
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
+    """An attribute of each item id, which items have it, and rows of its table; of an item's rows the last counts."""
+    schema, attribute = job.schema, job.schema.attributes[name]
+    columns = (attribute.item, attribute.column)
+    values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
+    known = np.zeros(num_items, np.bool_)
+    for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
+        for (keys, found), _ in parsed_blocks(
+            chunk, columns, schema.delimiter,
+            lambda read, where: tuple(keys_of(read[each], where, each, schema.renumber) for each in columns),
+        ):  # fmt: skip
+            ids, there = keys, keys < num_items
+            if items is not None:
+                places = np.searchsorted(items, keys)
+                there = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
+                ids = places + 1
+            values[ids[there]], known[ids[there]] = found[there], True
+    if items is None:
+        size = schema.rows.get(name, int(values.max(initial=0)) + 1)
+        values[values >= size] = 0
+        return values.astype(np.int32, copy=False), known, size
+    distinct = np.unique(values[known])
+    return np.where(known, np.searchsorted(distinct, values) + 1, 0).astype(np.int32), known, len(distinct) + 1
+
+
+def _merge_tasks(
+    job: EventJob, records: list[SortRecord], runs: tuple[str, ...], bounds: list[tuple[int, int, int]]
+) -> list[MergeTask]:
+    schema = job.schema
+    end = max(record.last_time for record in records) + 1
+    if schema.drop_last_seconds:
+        end -= 1 + schema.drop_last_seconds
+    begin = 0 if schema.keep_seconds is None else max(0, end - schema.keep_seconds)
+    items = job.work / "item.npy" if schema.renumber else None
+    return [
+        MergeTask(job.work, number, first, last, runs, schema, begin, end, items, job.num_embeddings[ITEM], events)
+        for number, (first, last, events) in enumerate(bounds)
+    ]
+
+
+def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
+    """Write the merged events one after another; the dataset's shard.
+
+    Raises:
+        UserError: there are none, or none can be a sample.
+    """
+    events, users = sum(record.rows for record in records), sum(record.users for record in records)
+    if not sum(record.candidates for record in records):
+        raise UserError(f"{job.sources[0].path}: none of {events:,} events meets `anchors`; correct it in data.schema")
+    if job.schema.renumber:
+        job.num_embeddings[USER] = users + 1
+    rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
+    writers = {kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count)
+               for kind, count in rows.items()}  # fmt: skip
+    missing, done = np.zeros(len(job.known), np.int64), 0
+    try:
+        writers["offsets"].append(np.zeros(1, np.int64))
+        for task in tasks:
+            arrays = {kind: open_array(Path(f"{task.stem}.{kind}.npy")) for kind in rows}
+            for kind, array in arrays.items():
+                writers[kind].append(array[1:] + done if kind == "offsets" else array)
+            missing += np.array([(~known[arrays["items"]]).sum() for known in job.known], np.int64)
+            done += len(arrays["items"])
+            executor.counters.add(len(arrays["items"]) * PIECE_BYTES, len(arrays["items"]))
+        job.counts["without_attribute"] = dict(zip(job.schema.attributes, missing.tolist(), strict=True))
+        return Shard(SHARD_NAME, events, {kind: writer.close() for kind, writer in writers.items()})
+    finally:
+        for writer in writers.values():
+            writer.abandon()
+
+
+def _count(job: EventJob, records: list[SortRecord], merged: list[MergeRecord]) -> None:
+    """Figures of the events, for the manifest's `extra`."""
+    keys = ("users", "dropped", "repeated", "out_of_table", "anchors", "candidates", "positives", "short_users")
+    job.counts |= {key: sum(getattr(record, key) for record in merged) for key in keys}
+    job.counts |= {"unsorted": sum(record.unsorted for record in records),
+                   "longest_history": max(record.longest for record in merged)}  # fmt: skip
+
+
+def _describe(
+    job: EventJob, parameters: dict[str, Any], shard: Shard, records: list[SortRecord], tasks: list[SortTask],
+    digests: list[FileDigest | None],
+) -> Manifest:  # fmt: skip
+    """The manifest."""
+    rate = job.counts["positives"] / job.counts["candidates"]
+    rows = [0] * len(job.sources)
+    for task, record in zip(tasks, records, strict=True):
+        rows[task.source] += record.rows
+    sources = [{"name": source.name, **asdict(digest), "rows": count}
+               for source, digest, count in zip(job.sources, digests, rows, strict=True) if digest]  # fmt: skip
+    return Manifest(
+        schema={"label": job.schema.label, "dense": [], "sparse": list(job.schema.tables)},
+        encoding=parameters | {"raw_schema": job.schema.to_manifest(), "vocabulary": job.vocabulary},
+        num_embeddings=job.num_embeddings, splits={EVENTS: Split(shard.rows, rate, [shard])}, sources=sources,
+        rows=shard.rows, label_rate=rate, tool_version=f"clickwork {VERSION}", extra=job.counts,
+    )  # fmt: skip
+
+
+def _told(manifest: Manifest) -> Iterator[str]:
+    """What a user should know of the events."""
+    of, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
+    yield (
+        f"{manifest.rows:,} events of {of['users']:,} users, {of['anchors']:,} samples (min_history: {history}), "
+        f"label rate {manifest.label_rate:.4f}, peak memory {of['peak_memory_bytes'] / 2**20:.0f} MiB"
+    )
+    notes = {
+        "users have too short histories for a sample": of["short_users"],
+        "events are like another of their user and second; they are kept": of["repeated"],
+        "events stood after a later one of their user; they are sorted now": of["unsorted"],
+        "events are outside the times that the schema keeps; they are left out": of["dropped"],
+        "events have ids beyond their table (`rows`); they are 0 now": of["out_of_table"],
+    }
+    for name, count in of["without_attribute"].items():
+        notes[f"events have an item that {name}'s table does not have; their {name} is 0"] = count
+    yield from (f"{count:,} {note}" for note, count in notes.items() if count)

@@ -1,0 +1,74 @@
+"""The YAML file that describes a log of events (docs/sequences.md)."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import UserError
+from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.manifest_schema import convert
+from data_prep.dataset.table_spec import RULE
+
+OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have
+BUILT_IN = Path(__file__).parents[1] / "conf" / "events"
+
+
+def schema_path(name: str) -> Path:
+    """The path of a schema, given by a path or by the name of one that comes with the program."""
+    built_in = BUILT_IN / f"{name}.yaml"
+    return built_in if not Path(name).exists() and built_in.exists() else Path(name)
+
+
+def describes_events(path: Path) -> bool:
+    """Return whether a YAML file is of events, not of rows; faults are left to who reads it whole."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(document, dict) and bool(OF_EVENTS & set(document))
+
+
+def load_event_schema(path: Path) -> EventSchema:
+    """A schema by its YAML file.
+
+    Raises:
+        UserError: naming the key that cannot be.
+    """
+    try:
+        document: Any = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: no keys in it; docs/sequences.md explains them")
+    if isinstance(document.get("time"), dict):
+        time = document["time"]
+        if not {"column"} <= set(time) <= {"column", "format"}:
+            raise UserError(f"{path}: key time: give a column, or {{column: NAME, format: epoch_ms}}")
+        document |= {"time": time["column"], "time_format": time.get("format")}
+    for key in ("actions", "anchors", "others"):
+        found = document.get(key)
+        if isinstance(found, dict):
+            of = found.items() if key == "actions" else [("", found)]
+            plain = {name: _condition(path, f"{key}.{name}".rstrip("."), each, key) for name, each in of}
+            document[key] = plain if key == "actions" else plain[""]
+    try:
+        schema: EventSchema = convert(document, EventSchema)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; docs/sequences.md explains the keys") from error
+    if fault := schema.fault():
+        raise UserError(f"{path}: key {fault}")
+    return schema
+
+
+def _condition(path: Path, key: str, given: Any, kind: str) -> dict[str, Any]:
+    """A condition as `EventSchema` has it: lists of texts, or rules."""
+    if not isinstance(given, dict):
+        raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
+    plain: dict[str, Any] = {}
+    for column, wanted in given.items():
+        if kind != "others" and isinstance(wanted, str) and RULE.fullmatch(wanted):
+            plain[str(column)] = wanted.strip()
+        else:
+            plain[str(column)] = [str(each) for each in (wanted if isinstance(wanted, list) else [wanted])]
+    return plain

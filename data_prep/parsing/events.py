@@ -1,0 +1,289 @@
+"""A log of events, in text or Parquet, to users, items, times and flags; see data_prep/dataset/event_schema.py."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
+from data_prep.dataset.events import text_key
+from data_prep.dataset.table_spec import COMPARISONS, RULE
+from data_prep.parsing.dates import EPOCH, read_times
+from data_prep.parsing.table_csv import Rows, decode, read_names, split_rows
+from data_prep.parsing.table_parquet import BLOCK_ROWS, RowRange, Where, cut_groups, is_parquet, open_parquet
+from data_prep.parsing.table_parquet import read_batches as parquet_batches
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks, count_lines_before
+
+EPOCH_MS = "epoch_ms"
+WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
+TIME_LIMIT = 1 << 32  # times are uint32: until 2106
+DAY = 86_400
+T = TypeVar("T")
+EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
+
+
+class EventBlock(NamedTuple):
+    """Events as read: keys of users and items int64, times uint32 in seconds, flags uint8; each [events]."""
+
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    times: NDArray[np.uint32]
+    flags: NDArray[np.uint8]
+
+    def take(self, rows: Any) -> "EventBlock":
+        """Some of the events, by a slice, a mask or their numbers."""
+        return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a source: rows of a Parquet file, or the lines that begin at some of its bytes."""
+
+    source: Source
+    rows: RowRange | None
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file that it is about, as far as is known."""
+        if self.rows is None:
+            return min(self.stop, self.source.bytes) - self.start
+        return self.source.bytes * self.rows.rows // max(1, open_parquet(self.source).metadata.num_rows)
+
+
+def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
+    """The chunks of a source, in the order of its rows; of a compressed text there is one."""
+    if is_parquet(source):
+        metadata = open_parquet(source).metadata
+        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        sizes = [EVENT_BYTES * count for count in rows]
+        return [Chunk(source, found) for found in cut_groups(rows, sizes, chunk_bytes) if found.rows]
+    if source.compressed:
+        return [Chunk(source, None, 0, 1 << 62)]
+    starts = range(0, source.bytes, chunk_bytes)
+    return [Chunk(source, None, start, start + chunk_bytes) for start in starts]
+
+
+def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
+    """Raises UserError for a source that lacks a column, or has it twice."""
+    names = tuple(open_parquet(source).schema_arrow.names) if is_parquet(source) else _header(source, delimiter)
+    for column in columns:
+        if names.count(column) != 1:
+            number = "no" if column not in names else "two"
+            raise UserError(
+                f"{source.path}: row 1: {number} column {column}, which {named_by} names; it has {', '.join(names)}; "
+                "correct one of them, or the schema's delimiter"
+            )
+
+
+def parsed_blocks(
+    chunk: Chunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Rows | Where], T]
+) -> Iterator[tuple[T, int]]:
+    """What `parse` makes of the blocks of a chunk, columns as pyarrow's arrays, and bytes of the file worked through.
+
+    Raises:
+        UserError: as `parse` raises it, or a damaged file.
+    """
+    if chunk.rows is not None:
+        file = open_parquet(chunk.source, len(columns))
+        row_bytes = chunk.source.bytes / max(1, file.metadata.num_rows)
+        for batch, where in parquet_batches(file, chunk.source, list(columns), chunk.rows, BLOCK_ROWS):
+            yield parse({name: batch.column(name) for name in columns}, where), int(row_bytes * batch.num_rows)
+        return
+    names = _header(chunk.source, delimiter)
+    places = {name: names.index(name) for name in columns}
+    with LineBlocks(chunk.source, chunk.start) as lines:
+        for block in lines.until(chunk.stop):
+            text = bytes(block.buffer[block.start : block.end])
+            if block.offset == 0:
+                text = text.partition(b"\n")[2]
+            try:
+                found = parse(*_text_columns(text, chunk.source.path, 2, delimiter, len(names), places))
+            except UserError:  # only now is the row's number worth counting
+                row = count_lines_before(chunk.source, block.offset) + 1 if block.offset else 2
+                parse(*_text_columns(text, chunk.source.path, row, delimiter, len(names), places))
+                raise
+            yield found, lines.advance()
+
+
+def parse_events(columns: dict[str, Any], schema: EventSchema, where: Rows | Where) -> EventBlock:
+    """Events of a block of columns.
+
+    Raises:
+        UserError: a value that cannot be (file, row, column, remedy).
+    """
+    users = keys_of(columns[schema.user], where, schema.user, schema.renumber)
+    items = keys_of(columns[schema.item], where, schema.item, schema.renumber)
+    times = _times(columns[schema.time], where, schema)
+    codes = {name: _known(columns[name], where, name, known) for name, known in schema.known_values.items()}
+    numbers: dict[str, NDArray[np.float64]] = {}
+    flags = np.zeros(len(users), np.uint8)
+    for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
+        mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
+        flags[_meets(condition, columns, codes, numbers, where)] |= mask
+    if schema.flag is not None:
+        values = _numbers(columns[schema.flag], where, schema.flag)
+        if not (good := np.isin(values, (0, 1))).all():
+            raise where.error(int(good.argmin()), schema.flag, f"{values[good.argmin()]:g} is not 0 or 1")
+        flags[values == 1] |= np.uint8(FLAG_BIT)
+    return EventBlock(users, items, times, flags)
+
+
+def keys_of(array: Any, where: Rows | Where, column: str, is_any: bool = True) -> NDArray[np.int64]:
+    """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = None
+    if not pa.types.is_integer(array.type):
+        texts = array.cast(pa.string())
+        is_empty = pc.equal(texts, "").fill_null(True).to_numpy(zero_copy_only=False)
+        if is_empty.any():
+            raise where.error(int(is_empty.argmax()), column, "no value")
+        if pc.all(pc.match_substring_regex(texts, WHOLE)).as_py() in (True, None):
+            array, texts = texts.cast(pa.int64()), None
+    elif array.null_count:
+        raise where.error(int(array.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no value")
+    elif pc.any(pc.less(array, 0)).as_py() or array.type == pa.uint64():
+        texts = array.cast(pa.string())
+    if texts is None:
+        keys: NDArray[np.int64] = array.cast(pa.int64()).to_numpy()
+    else:
+        encoded = texts.dictionary_encode()
+        distinct = np.array([text_key(text) for text in encoded.dictionary.to_pylist()], np.int64)
+        keys = distinct[encoded.indices.to_numpy()]
+    if not is_any and (bad := (keys < 0) | (keys > MAX_ID)).any():
+        index = int(bad.argmax())
+        fault = f"{array[index].as_py()} is not an id from 0 to {MAX_ID}"
+        raise where.error(index, column, fault, "set `renumber: true` in the schema, or correct this row")
+    return keys
+
+
+def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.uint32]:
+    import pyarrow as pa
+
+    column, form = schema.time, schema.time_format
+    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+        seconds = array.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+    elif pa.types.is_integer(array.type):
+        seconds = array.cast(pa.int64())
+    else:
+        seconds = _text_times(array.cast(pa.string()).fill_null(""), where, column, form)
+    if seconds.null_count:
+        raise where.error(int(seconds.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no time")
+    found: NDArray[np.int64] = seconds.to_numpy()
+    if form == EPOCH_MS:
+        found = found // 1000
+    now = min(time.time() + DAY, TIME_LIMIT - 1)
+    if (bad := (found < 0) | (found > now)).any():
+        index = int(bad.argmax())
+        value = int(found[index])
+        if form != EPOCH_MS and 0 < value / 1000 <= now:
+            raise where.error(index, column, f"{value} lies in the future as seconds; it looks like milliseconds",
+                              f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema")  # fmt: skip
+        raise where.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
+    return found.astype(np.uint32)
+
+
+def _text_times(texts: Any, where: Rows | Where, column: str, form: str | None) -> Any:
+    """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
+    if form not in (None, EPOCH, EPOCH_MS):
+        is_whole = pa.nulls(len(texts), pa.bool_()).fill_null(False)
+    numbers = pc.if_else(is_whole, texts, None).cast(pa.int64())
+    if pc.all(is_whole).as_py() in (True, None):
+        return numbers
+    values = pc.if_else(is_whole, "", texts).to_pylist()
+    try:
+        times = read_times(values, None if form in (EPOCH, EPOCH_MS) else form)
+    except ValueError as error:
+        index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
+        remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
+        raise where.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
+    return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
+
+
+def _known(array: Any, where: Rows | Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
+    import pyarrow as pa
+
+    encoded = array.cast(pa.string()).fill_null("").dictionary_encode()
+    texts: list[str] = encoded.dictionary.to_pylist()
+    codes: NDArray[np.int64] = encoded.indices.to_numpy().astype(np.int64)
+    for code, text in enumerate(texts):
+        if text not in known:
+            raise where.error(
+                int((codes == code).argmax()), column, f"unknown action {text[:40]!a}; known are {sorted(known)}",
+                f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
+            )  # fmt: skip
+    return codes, texts
+
+
+def _numbers(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64]:
+    """Numbers, NaN where there is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+        return numbers
+    texts = pc.if_else(pc.equal(array, ""), None, array)
+    try:
+        return texts.cast(pa.float64()).fill_null(np.nan).to_numpy()
+    except pa.ArrowInvalid as error:
+        for index, text in enumerate(texts.to_pylist()):
+            try:
+                float(text or 0)
+            except ValueError:
+                raise where.error(index, column, f"{text[:40]!a} is not a number") from error
+        raise where.error(0, column, str(error)) from error
+
+
+def _meets(
+    condition: Condition, columns: dict[str, Any], codes: dict[str, tuple[NDArray[np.int64], list[str]]],
+    numbers: dict[str, NDArray[np.float64]], where: Rows | Where,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Which events meet a condition; {} all do."""
+    met = np.ones(len(next(iter(columns.values()))), np.bool_)
+    for column, wanted in condition.items():
+        if isinstance(wanted, str):
+            match = RULE.fullmatch(wanted)
+            assert match is not None
+            if column not in numbers:
+                numbers[column] = _numbers(columns[column], where, column)
+            met &= COMPARISONS[match[1]](numbers[column], float(match[2]))
+        else:
+            of, texts = codes[column]
+            met &= np.isin(of, [code for code, text in enumerate(texts) if text in wanted])
+    return met
+
+
+def _header(source: Source, delimiter: str) -> tuple[str, ...]:
+    with LineBlocks(source) as lines:
+        for block in lines.until(1):
+            return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
+    raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")
+
+
+def _text_columns(
+    text: bytes, name: str, row: int, delimiter: str, width: int, places: dict[str, int]
+) -> tuple[dict[str, Any], Rows]:
+    """Columns of whole lines, the first of them with the number `row`, by their places."""
+    import pyarrow as pa
+
+    rows, numbers = split_rows(decode(text, name, row), delimiter, name, row)
+    for fields, number in zip(rows, numbers, strict=True):
+        if len(fields) != width:
+            raise UserError(f"{name}: row {number}: {len(fields)} columns, but a row has {width}; "
+                            "correct or remove this row")  # fmt: skip
+    columns = {column: pa.array([fields[at] for fields in rows], pa.string()) for column, at in places.items()}
+    return columns, Rows(name, numbers)

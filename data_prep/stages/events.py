@@ -1,0 +1,307 @@
+"""A log of events sorted by (user, time, place in the input) in bounded memory.
+
+`SortTask` writes sorted runs of consecutive events; `MergeTask` takes some users out of all runs, in the runs' order,
+and sorts them by a stable sort. Which events are in a run, and which users in a task, follows from the input and
+`chunk_bytes` alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.jit import Int, jit
+from data_prep.dataset.event_schema import ANCHOR_BIT, EventSchema
+from data_prep.dataset.events import EVENT_DTYPES
+from data_prep.engine.executor import Worker
+from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
+from data_prep.io.arrays import open_array, write_array
+from data_prep.io.atomic import Crc32, FileDigest
+from data_prep.parsing.events import EVENT_BYTES, Chunk, EventBlock, parse_events, parsed_blocks
+
+MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
+REPEATS_WITHIN = 100  # earlier events of a user's second among which one like it is looked for
+
+
+@dataclass
+class SortRecord:
+    """Runs of a chunk, files N.{users,starts,items,times,flags}.npy and N.distinct.npy, its sorted items.
+
+    unsorted: events of a run that stood after a later one of their user. last_time: of its events, -1 without any.
+    """
+
+    rows: int
+    runs: int
+    unsorted: int
+    last_time: int
+    largest_user: int
+    largest_item: int
+    files: dict[str, FileDigest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SortTask(LoggedTask[SortRecord]):
+    """Parses a chunk and writes its events in sorted runs of at most `run_events`."""
+
+    work: Path
+    source: int
+    number: int
+    chunk: Chunk
+    schema: EventSchema
+    run_events: int
+    stage = "sorted"
+    record_type = SortRecord
+
+    @property
+    def stem(self) -> Path:
+        """Common prefix of its files' paths."""
+        return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes and rows that count as done."""
+        return self.chunk.bytes, 0
+
+    def do(self, worker: Worker) -> SortRecord:
+        """Write the runs.
+
+        Raises:
+            UserError: an event that does not fit the schema, or a damaged file.
+        """
+        record = SortRecord(0, 0, 0, -1, 0, 0)
+        held: list[EventBlock] = []
+        blocks = parsed_blocks(self.chunk, self.schema.columns, self.schema.delimiter,
+                               lambda columns, where: parse_events(columns, self.schema, where))  # fmt: skip
+        for block, num_bytes in blocks:
+            worker.count(num_bytes, len(block.users))
+            if not len(block.users):
+                continue
+            record.last_time = max(record.last_time, int(block.times.max()))
+            record.largest_user = max(record.largest_user, int(block.users.max()))
+            record.largest_item = max(record.largest_item, int(block.items.max()))
+            if held and sum(len(each.users) for each in held) + len(block.users) > self.run_events:
+                self._write(held, record)
+                held = []
+            for start in range(0, len(block.users), self.run_events):
+                held.append(block.take(slice(start, start + self.run_events)))
+                if sum(len(each.users) for each in held) >= self.run_events:
+                    self._write(held, record)
+                    held = []
+        if held:
+            self._write(held, record)
+        return record
+
+    def _write(self, blocks: list[EventBlock], record: SortRecord) -> None:
+        """Write a run."""
+        columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
+        order = np.lexsort((columns.times, columns.users))
+        by_user = columns.users[order]
+        record.unsorted += int(((np.diff(order) < 0) & (np.diff(by_user) == 0)).sum())
+        users, starts = np.unique(by_user, return_index=True)
+        arrays = {"users": users, "starts": np.append(starts, len(order)), "items": columns.items[order],
+                  "times": columns.times[order], "flags": columns.flags[order],
+                  "distinct": np.unique(columns.items)}  # fmt: skip
+        for kind, array in arrays.items():
+            suffix = f"{record.runs}.{kind}.npy"
+            record.files[suffix] = write_array(Path(f"{self.stem}.{suffix}"), array, Crc32)
+        record.rows += len(order)
+        record.runs += 1
+
+    def run_stems(self, record: SortRecord) -> list[str]:
+        """Prefixes of its runs' paths."""
+        return [f"{self.stem}.{run}" for run in range(record.runs)]
+
+
+class UserCounts(NamedTuple):
+    """Keys of all users [U], rising, and the number of events of each."""
+
+    users: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+def count_users(runs: Iterable[str], limit: int) -> UserCounts:
+    """Users of all runs.
+
+    Raises:
+        UserError: more than `limit`.
+    """
+    total = UserCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    for run in runs:
+        users, counts = np.load(f"{run}.users.npy"), np.diff(np.load(f"{run}.starts.npy"))
+        merged = np.union1d(total.users, users)
+        sums = np.zeros(len(merged), np.int64)
+        sums[np.searchsorted(merged, total.users)] += total.counts
+        sums[np.searchsorted(merged, users)] += counts
+        total = UserCounts(merged, sums)
+        refuse_too_many(len(merged), limit, "users")
+    return total
+
+
+def distinct_items(runs: Iterable[str], limit: int) -> NDArray[np.int64]:
+    """Keys of all items of all runs, rising. Raises UserError for more than `limit`."""
+    items = np.zeros(0, np.int64)
+    for run in runs:
+        items = np.union1d(items, np.load(f"{run}.distinct.npy"))
+        refuse_too_many(len(items), limit, "items")
+    return items
+
+
+def refuse_too_many(found: int, limit: int, what: str) -> None:
+    """Raises UserError for more users or items than the memory budget has room for."""
+    if found > limit:
+        raise UserError(f"data.memory_budget: too little for more than {limit:,} {what}; give more, e.g. 8GiB")
+
+
+@dataclass
+class MergeRecord:
+    """Events of some users: files {users,offsets,items,times,flags}.npy, offsets counted from 0.
+
+    dropped: events outside the times that are kept. repeated: events like another of their user and second.
+    out_of_table: ids beyond their table, which become 0. anchors: events that can be samples and have a long enough
+    history, candidates: without that condition, positives of the latter. short_users: users without an anchor.
+    """
+
+    rows: int
+    users: int
+    dropped: int
+    repeated: int
+    out_of_table: int
+    anchors: int
+    candidates: int
+    positives: int
+    short_users: int
+    longest: int
+    files: dict[str, FileDigest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MergeTask(LoggedTask[MergeRecord]):
+    """Takes the users with keys from `first` to `last` out of the runs.
+
+    Attributes:
+        begin, end: times that are kept, the second excluded.
+        items: path of the items' keys, of which key i has the id i + 1; None: an item's key is its id.
+        table_rows: ids from here on become 0.
+    """
+
+    work: Path
+    number: int
+    first: int
+    last: int
+    runs: tuple[str, ...]
+    schema: EventSchema
+    begin: int
+    end: int
+    items: Path | None
+    table_rows: int
+    events: int
+    stage = "merged"
+    record_type = MergeRecord
+
+    @property
+    def stem(self) -> Path:
+        """Common prefix of its files' paths."""
+        return self.work / CHUNKS_DIRECTORY / f"users-{self.number:05d}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes and rows that count as done."""
+        return self.events * EVENT_BYTES, self.events
+
+    def do(self, worker: Worker) -> MergeRecord:
+        """Write the events."""
+        keys, columns = self._read()
+        worker.count(0)
+        kept = (columns.times >= self.begin) & (columns.times < self.end)
+        dropped = len(kept) - int(kept.sum())
+        if dropped:
+            columns = columns.take(kept)
+        order = np.argsort(columns.users.astype(np.uint64) << np.uint64(32) | columns.times, kind="stable")
+        users, items, times, flags = columns.take(order)
+        del columns, order, kept
+        if self.items is not None:
+            items = np.searchsorted(np.load(self.items), items) + 1
+        outside = items >= self.table_rows
+        ids = np.where(outside, 0, items).astype(np.int32)
+        counts = np.bincount(users, minlength=len(keys))
+        alive = counts > 0  # of a user whose events are all outside the times nothing is left
+        offsets = np.append(0, np.cumsum(counts[alive]))
+        ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts[alive])
+        is_candidate = flags & ANCHOR_BIT != 0
+        anchors = is_candidate & (ranks >= self.schema.min_history)
+        with_anchor = np.count_nonzero(np.bincount(users[anchors]))
+        arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times, "flags": flags}
+        record = MergeRecord(
+            len(users), int(alive.sum()), dropped, int(_count_repeated(users, ids, times, flags)), int(outside.sum()),
+            int(anchors.sum()), int(is_candidate.sum()), int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
+            int(alive.sum()) - int(with_anchor), int(counts.max(initial=0)),
+        )  # fmt: skip
+        for kind, array in arrays.items():
+            path = Path(f"{self.stem}.{kind}.npy")
+            record.files[f"{kind}.npy"] = write_array(path, array.astype(EVENT_DTYPES[kind], copy=False), Crc32)
+        worker.count(*self.size)
+        return record
+
+    def _read(self) -> tuple[NDArray[np.int64], EventBlock]:
+        """Keys of the users, and their events, run by run, with the users' numbers instead of keys."""
+        spans, known = [], [np.zeros(0, np.int64)]
+        for run in self.runs:
+            users = open_array(Path(f"{run}.users.npy"))
+            low, high = np.searchsorted(users, self.first), np.searchsorted(users, self.last, "right")
+            if low < high:
+                starts = np.array(open_array(Path(f"{run}.starts.npy"))[low : high + 1])
+                spans.append((run, np.array(users[low:high]), starts))
+                known.append(spans[-1][1])
+        keys = np.unique(np.concatenate(known))
+        size = self.events
+        columns = EventBlock(
+            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint32), np.empty(size, np.uint8)
+        )
+        done = 0
+        for run, users, starts in spans:
+            rows = slice(done, done := done + int(starts[-1] - starts[0]))
+            columns.users[rows] = np.repeat(np.searchsorted(keys, users), np.diff(starts))
+            for kind, column in (("items", columns.items), ("times", columns.times), ("flags", columns.flags)):
+                column[rows] = open_array(Path(f"{run}.{kind}.npy"))[starts[0] : starts[-1]]
+        return keys, columns
+
+
+def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
+    """First and last key and number of events of each task: consecutive users, at most `events` if there are several.
+
+    Raises:
+        UserError: one user has more than that, and more than the least memory budget has room for.
+    """
+    if len(users.users) and (most := int(users.counts.max())) > max(events, MIN_EVENTS):
+        key = int(users.users[users.counts.argmax()])
+        raise UserError(
+            f"data.memory_budget: user {key} alone has {most:,} events, which do not fit; give more, e.g. 8GiB, or "
+            "leave this user out"
+        )
+    bounds: list[tuple[int, int, int]] = []
+    ends, start = np.cumsum(users.counts), 0
+    while start < len(users.users):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + events, "right")))
+        bounds.append((int(users.users[start]), int(users.users[stop - 1]), int(ends[stop - 1]) - before))
+        start = stop
+    return bounds
+
+
+@jit
+def _count_repeated(
+    users: NDArray[np.int64], items: NDArray[np.int32], times: NDArray[np.uint32], flags: NDArray[np.uint8]
+) -> Int:
+    repeated = 0
+    for event in range(1, len(users)):
+        for other in range(event - 1, max(-1, event - 1 - REPEATS_WITHIN), -1):
+            if users[other] != users[event] or times[other] != times[event]:
+                break
+            if items[other] == items[event] and flags[other] == flags[event]:
+                repeated += 1
+                break
+    return repeated

@@ -1,0 +1,170 @@
+"""Generated events of listeners, whose labels come from a known model of what a history shows.
+
+Every item has an artist, every artist a genre; a user explores a few genres that change with time (drift), at hours of
+their own. A listen is to the end ("listen_plus") with probability
+
+    p = sigmoid(BIAS + TASTE * taste[genre] - SATIETY * satiety[genre] + q[item]
+                + HOUR * cos(2 pi (hour - peak[genre]) / 24)).
+
+`taste` and `satiety` follow from the user's own events: a listen multiplies those of its genre by TASTE_DECAY and
+SATIETY_DECAY, then adds +1 if it was to the end, else -1. What one likes one hears again, but not at once. So p is a
+function of the history, its order, the item and the hour: no model can know more than p, and one that does not see the
+order cannot know satiety. Of listens to the end LIKES are liked at once.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.jit import Int, jit
+from data_prep.config.keys import SyntheticEventsConfig
+from data_prep.io.atomic import write_atomically
+from data_prep.sources.discover import RAW_DIRECTORY
+from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+
+VERSION = 1  # of the events that a configuration gives
+BLOCK_USERS = 256
+DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
+GENRES, ARTISTS_PER_GENRE, ALBUMS_PER_ARTIST = 12, 8, 3
+BIAS, TASTE, SATIETY, HOUR, QUALITY = 0.3, 0.25, 1.6, 0.7, 0.5
+TASTE_DECAY, SATIETY_DECAY = 0.9, 0.4
+LIKES, CHANGE, STAY = 0.1, 0.05, 0.7
+MIN_HISTORY = 20  # of data_prep/conf/events/synthetic.yaml
+RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
+
+
+class World:
+    """What all users share: artist [items], genre [items], quality [items], peak hour [GENRES]."""
+
+    def __init__(self, config: SyntheticEventsConfig) -> None:
+        rng = np.random.default_rng([config.seed, 0])
+        self.artist = rng.integers(0, GENRES * ARTISTS_PER_GENRE, config.items)
+        self.artist[:GENRES] = np.arange(GENRES) * ARTISTS_PER_GENRE  # no genre is empty
+        self.genre = self.artist // ARTISTS_PER_GENRE
+        self.album = self.artist * ALBUMS_PER_ARTIST + rng.integers(0, ALBUMS_PER_ARTIST, config.items)
+        self.quality = rng.normal(0, QUALITY, config.items)
+        self.peak = rng.uniform(0, 24, GENRES)
+        self.by_genre = np.argsort(self.genre, kind="stable")
+        self.starts = np.searchsorted(self.genre[self.by_genre], np.arange(GENRES + 1))
+
+
+def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, dict[str, Any]]:
+    """Write the log and its items' table below `root`, unless they are there.
+
+    Returns:
+        the log's path, and the best scores that any model can have on the last window (`BayesScores`).
+    """
+    directory = root / RAW_DIRECTORY
+    log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
+    wanted = {"version": VERSION, **asdict(config)}
+    if record.exists() and log.exists() and table.exists():
+        found = json.loads(record.read_bytes())
+        if found["config"] == wanted and found["bytes"] == [log.stat().st_size, table.stat().st_size]:
+            return log, found["bayes"]
+    directory.mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    print(f"{directory}: generating events of {config.users:,} users", file=sys.stderr, flush=True)
+    bayes = _write(config, log, table)
+    sizes = [log.stat().st_size, table.stat().st_size]
+    write_atomically(record, json.dumps({"config": wanted, "bytes": sizes, "bayes": bayes}, indent=1).encode())
+    return log, bayes
+
+
+def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    world = World(config)
+    pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
+    types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
+    known: list[tuple[NDArray[Any], ...]] = []
+    with pq.ParquetWriter(log, pa.schema(types)) as writer:
+        for block in range(0, config.users, BLOCK_USERS):
+            columns, scores = user_events(config, world, block)
+            writer.write_table(pa.table(columns, schema=pa.schema(types)))
+            known.append(scores)
+    times, probability, labels = (np.concatenate(each) for each in zip(*known, strict=True))
+    in_last = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
+    steps = np.clip(np.rint(probability[in_last] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
+    every = np.bincount(steps, minlength=PROBABILITY_STEPS)
+    positive = np.bincount(steps[labels[in_last]], minlength=PROBABILITY_STEPS)
+    return asdict(bayes_scores(every, positive))
+
+
+def user_events(
+    config: SyntheticEventsConfig, world: World, first: int
+) -> tuple[dict[str, Any], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
+    """Events of a block of users, by user and time, and of the samples among them time, probability and label."""
+    import pyarrow as pa
+
+    rng = np.random.default_rng([config.seed, 1, first])
+    users = np.arange(first, min(first + BLOCK_USERS, config.users))
+    counts = np.maximum(1, rng.poisson(config.events_per_day * config.days * rng.gamma(2, 0.5, len(users))))
+    user = np.repeat(users, counts)
+    day = rng.integers(0, config.days, len(user)) * DAY
+    hour = (np.repeat(rng.uniform(0, 24, len(users)), counts) + rng.normal(0, 4, len(user))) % 24
+    times = day + (hour * 3600 / TICK).astype(np.int64) * TICK
+    order = np.lexsort((times, user))
+    user, times = user[order], times[order]
+    draws, listens = rng.random((len(user), 5)), len(user)
+    items, probability, labels = np.empty(listens, np.int64), np.empty(listens), np.empty(listens, np.bool_)
+    _simulate(np.append(0, np.cumsum(counts)), times, draws, world.genre, world.by_genre, world.starts,
+              world.quality, world.peak, items, probability, labels)  # fmt: skip
+    liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
+    place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
+    played = np.where(labels, 50 + (draws[:, 4] * 51).astype(np.int64), (draws[:, 4] * 50).astype(np.int64))
+    columns = {
+        "user": np.concatenate([user, user[liked]])[place].astype(np.int32),
+        "time": np.concatenate([times, times[liked]])[place].astype(np.uint32),
+        "item": np.concatenate([items, items[liked]])[place].astype(np.int32),
+        "event": np.array(["listen", "like"])[(place >= listens).astype(np.int64)],
+        "played": pa.array(np.append(played, np.zeros(len(liked)))[place].astype(np.int16), mask=place >= listens),
+    }
+    ranks = np.empty(len(place), np.int64)
+    ranks[place] = np.arange(len(place))
+    before = ranks[:listens] - np.repeat(ranks[:listens][np.append(0, np.cumsum(counts)[:-1])], counts)
+    is_sample = before >= MIN_HISTORY
+    return columns, (times[is_sample], probability[is_sample], labels[is_sample])
+
+
+@jit
+def _simulate(
+    offsets: NDArray[np.int64], times: NDArray[np.int64], draws: NDArray[np.float64], genres: NDArray[np.int64],
+    by_genre: NDArray[np.int64], starts: NDArray[np.int64], quality: NDArray[np.float64], peak: NDArray[np.float64],
+    items: NDArray[np.int64], probability: NDArray[np.float64], labels: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
+    mood = np.empty((2, GENRES))
+    for user in range(len(offsets) - 1):
+        mood[:] = 0
+        focus: Int = 0
+        for i in range(offsets[user], offsets[user + 1]):
+            if i == offsets[user] or draws[i, 0] < CHANGE:
+                focus = int(draws[i, 0] / CHANGE * 1e6) % GENRES
+            genre = focus if draws[i, 1] < STAY else int((draws[i, 1] - STAY) / (1 - STAY) * GENRES)
+            width = starts[genre + 1] - starts[genre]
+            items[i] = by_genre[starts[genre] + int(draws[i, 2] * draws[i, 2] * width)]
+            probability[i] = click_probability(mood[:, genre], quality[items[i]], peak[genre], times[i])
+            labels[i] = draws[i, 3] < probability[i]
+            update_mood(mood[:, genre], labels[i])
+
+
+@jit
+def click_probability(mood: NDArray[np.float64], quality: float, peak: float, time: Int) -> float:
+    """The probability of listening to the end; mood: taste and satiety of the item's genre."""
+    phase = 2 * np.pi * (time / 3600 % 24 - peak) / 24
+    logit = BIAS + TASTE * mood[0] - SATIETY * mood[1] + quality + HOUR * np.cos(phase)
+    return 1 / (1 + np.exp(-logit))
+
+
+@jit
+def update_mood(mood: NDArray[np.float64], label: bool) -> None:
+    """Change a user's taste and satiety of a genre after a listen to its items."""
+    change = 1 if label else -1
+    mood[0] = mood[0] * TASTE_DECAY + change
+    mood[1] = mood[1] * SATIETY_DECAY + change

@@ -1,0 +1,205 @@
+"""Datasets of events as batches: equal to the reference's, for any number of processes, from any place."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from app.config import DataConfig
+from app.config.data import AnchorOrder, EventConfig, HistoryKind, WindowRest
+from app.data.batch import Batch
+from app.data.events import EventReader
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from tests.data_prep.conftest import config
+from tests.event_logs import reference, write_reference_log
+
+HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
+LIKE_REFERENCE = EventConfig(
+    history_length=HISTORY, scan_events=SCAN, max_history=MAX_SEQ_LEN - 1 - 8, window_seconds=WINDOW_SECONDS
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log")
+    preprocess(config(*write_reference_log(directory), f"data.path={directory}/out"))
+    return directory / "out"
+
+
+def reader(root: Path, rank: int = 0, world_size: int = 1, **changes: Any) -> EventReader:
+    chosen = DataConfig(events=dataclasses.replace(LIKE_REFERENCE, **changes))
+    return EventReader(root, load_manifest(root), chosen, rank, world_size)
+
+
+def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
+    """Each sample as values that can be compared: ids by key, times, actions, label."""
+    found = []
+    for batch in batches:
+        assert batch.sequences is not None
+        by_key = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
+        ends = torch.cumsum(batch.sequences.lengths, 0)
+        for i in range(batch.num_valid):
+            part = slice(int(ends[i] - batch.sequences.lengths[i]), int(ends[i]))
+            times, actions = batch.sequences.times[part].tolist(), batch.sequences.actions[part].tolist()
+            ids = tuple(tuple(each[i].tolist()) for each in by_key)
+            when = (int(batch.sequences.anchor_times[i]), int(batch.sequences.query_times[i]))
+            found.append((ids, tuple(times), tuple(actions), when, float(batch.labels[i])))
+    return found
+
+
+def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
+    """The reference's samples, in the order of `positions`, as `samples` has ours."""
+    positions = z["m0_positions" if name == "m0" else "positions"]
+    found = []
+    cuts = [
+        np.split(z[f"{name}_{part}_values"], np.cumsum(z[f"{name}_{part}_lengths"])[:-1]) for part in ("uih", "cand")
+    ]
+    uih, candidate = ([each[k * len(positions) : (k + 1) * len(positions)] for k in range(keys)]
+                      for each, keys in zip(cuts, (15, 6), strict=True))  # fmt: skip
+    for i, position in enumerate(positions):
+        ids = tuple(tuple(uih[k][i].tolist()) for k in range(11))
+        ids += tuple(tuple(candidate[k][i].tolist()) for k in range(3))
+        when = (int(z["store_timestamps"][position]), int(candidate[3][i][0]))
+        label = float(int(candidate[4][i][0]) & 1)
+        found.append((ids, tuple(uih[12][i].tolist()), tuple(uih[11][i].tolist()), when, label))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("interleaved", {}),
+        ("last_n", {"history": HistoryKind.last_n}),
+        ("m0", {"min_history": 0}),
+    ],
+)
+def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str, Any]) -> None:
+    z, found = reference(), reader(root, **changes)
+    windows = [found.anchors.window(window) for window in range(len(found.anchors.counts))]
+    positions = z["m0_positions" if name == "m0" else "positions"]
+    expected = dict(zip(positions.tolist(), collated(z, name), strict=True))
+    assert np.sort(np.concatenate(windows)).tolist() == positions.tolist()
+    ours = samples([*found.train_batches(1, 0, 0, 0), *found.eval_batches(7)])
+    assert len(ours) == len(positions)
+    assert ours == [expected[position] for window in windows for position in window.tolist()]
+
+
+def test_windows_equal_the_reference_s(root: Path) -> None:
+    z, anchors = reference(), reader(root).anchors
+    assert len(anchors.counts) == z["num_windows"]
+    for window in range(len(anchors.counts)):
+        assert anchors.window(window).tolist() == z["positions"][z[f"window_{window}"]].tolist()
+    assert reader(root).rows == z["total_train_anchors_all_but_last"]
+
+
+@pytest.mark.parametrize("order", list(AnchorOrder))
+@pytest.mark.parametrize("rest", list(WindowRest))
+def test_global_batches_are_the_same_for_any_number_of_processes(
+    root: Path, order: AnchorOrder, rest: WindowRest
+) -> None:
+    one = reader(root, order=order, rest=rest)
+    whole, evaluated = list(one.train_batches(12, 7, 1, 0)), list(one.eval_batches(12))
+    assert len(samples(evaluated)) == one.rows_evaluated
+    for world_size in (2, 3, 4):
+        ranks = [reader(root, rank, world_size, order=order, rest=rest) for rank in range(world_size)]
+        parts = [list(each.train_batches(12, 7, 1, 0)) for each in ranks]
+        for number, batch in enumerate(whole):
+            assert samples([batch]) == [one for part in parts for one in samples([part[number]])]
+        scored = [list(each.eval_batches(12)) for each in ranks]
+        assert {len(part) for part in scored} == {len(evaluated)}  # equal numbers of batches, of equal sizes
+        assert {len(batch.labels) for part in scored for batch in part} == {12 // world_size}
+        for number, batch in enumerate(evaluated):
+            assert samples([batch]) == [one for part in scored for one in samples([part[number]])]
+
+
+def test_order_begins_anywhere(root: Path) -> None:
+    """The place in the order is a number of batches, which a checkpoint holds."""
+    found = reader(root, order=AnchorOrder.shuffled)
+    whole = list(found.train_batches(10, 3, 0, 0))
+    assert len(whole) == found.num_batches(10)
+    for first in (1, 7, len(whole) - 1):
+        assert samples(list(found.train_batches(10, 3, 0, first))) == samples(whole[first:])
+
+
+def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> None:
+    by_user = samples(list(reader(root).train_batches(1, 0, 0, 0)))
+    found = reader(root, order=AnchorOrder.shuffled)
+    orders = [samples(list(found.train_batches(1, *key, 0))) for key in ((1, 0), (2, 0), (1, 1))]
+    first = int(found.anchors.counts[0])
+    for shuffled in orders:
+        assert sorted(shuffled[:first]) == sorted(by_user[:first])
+        assert sorted(shuffled) == sorted(by_user)
+    assert len({tuple(shuffled) for shuffled in (by_user, *orders)}) == 4
+
+
+def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
+    counts = reader(root).anchors.counts[:-1]
+    assert reader(root).num_batches(50) == counts.sum() // 50 == 3
+    assert reader(root, rest=WindowRest.drop).num_batches(50) == (counts // 50).sum() == 3
+    assert reader(root, rest=WindowRest.drop).num_batches(70) == 2
+    dropped = samples(list(reader(root, rest=WindowRest.drop).train_batches(60, 0, 0, 0)))
+    whole = samples(list(reader(root).train_batches(1, 0, 0, 0)))
+    assert dropped == whole[:60] + whole[counts[0] : counts[0] + 60]
+
+
+def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
+    found = reader(root)
+    last = list(found.eval_batches(40))[-1]
+    assert last.sequences is not None
+    padding = slice(last.num_valid, None)
+    assert last.num_valid == found.rows_evaluated % 40
+    assert len(last.labels) == 40
+    assert last.sequences.lengths[padding].sum() == 0
+    assert len(last.sequences.times) == last.sequences.lengths.sum()
+    for key, jagged in last.sparse_features.to_dict().items():
+        lengths = jagged.lengths()[padding]
+        assert (lengths == (0 if key in ("item", "artist", "album") else 1)).all()
+        assert all((each == 0).all() for each in jagged.to_dense()[last.num_valid :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_history": 1000}, r"data\.events\.min_history=1000: .* set data\.events\.min_history=\d+"),
+        ({"eval_window": 9}, r"data\.events\.eval_window=9: no samples in this window.* choose one of \[1, 2\]"),
+        ({"window_seconds": 10**6}, r"eval_window=0: .* set a smaller data\.events\.window_seconds"),
+    ],
+)
+def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        reader(root, **changes)
+
+
+def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root, tmp_path / "copy")
+    found = reader(copy)
+    path = copy / "events/00000.items.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
+    with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
+        list(found.eval_batches(8))
+    with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
+        list(reader(copy).eval_batches(8))
+
+
+def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
+    given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    manifest = preprocess(config(*given, f"data.path={tmp_path}"))
+    found = EventReader(tmp_path, manifest, DataConfig(), 0, 1)
+    assert found.rows + found.rows_evaluated == manifest.extra["anchors"]
+    users = set()
+    for batch in (*found.train_batches(64, 0, 0, 0), *found.eval_batches(64)):
+        for key, jagged in batch.sparse_features.to_dict().items():
+            ids = jagged.to_dense()[: batch.num_valid]
+            values = torch.cat(ids)
+            limit = manifest.num_embeddings[found.features[key]]
+            assert ((values >= 0) & (values < limit)).all()
+            users |= set(values.tolist()) if key == "user" else set()
+    assert len(users) == found.anchors.users

@@ -1,0 +1,81 @@
+"""Histories against a plain reading of their definition, however anchors follow each other."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.data.anchors import Anchors
+from app.data.histories import gather_histories, hash_rows
+from data_prep.dataset.events import EventArrays
+
+
+def random_events(rng: np.random.Generator, users: int, length: int, kinds: int) -> EventArrays:
+    counts = rng.integers(0, length + 1, users)
+    offsets = np.append(0, np.cumsum(counts))
+    total = int(offsets[-1])
+    times = np.concatenate([np.sort(rng.integers(0, 90, count)) for count in counts]).astype(np.uint32)
+    flags = rng.integers(0, 1 << kinds, total) | rng.integers(0, 2, total) << 6
+    items = rng.integers(0, 20, total).astype(np.int32)
+    attributes = rng.integers(0, 9, (2, 20)).astype(np.int32)
+    return EventArrays(np.arange(users), offsets, items, times, flags.astype(np.uint8), attributes)
+
+
+def by_definition(
+    events: EventArrays, anchor: int, start: int, masks: list[int], quota: int, scan: int, most: int
+) -> list[int]:
+    """Positions: the last `quota` of each kind among the `scan` events before the anchor, merged, the last `most`."""
+    past = range(max(start, anchor - scan), anchor)
+    kept = {event for mask in masks for event in [each for each in past if events.flags[each] & mask][-quota:]}
+    return sorted(kept)[-most:]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6), kinds=st.integers(1, 6), quota=st.integers(1, 6), scan=st.integers(1, 30),
+    most=st.integers(1, 40), joined=st.booleans(), order=st.sampled_from(["user", "shuffled", "backwards"]),
+)  # fmt: skip
+def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, joined: bool, order: str) -> None:
+    rng = np.random.default_rng(seed)
+    events = random_events(rng, 6, 40, kinds)
+    masks = [(1 << kinds) - 1] if joined else [1 << bit for bit in range(kinds)]
+    anchors = np.flatnonzero(events.flags & 64)
+    anchors = {"user": anchors, "shuffled": rng.permutation(anchors), "backwards": anchors[::-1]}[order]
+    users = np.searchsorted(events.offsets, anchors, "right") - 1
+    found = gather_histories(events, anchors, users, np.array(masks, np.uint8), quota, scan, most)
+    wanted = [
+        by_definition(events, int(anchor), int(events.offsets[user]), masks, quota, scan, most)
+        for anchor, user in zip(anchors, users, strict=True)
+    ]
+    assert found.lengths.tolist() == [len(each) for each in wanted]
+    positions = np.concatenate([np.zeros(0, np.int64), *map(np.array, wanted)]).astype(np.int64)
+    items = events.items[positions]
+    assert found.ids.tolist() == [items.tolist(), *events.attributes[:, items].tolist()]
+    assert found.times.tolist() == events.times[positions].tolist()
+    assert found.actions.tolist() == (events.flags[positions] & ((1 << kinds) - 1)).tolist()
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 10**6), min_history=st.integers(0, 10), seconds=st.integers(1, 40))
+def test_anchors(seed: int, min_history: int, seconds: int) -> None:
+    """Every event with the bit and enough before it is in one window, by user and time."""
+    events = random_events(np.random.default_rng(seed), 6, 40, 2)
+    ranks = np.arange(len(events.items)) - np.repeat(events.offsets[:-1], np.diff(events.offsets))
+    wanted = np.flatnonzero((events.flags & 64 != 0) & (ranks >= min_history))
+    if not len(wanted):
+        return
+    anchors = Anchors(events, min_history, seconds)
+    times = events.times.astype(np.int64)
+    assert anchors.origin == times[wanted].min()
+    windows = (times[wanted] - anchors.origin) // seconds
+    assert anchors.counts.tolist() == np.bincount(windows).tolist()
+    for window in range(len(anchors.counts)):
+        assert anchors.window(window).tolist() == wanted[windows == window].tolist()
+    assert anchors.users == len(np.unique(anchors.users_of(wanted)))
+
+
+def test_hashes_are_xxh64() -> None:
+    """Against the published digests of eight bytes; of two and three ids the reference's samples say it."""
+    for word, digest in ((0, 0x34C96ACDCADB1BBB), (1, 0x9F29CB17A2A49995)):
+        out = np.empty(1, np.int32)
+        hash_rows(np.array([[word]]), 2**31 - 1, out)
+        assert out[0] == digest % (2**31 - 1)

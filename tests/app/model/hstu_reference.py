@@ -1,0 +1,164 @@
+"""The reference's tiny HSTU of tests/golden/reference/hstu_tiny.npz: our model with its values, and its batches."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingCollection, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from app.config.hstu import Attention, HSTUConfig
+from app.config.tables import Storage
+from app.model.hstu import HSTU, EventArch, Sequences
+from app.model.tables import TableInitRange, TableSpec
+
+GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
+CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic",
+           "user_x_artist_x_hour"]  # fmt: skip
+HISTORY = ["item_id", "artist_id", "album_id"]
+CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id"]
+NUM_ACTIONS, TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 3, 16, 0.2, 1.0
+PREPROCESSOR, TRANSDUCER = "_hstu_transducer._input_preprocessor.", "_hstu_transducer."
+LAYER = {"_uvqk_weight": "projection", "_uvqk_beta": "bias", "_input_norm_weight": "input_norm.weight",
+         "_input_norm_bias": "input_norm.bias", "_output_weight": "output", "_output_norm_weight": "output_norm.weight",
+         "_output_norm_bias": "output_norm.bias"}  # fmt: skip
+ALIKE = {
+    f"{PREPROCESSOR}_batched_contextual_linear_weights": "context_weight",
+    f"{PREPROCESSOR}_batched_contextual_linear_bias": "context_bias",
+    f"{PREPROCESSOR}_action_encoder._action_embedding_table": "actions.rows",
+    f"{PREPROCESSOR}_action_encoder._target_action_embedding_table": "actions.candidate",
+    f"{TRANSDUCER}_positional_encoder._position_embeddings_weight": "positions",
+    f"{TRANSDUCER}_positional_encoder._timestamp_embeddings_weight": "ages",
+}
+PERCEPTRONS = {
+    f"{PREPROCESSOR}_content_embedding_mlp": "content", f"{PREPROCESSOR}_additional_embedding_mlp": "attributes",
+    f"{PREPROCESSOR}_action_embedding_mlp": "action", "_item_embedding_mlp": "item",
+    "_multitask_module._prediction_module": "head.layers",
+}  # fmt: skip
+
+
+class GoldenBatch(NamedTuple):
+    """A batch, and the candidates' actions and watch times [M]."""
+
+    sequences: Sequences
+    ids: KeyedJaggedTensor
+    actions: Tensor
+    watch: Tensor
+
+
+def names(num_tasks: int = 1) -> dict[str, str]:
+    """Our names of dense parameters by the reference's."""
+    found = dict(ALIKE)
+    found |= {f"{TRANSDUCER}_stu_module._stu_layers.{number}.{theirs}": f"layers.{number}.{ours}"
+              for number in (0, 1) for theirs, ours in LAYER.items()}  # fmt: skip
+    for part in ("weight", "bias"):
+        found[f"{TRANSDUCER}_output_postprocessor._time_feature_combiner.{part}"] = f"user.0.{part}"
+        found[f"{TRANSDUCER}_output_postprocessor._layer_norm.{part}"] = f"user.1.{part}"
+        for theirs, ours in PERCEPTRONS.items():
+            found |= {f"{theirs}.{number}.{part}": f"{ours}.{place}.{part}"
+                      for number, place in enumerate(("0", "1.norm", "2", "3"))
+                      if f"init.{theirs}.{number}.{part}" in GOLDEN}  # fmt: skip
+    return found
+
+
+def config(attention: Attention) -> HSTUConfig:
+    """The reference's sizes."""
+    return HSTUConfig(dim=24, num_layers=2, num_heads=2, attention_dim=8, hidden_dim=10, preprocessor_dim=18,
+                      item_dim=512, action_dim=8, attention=attention, loss_weight=LOSS_WEIGHT)  # fmt: skip
+
+
+def tables() -> list[TableSpec]:
+    """The reference's tables; the candidate shares the history's."""
+    keys = dict(zip(HISTORY, CANDIDATE, strict=True))
+    return [
+        TableSpec(name, (name, *([keys[name]] if name in keys else [])), len(GOLDEN[f"init.table.{name}"]), TABLE_DIM,
+                  TableInitRange(), Storage.fp32, mean=False, by_id=True)
+        for name in (*HISTORY, *CONTEXT)
+    ]  # fmt: skip
+
+
+def model(attention: Attention, num_tasks: int = 1) -> HSTU:
+    """Our model with the reference's initial values."""
+    arch = EventArch(tables())
+    assert isinstance(arch.rows, EmbeddingCollection)
+    arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
+    made = HSTU(config(attention), arch, TABLE_DIM, CONTEXT, HISTORY, CANDIDATE, NUM_ACTIONS, num_tasks)
+    set_parameters(made, "init.", num_tasks)
+    return made
+
+
+def set_parameters(made: nn.Module, kind: str, num_tasks: int = 1) -> None:
+    """Give a model the reference's values; rows of `positions` and `ages` that it does not list are 0."""
+    parameters = dict(made.named_parameters())
+    with torch.no_grad():
+        for theirs, ours in names().items():
+            key = f"multi_{kind}{theirs}"
+            values = torch.from_numpy(GOLDEN[key if num_tasks > 1 and key in GOLDEN else f"{kind}{theirs}"])
+            parameter = parameters.pop(ours).zero_()
+            parameter[: len(values)] = values
+        for name in (*HISTORY, *CONTEXT):
+            parameters.pop(f"sparse_arch.rows.embeddings.{name}.weight").copy_(
+                torch.from_numpy(GOLDEN[f"{kind}table.{name}"])
+            )
+    assert not parameters
+
+
+def batches(kind: str = "", part: slice = slice(None)) -> Iterator[GoldenBatch]:
+    """The batches of `kind` ("" or "multi_"), or only some samples of each, with the divisor of all."""
+    lengths, candidates = GOLDEN[f"{kind}hist_len"], GOLDEN[f"{kind}cand_len"]
+    event_ends, candidate_ends = lengths.cumsum().reshape(lengths.shape), candidates.cumsum().reshape(lengths.shape)
+    for step in range(len(lengths)):
+        mine = np.arange(lengths.shape[1])[part]
+        events = _ranges(event_ends[step][mine], lengths[step][mine])
+        chosen = _ranges(candidate_ends[step][mine], candidates[step][mine])
+        kinds = ("item", "artist", "album")
+        values = [*GOLDEN[f"{kind}ctx_ids"][step][mine].T, *(GOLDEN[f"{kind}hist_{name}"][events] for name in kinds),
+                  *(GOLDEN[f"{kind}cand_{name}"][chosen] for name in kinds)]  # fmt: skip
+        counts = [np.ones(len(mine), np.int64)] * len(CONTEXT)
+        counts += [lengths[step][mine]] * 3 + [candidates[step][mine]] * 3
+        ids = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, *CANDIDATE], values=torch.from_numpy(np.concatenate(values)),
+                                lengths=torch.from_numpy(np.concatenate(counts)))  # fmt: skip
+        times, actions, candidate_times = (
+            torch.from_numpy(GOLDEN[f"{kind}{name}"][rows])
+            for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", chosen))
+        )
+        divisor = float(len(CONTEXT) + lengths[step].max() + candidates[step].max())
+        sequences = Sequences(times, actions, candidate_times, lengths[step][mine].tolist(),
+                              candidates[step][mine].tolist(), divisor)  # fmt: skip
+        yield GoldenBatch(sequences, ids, *(torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][chosen])
+                                            for name in ("action", "watch")))  # fmt: skip
+
+
+def _ranges(ends: Any, lengths: Any) -> Any:
+    return np.concatenate([np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)])
+
+
+class Trainer:
+    """The reference's optimizers: clipped Adam, and row-wise Adagrad in the tables' backward."""
+
+    def __init__(self, made: HSTU, warmup_steps: int = 0) -> None:
+        apply_optimizer_in_backward(RowWiseAdagrad, made.sparse_arch.parameters(), {"lr": 5e-2, "eps": 1e-8})
+        self._tables = list(made.sparse_arch.parameters())
+        self._dense = [value for name, value in made.named_parameters() if not name.startswith("sparse_arch")]
+        self._adam = torch.optim.Adam(self._dense, lr=1e-2, betas=(0.95, 0.999), eps=1e-8)
+        self._warmup_steps, self._step = warmup_steps, 0
+
+    def update(self, loss: Tensor) -> float:
+        """One step; return the dense gradients' norm before clipping."""
+        factor = min(1.0, self._step / self._warmup_steps) if self._warmup_steps else 1.0
+        in_backward: list[Any] = [
+            optimizer for table in self._tables for optimizer in vars(table)["_in_backward_optimizers"]
+        ]
+        for optimizer, rate in ((self._adam, 1e-2), *((optimizer, 5e-2) for optimizer in in_backward)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+        self._adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._dense, MAX_NORM)
+        self._adam.step()
+        self._step += 1
+        return float(norm)

@@ -1,0 +1,137 @@
+"""HSTU against MLPerf's reference, value by value, and its attentions against each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from app.config.hstu import Attention, HSTUConfig
+from app.model.attention import SequenceLayout, attend
+from app.model.hstu import HSTU
+from tests.app.model import hstu_reference as reference
+from tests.app.model.hstu_reference import GOLDEN
+
+bce = nn.functional.binary_cross_entropy_with_logits
+MLPERF = HSTUConfig(dim=512, num_layers=3, num_heads=4, attention_dim=128, hidden_dim=128, preprocessor_dim=256,
+                    item_dim=512)  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) -> None:
+    kind = "warm_" if warmup_steps else ""
+    made = reference.model(attention)
+    trainer = reference.Trainer(made, warmup_steps)
+    for step, batch in enumerate(reference.batches()):
+        logits = made(batch.sequences, batch.ids).squeeze(1)
+        loss = reference.LOSS_WEIGHT * bce(logits, (batch.actions & 1).float())
+        norm = trainer.update(loss)
+        assert loss.item() == pytest.approx(GOLDEN[f"{kind}losses"][step], abs=1e-6)
+        np.testing.assert_allclose(logits.detach(), GOLDEN[f"{kind}logits"][step], atol=1e-4)
+        if not warmup_steps:
+            assert norm == pytest.approx(GOLDEN["grad_norms"][step], rel=1e-4)
+    if not warmup_steps:
+        for theirs, ours in reference.names().items():
+            final = GOLDEN[f"final.{theirs}"]
+            np.testing.assert_allclose(made.get_parameter(ours).detach()[: len(final)], final, atol=5e-4)
+
+
+@pytest.mark.parametrize("attention", Attention)
+def test_gradients_of_the_first_step_equal_the_reference(attention: Attention) -> None:
+    made = reference.model(attention)
+    batch = next(reference.batches())
+    logits = made(batch.sequences, batch.ids).squeeze(1)
+    (reference.LOSS_WEIGHT * bce(logits, (batch.actions & 1).float())).backward()
+    for theirs, ours in reference.names().items():
+        grad = made.get_parameter(ours).grad
+        assert grad is not None
+        expected = GOLDEN[f"grad0.{theirs}"]
+        np.testing.assert_allclose(grad[: len(expected)], expected, atol=1e-7, err_msg=ours)
+
+
+@pytest.mark.parametrize("attention", Attention)
+def test_several_candidates_and_tasks_equal_the_reference(attention: Attention) -> None:
+    made = reference.model(attention, num_tasks=3)
+    trainer = reference.Trainer(made)
+    found = []
+    for step, batch in enumerate(reference.batches("multi_")):
+        logits = made(batch.sequences, batch.ids)
+        tasks = [bce(logits[:, 0], (batch.actions & 1).float()), bce(logits[:, 1], (batch.actions >> 1 & 1).float()),
+                 nn.functional.mse_loss(logits[:, 2], batch.watch.float())]  # fmt: skip
+        loss = reference.LOSS_WEIGHT * torch.stack(tasks).sum()
+        trainer.update(loss)
+        # The reference's own are 1.4e-5 from double precision.
+        assert loss.item() == pytest.approx(GOLDEN["multi_losses"][step], abs=3e-5)
+        found.append(logits.detach())
+    np.testing.assert_allclose(torch.cat(found), GOLDEN["multi_logits"], atol=5e-4)
+
+
+def test_a_sample_scores_the_same_in_any_company() -> None:
+    """Given the divisor of the whole batch."""
+    made = reference.model(Attention.bucketed).eval()
+    whole = next(reference.batches())
+    with torch.no_grad():
+        together = made(whole.sequences, whole.ids)
+        for sample in range(8):
+            alone = next(reference.batches(part=slice(sample, sample + 1)))
+            np.testing.assert_allclose(made(alone.sequences, alone.ids)[0], together[sample], atol=1e-6)
+
+
+def test_the_number_of_parameters_is_that_of_mlperf() -> None:
+    with torch.device("meta"):
+        made = HSTU(MLPERF, nn.Identity(), 512, reference.CONTEXT, reference.HISTORY, reference.CANDIDATE, 3)
+    assert sum(parameter.numel() for parameter in made.parameters()) == 15_243_057
+
+
+def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Tensor:
+    """Position by position, in double precision."""
+    out, start = torch.zeros(len(q), *v.shape[1:], dtype=torch.float64), 0
+    q, k, v = q.double(), k.double(), v.double()
+    for length, candidates in zip(layout.lengths, layout.num_candidates, strict=True):
+        history = length - candidates
+        for i in range(length):
+            for j in [*range(min(i, history)), i]:
+                score = (q[start + i] * k[start + j]).sum(1) / math.sqrt(q.shape[2])
+                out[start + i] += (score * score.sigmoid() / layout.divisor).unsqueeze(1) * v[start + j]
+        start += length
+    return out
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=6), st.booleans(), st.booleans())
+def test_attentions_are_the_definition(sizes: list[tuple[int, int]], one: bool, candidates_only: bool) -> None:
+    """Values and gradients, for sequences of any lengths with one candidate or several."""
+    counts = [1 if one else candidates for _, candidates in sizes]
+    layout = SequenceLayout([history + count for (history, _), count in zip(sizes, counts, strict=True)], counts, 7.0)
+    torch.manual_seed(0)
+    total = sum(layout.lengths)
+    q, k, v = (torch.randn(total, 2, width, requires_grad=True) for width in (3, 3, 5))
+    ends = np.cumsum(layout.lengths)
+    places = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+    rows = torch.from_numpy(places) if candidates_only else torch.arange(total)
+    expected = by_definition(q, k, v, layout)[rows]
+    weights = torch.randn(expected.shape)
+    wanted = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    for attention in Attention:
+        out = attend(attention, q[rows], k, v, layout, candidates_only)
+        torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+        grads = torch.autograd.grad((out * weights).sum(), (q, k, v))
+        for ours, theirs in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layout = SequenceLayout([300, 7, 280, 50, 51], [1, 1, 1, 1, 1], 300.0)
+    q, k, v = (torch.randn(sum(layout.lengths), 2, 8, requires_grad=True) for _ in range(3))
+    expected = attend(Attention.padded, q, k, v, layout)
+    wanted = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    monkeypatch.setattr("app.model.attention.CHUNK_BYTES", 1 << 14)
+    out = attend(Attention.bucketed, q, k, v, layout)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
+    for ours, theirs in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
