@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
-from app.data.batch import Batch, MultiHotBatches, OneHotBatches, RowArrays, join_rows
+from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -146,8 +146,6 @@ class BatchMaker:
             rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
-    def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
+    def of_size(self, local_batch_size: int) -> BatchBuilder:
         """For batches of this size, padded at the end."""
-        if self._ragged or self._tables:
-            return MultiHotBatches(self._features, self._ragged, self._tables, local_batch_size)
-        return OneHotBatches(self._features, local_batch_size)
+        return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)
