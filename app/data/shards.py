@@ -16,7 +16,6 @@ from common.jit import Int, jit, prefetch
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
-from data_prep.io.arrays import will_need
 
 log = logging.getLogger("clickwork")
 
@@ -134,13 +133,7 @@ class SplitShards:
         index = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             end = min(stop, int(self._starts[index + 1]))
-            first, last = start - int(self._starts[index]), end - int(self._starts[index])
-            shard = self._open(index)
-            for array in (shard.labels, shard.dense, shard.sparse):
-                will_need(array, first, last)
-            rows = slice(first, last)
-            bags = tuple(bags.part(first, last) for bags in shard.bags)
-            yield ShardArrays(shard.labels[rows], shard.dense[rows], shard.sparse[rows], bags)
+            yield self._open(index).part(start - int(self._starts[index]), end - int(self._starts[index]))
             start, index = end, index + 1
 
     def _open_shard(self, index: int) -> ShardArrays:
