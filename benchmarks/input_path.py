@@ -7,7 +7,7 @@
 
 CPU time of all a process's threads: on a busy machine it varies less than seconds do. The dataset is random, and in the
 page cache. Readers run one after the other, or --at-once, where they share caches and memory bandwidth. Medians of
-rounds, in which the variants take turns. --quick: few rows, to see that it runs.
+rounds, in which the variants take turns.
 """
 
 import argparse
@@ -47,12 +47,9 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="readers that run at the same time")
     parser.add_argument("--max-rows", type=int, default=200_000, help="of a multi-hot table")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)  # one process: dataset, lanes, rank, world size
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rows, arguments.rounds, arguments.processes = 400_000, 1, [1, 2]
     keep_freed_memory()  # as training does
     if arguments.read is not None:
         path, *numbers = arguments.read
