@@ -1,7 +1,10 @@
 """A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +17,8 @@ from torchrec.streamable import Pipelineable
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.multi_hot import MultiHotTables
+
+BATCHES_AHEAD = 2
 
 
 @dataclass
@@ -34,7 +39,8 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
-        here = self.pinned() if device.type != "cpu" and self.labels.device.type == "cpu" else self
+        is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
+        here = self.pinned() if device.type != "cpu" and is_pageable else self
         return replace(
             here,
             dense_features=here.dense_features.to(device, non_blocking=non_blocking),
@@ -55,6 +61,35 @@ class Batch(Pipelineable):
         """Tell the allocator that `stream` uses these tensors."""
         for part in (self.dense_features, self.sparse_features, self.labels):
             part.record_stream(stream)
+
+
+def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches in page-locked memory for a GPU, built by a thread while others are in use."""
+
+    def build() -> Batch | None:
+        batch = next(batches, None)
+        return None if batch is None else batch.pinned()
+
+    with ThreadPoolExecutor(1, "batch", initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+        waiting = deque(pool.submit(build) for _ in range(BATCHES_AHEAD))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(build))
+            yield batch
+
+
+def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on a GPU: one is copied, in a stream of its own, while another is computed."""
+    copying, copied = torch.cuda.Stream(device), None
+    for batch in chain(pinned_ahead(batches, device), [None]):
+        previous = copied
+        if batch is not None:
+            with torch.cuda.stream(copying):
+                copied = batch.to(device, non_blocking=True), copying.record_event()
+        if previous is not None:
+            computing = torch.cuda.current_stream(device)
+            computing.wait_event(previous[1])
+            previous[0].record_stream(computing)
+            yield previous[0]
 
 
 class RowArrays(NamedTuple):

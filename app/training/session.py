@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrec.optim.keyed import CombinedOptimizer
 
 from app.config import AppConfig, Precision
-from app.data.batch import Batch
+from app.data.batch import Batch, copied_ahead
 from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
@@ -77,7 +77,7 @@ class Predictor:
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
         device = self.runtime.device
-        return batches if device.type == "cpu" else (batch.to(device, True) for batch in batches)
+        return batches if device.type == "cpu" else copied_ahead(batches, device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B] float32 of a batch on the device, the dense layers in the configured precision."""
