@@ -7,6 +7,7 @@ unsharded, the whole model on each process.
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
@@ -27,7 +28,7 @@ def main(config: EvaluateConfig) -> int:
     validate_evaluate(config)
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
-    trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size)
+    trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size, exact_rows=config.exact_rows)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
@@ -47,16 +48,14 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
-def _measure(
-    run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig
-) -> dict[str, float | int | str | None]:
+def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig) -> dict[str, Any]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest)
         load_tensors(run.path, this.model, optimizer=None)
-        return this.predict(config.split).metrics()
+        return this.evaluate(config.split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    return Predictor(trained, here, run.root, run.manifest, model).predict(config.split).metrics()
+    return Predictor(trained, here, run.root, run.manifest, model).evaluate(config.split).figures
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Has anything become slower? The last commit, or another, against the working tree, measured in turn.
 
-    python -m benchmarks.check [--against HEAD] [--rounds 5] [--bound 1.15] [-- app.bench's overrides]
+    python -m benchmarks.check [--against HEAD] [--rounds 16] [--bound 1.03] [-- app.bench's overrides]
 
-Each round runs `app.bench` once in a checkout of the commit and once here, so that both meet the same machine; a case
-has become slower if the median over rounds of the ratios here/there is above the bound and so is every round's.
-Ends with 1 if one has. Seconds of different days are never compared.
+Each round runs `app.bench` once in a checkout of the commit and once here, so that both meet the same machine; which
+goes first alternates. A case's time is the 10th percentile of its runs: other work on the machine disturbs it least.
+It has become slower if the median over rounds of the ratios here/there is at least the bound, and the one-sided
+Wilcoxon signed-rank test of the ratios' logarithms against no change gives p < 0.01 divided by the number of cases.
+"finds" is the smallest slowdown that this test would have found with this run's noise: where it is more than 5 %, the
+machine was not quiet enough. Ends with 1 if a case has become slower. Seconds of different days are never compared.
 """
 
 import argparse
@@ -15,6 +18,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+import scipy.stats
+
+ALPHA = 0.01  # chance of any false alarm
+STEPS = [1 + step / 100 for step in range(1, 100)]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -22,8 +30,8 @@ def main() -> int:
     """Measure, print, say whether anything became slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="HEAD", help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bound", type=float, default=1.15, help="ratio of times that counts as slower")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--bound", type=float, default=1.03, help="ratio of times that counts as slower")
     parser.add_argument("overrides", nargs="*", help="of app.bench, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -42,41 +50,49 @@ def git(*arguments: str) -> None:
 
 
 def compare(there: Path, rounds: int, overrides: list[str]) -> dict[str, list[float]]:
-    """Ratios here/there of each case's median, one a round; which goes first changes from round to round."""
+    """Ratios here/there of each case's time, one a round; which goes first changes from round to round."""
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
         pair = [there, REPOSITORY] if number % 2 else [REPOSITORY, there]
-        medians = {tree: bench(tree, overrides) for tree in pair}
-        for name, here in medians[REPOSITORY].items():
-            if name in medians[there]:
-                ratios.setdefault(name, []).append(here / medians[there][name])
+        times = {tree: bench(tree, overrides) for tree in pair}
+        for name, here in times[REPOSITORY].items():
+            if name in times[there]:
+                ratios.setdefault(name, []).append(here / times[there][name])
         print(f"round {number + 1} of {rounds} done", file=sys.stderr)
     return ratios
 
 
 def bench(tree: Path, overrides: list[str]) -> dict[str, float]:
-    """Milliseconds of each case in one checkout."""
+    """Milliseconds of each case in one checkout, the 10th percentile."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "bench.json"
         command = [sys.executable, "-m", "app.bench", f"out={out}", *overrides]
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{tree}: {done.stderr.strip()}")
-        return {result["name"]: result["median_ms"] for result in json.loads(out.read_bytes())["results"]}
+        return {result["name"]: result["p10_ms"] for result in json.loads(out.read_bytes())["results"]}
 
 
 def tell(ratios: dict[str, list[float]], bound: float) -> int:
     """Print a line a case; 1 if one became slower."""
-    slower = []
+    slower = 0
     for name, found in ratios.items():
-        median = statistics.median(found)
-        mark = ""
-        if median > bound and min(found) > bound:
-            slower.append(name)
-            mark = "  SLOWER"
-        print(f"{name:<46} {median:.3f} ({min(found):.3f} to {max(found):.3f}){mark}")
-    print(f"{len(slower)} of {len(ratios)} slower than {bound} times")
+        p_value = ALPHA / len(ratios)
+        is_slower = became_slower(found, bound, p_value)
+        slower += is_slower
+        noise = [ratio / statistics.median(found) for ratio in found]
+        resolved = next((f for f in STEPS if became_slower([f * ratio for ratio in noise], bound, p_value)), None)
+        resolution = "nothing below 2 times" if resolved is None else f"{resolved - 1:.0%}"
+        spread = f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+        print(f"{name:<46} {spread}  finds {resolution}{'  SLOWER' if is_slower else ''}")
+    print(f"{slower} of {len(ratios)} slower by {bound - 1:.0%} or more")
     return 1 if slower else 0
+
+
+def became_slower(ratios: list[float], bound: float, p_value: float) -> bool:
+    """The test that the module's docstring states."""
+    test = scipy.stats.wilcoxon(np.log(ratios), alternative="greater")
+    return statistics.median(ratios) >= bound - 1e-9 and float(test.pvalue) < p_value
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common import signals
-from common.errors import LostPeerError, UserError
+from common.errors import LostPeerError, OwnError, UserError
 from common.help import describe, groups_of, keys_of
 from common.redact import redact, redact_message
 
@@ -195,7 +195,7 @@ def run_command(
 def exit_status(run: Callable[[], int | None]) -> int:
     """Call `run` and return its exit status, which signals do not change from then on; print errors as one line.
 
-    Under torchrun all processes of a machine raise the same error, so only local rank 0 prints it.
+    Under torchrun all processes of a machine raise the same UserError but an OwnError, so only local rank 0 prints it.
     """
     signals.raise_interrupted()
     try:
@@ -211,7 +211,7 @@ def _status(run: Callable[[], int | None]) -> int:
     try:
         return run() or EXIT_DONE
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OwnError):
             _print_error(str(error))
         else:
             _wait_for_first_error()

@@ -9,6 +9,10 @@ class UserError(Exception):
     """
 
 
+class OwnError(UserError):
+    """A UserError of one process of a job alone: it is printed by whichever process raises it."""
+
+
 class LostPeerError(Exception):
     """Another process of the job ended or cannot be reached.
 

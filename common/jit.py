@@ -97,3 +97,38 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
         return builder.bitcast(same, ir.IntType(64))
 
     return types.uint64(buffer, position, byte), codegen
+
+
+@intrinsic
+def copy_16(typing_context: Any, target: types.Array, at: Any, source: types.Array, position: Any) -> Any:
+    """Copy 16 elements of a contiguous int32 array from `position` to another's `at` at once; no bounds check."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        addresses = []
+        for array in (0, 2):
+            data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
+            offset = context.cast(builder, arguments[array + 1], signature.args[array + 1], types.int64)
+            vector = ir.VectorType(ir.IntType(32), 16).as_pointer()
+            addresses.append(builder.bitcast(builder.gep(data, [offset]), vector))
+        block = builder.load(addresses[1])
+        block.align = builder.store(block, addresses[0]).align = 4
+        return context.get_dummy_value()
+
+    return types.void(target, at, source, position), codegen
+
+
+@intrinsic
+def prefetch(typing_context: Any, source: types.Array, position: types.Integer) -> Any:
+    """Ask for the cache line of an element that will be read soon."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        address = builder.bitcast(builder.gep(array.data, [offset]), ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        builder.call(function, [address, flag(0), flag(3), flag(1)])  # to read, to all caches, data
+        return context.get_dummy_value()
+
+    return types.void(source, position), codegen

@@ -12,7 +12,7 @@ import torch
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
-from app.data.batch import Batch, OneHotBatches, RowArrays
+from app.data.batch import Batch, BatchBuilder, RowArrays
 from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
 from data_prep.dataset.format import Split as SplitEntry
@@ -91,7 +91,7 @@ class _NextBatch:
 
 def _building(shape: Shape, row_bytes: int) -> Case:
     """Rows in memory to a batch: the KeyedJaggedTensor alone."""
-    make = OneHotBatches(shape.features, shape.batch_size)
+    make = BatchBuilder(shape.features, shape.batch_size, [], None)
     rng = np.random.default_rng(0)
     rows = RowArrays(
         labels=np.zeros(shape.batch_size, np.float32),

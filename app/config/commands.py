@@ -10,6 +10,7 @@ from app.config.app_config import AppConfig
 from app.config.checks import require_at_least, require_place, require_positive
 from app.config.published import published_tables
 from app.config.runtime import RuntimeConfig
+from app.config.train import EvalConfig
 from common.errors import UserError
 
 STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
@@ -231,12 +232,13 @@ class EvaluateConfig:
     data: DatasetConfig = field(default_factory=DatasetConfig)
     out: str | None = None  # also write the metrics to this JSON file
     global_batch_size: int = 16_384
+    exact_rows: int = EvalConfig.exact_rows  # of a larger split the AUC is from a histogram, with its error's bound
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
 def validate_evaluate(config: EvaluateConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"global_batch_size": (config.global_batch_size, 1)})
+    require_at_least({"global_batch_size": (config.global_batch_size, 1), "exact_rows": (config.exact_rows, 0)})
     require_place("out", config.out)
 
 

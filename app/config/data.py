@@ -105,7 +105,10 @@ class DataConfig:
     verify: VerifyData = VerifyData.auto
     shuffle: bool = True  # reorder the training split in every epoch
     shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
-    shuffle_window_blocks: int = 4  # … and rows are permuted within this number of blocks (all are in memory twice)
+    shuffle_window_blocks: int = (
+        4  # … and rows are permuted within this number of blocks (a process holds its own twice)
+    )
+    shuffle_lanes: int = 1  # processes that permute windows apart from each other: give about as many as there are
 
 
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:
@@ -160,6 +163,8 @@ def validate_data(data: DataConfig) -> None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:
         published_tables(data.published_tables)
+    if data.shuffle_lanes > 1 and not data.shuffle:
+        raise UserError("data.shuffle_lanes: has no effect with data.shuffle=false; leave it out")
     events = data.events
     require_at_least(
         {
@@ -171,5 +176,6 @@ def validate_data(data: DataConfig) -> None:
             "data.events.max_history": (events.max_history, 1),
             "data.shuffle_block_rows": (data.shuffle_block_rows, 1),
             "data.shuffle_window_blocks": (data.shuffle_window_blocks, 1),
+            "data.shuffle_lanes": (data.shuffle_lanes, 1),
         }
     )

@@ -67,6 +67,7 @@ class EvalConfig:
     split: str = "val"
     train_split: bool = False  # evaluate the training split as well, each time, and compare both
     global_batch_size: int = 16_384
+    exact_rows: int = 1 << 28  # of a larger split the AUC is from a histogram, with its error's bound
 
 
 @dataclass
@@ -168,7 +169,12 @@ def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
 
 def validate_eval(evaluation: EvalConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"eval.global_batch_size": (evaluation.global_batch_size, 1)})
+    require_at_least(
+        {
+            "eval.global_batch_size": (evaluation.global_batch_size, 1),
+            "eval.exact_rows": (evaluation.exact_rows, 0),
+        }
+    )
 
 
 class LossName(Enum):

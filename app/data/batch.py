@@ -1,6 +1,10 @@
 """A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +17,8 @@ from torchrec.streamable import Pipelineable
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.multi_hot import MultiHotTables
+
+BATCHES_AHEAD = 2
 
 
 @dataclass
@@ -67,7 +73,8 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
-        here = self.pinned() if device.type != "cpu" and self.labels.device.type == "cpu" else self
+        is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
+        here = self.pinned() if device.type != "cpu" and is_pageable else self
         return replace(
             here,
             dense_features=here.dense_features.to(device, non_blocking=non_blocking),
@@ -91,6 +98,35 @@ class Batch(Pipelineable):
         for part in (self.dense_features, self.sparse_features, self.labels, self.sequences):
             if part is not None:
                 part.record_stream(stream)
+
+
+def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches in page-locked memory for a GPU, built by a thread while others are in use."""
+
+    def build() -> Batch | None:
+        batch = next(batches, None)
+        return None if batch is None else batch.pinned()
+
+    with ThreadPoolExecutor(1, "batch", initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+        waiting = deque(pool.submit(build) for _ in range(BATCHES_AHEAD))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(build))
+            yield batch
+
+
+def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on a GPU: one is copied, in a stream of its own, while another is computed."""
+    copying, copied = torch.cuda.Stream(device), None
+    for batch in chain(pinned_ahead(batches, device), [None]):
+        previous = copied
+        if batch is not None:
+            with torch.cuda.stream(copying):
+                copied = batch.to(device, non_blocking=True), copying.record_event()
+        if previous is not None:
+            computing = torch.cuda.current_stream(device)
+            computing.wait_event(previous[1])
+            previous[0].record_stream(computing)
+            yield previous[0]
 
 
 class RowArrays(NamedTuple):
@@ -125,84 +161,80 @@ def join_rows(parts: list[RowArrays]) -> RowArrays:
     return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
 
 
-class OneHotBatches:
-    """Makes batches of one id a bag; lengths and offsets are the same for all of them."""
+class Layout(NamedTuple):
+    """Where a batch's bags lie in its values: lengths [F * B] and offsets [F * B + 1] int32, offset_per_key F + 1."""
 
-    def __init__(self, features: list[str], local_batch_size: int) -> None:
-        self._features, self._stride = features, local_batch_size
-        self._lengths = torch.ones(len(features) * local_batch_size, dtype=torch.int32)
-        self._offsets = torch.arange(len(features) * local_batch_size + 1, dtype=torch.int32)
-        self._offset_per_key = [feature * local_batch_size for feature in range(len(features) + 1)]
-
-    def batch(self, rows: RowArrays) -> Batch:
-        """Rows, padded with zeros to the local batch size."""
-        num_valid = len(rows.labels)
-        rows = _padded(rows, self._stride)
-        sparse_features = KeyedJaggedTensor(
-            keys=self._features,
-            values=torch.from_numpy(np.ascontiguousarray(rows.sparse.T)).flatten(),
-            lengths=self._lengths,
-            offsets=self._offsets,
-            stride=self._stride,
-            length_per_key=[self._stride] * len(self._features),  # else summed on the device, and waited for
-            offset_per_key=self._offset_per_key,
-        )
-        return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
+    lengths: Tensor
+    offsets: Tensor
+    offset_per_key: list[int]
 
 
-class MultiHotBatches:
-    """Makes batches of bags of any size; a padded row's bags of a multi-hot feature are empty.
+class BatchBuilder:
+    """Builds batches of one size from rows.
 
-    Multi-hot features are those in `ragged`, with bags in the rows, or those that `tables` expands from their ids.
+    A feature's bags are those in the rows if it is in `ragged`; those that `tables` expands its ids to; else one id.
     """
 
     def __init__(
-        self, features: list[str], ragged: list[str], tables: MultiHotTables | None, local_batch_size: int
+        self, features: list[str], local_batch_size: int, ragged: list[str], tables: MultiHotTables | None
     ) -> None:
-        self._features, self._stride = features, local_batch_size
+        self._features, self._stride, self._tables = features, local_batch_size, tables
         others = [name for name in features if name not in ragged]
         self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
-        self._tables = tables
-        self._ones = np.ones(local_batch_size, np.int64)
+        self._sizes = [1] * len(features) if tables is None else tables.sizes
+        self._is_one_hot = not ragged and max(self._sizes) == 1
+        self._full = None if ragged else self._layout([np.full(local_batch_size, size) for size in self._sizes])
 
     def batch(self, rows: RowArrays) -> Batch:
-        """Rows, padded to the local batch size.
+        """Rows, padded to the batch size with zeros and, of a multi-hot feature, empty bags.
 
         Raises:
             UserError: more ids than int32 can count.
         """
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
-        columns = np.ascontiguousarray(rows.sparse.T)
-        values, lengths = zip(*(self._feature(f, rows, columns, num_valid) for f in range(len(self._features))),
-                              strict=True)  # fmt: skip
-        offsets = offsets_of(np.concatenate(lengths))
-        if offsets[-1] > np.iinfo(np.int32).max:
-            raise UserError(f"a batch of {self._stride} rows has {offsets[-1]:,} ids; use a smaller batch")
-        per_key = offsets[:: self._stride].tolist()
+        is_full = self._is_one_hot or num_valid == self._stride
+        layout = (self._full if is_full else None) or self._layout(list(self._lengths(rows, num_valid)))
         sparse_features = KeyedJaggedTensor(
             keys=self._features,
-            values=torch.from_numpy(np.concatenate(values)),
-            lengths=torch.from_numpy(np.diff(offsets).astype(np.int32)),
-            offsets=torch.from_numpy(offsets.astype(np.int32)),
+            values=torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)),
+            lengths=layout.lengths,
+            offsets=layout.offsets,
             stride=self._stride,
-            length_per_key=np.diff(per_key).tolist(),  # else counted on the device, which the host would wait for
-            offset_per_key=per_key,
+            length_per_key=np.diff(layout.offset_per_key).tolist(),  # else counted on the device, and waited for
+            offset_per_key=layout.offset_per_key,
         )
         return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
 
-    def _feature(
-        self, feature: int, rows: RowArrays, columns: NDArray[np.int32], num_valid: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of one feature and the lengths of its bags, [B]."""
-        is_ragged, column = self._columns[feature]
-        if is_ragged:
-            return rows.bags[column].ids, rows.bags[column].lengths
-        if self._tables is None or self._tables.tables[feature] is None:
-            return columns[column], self._ones
-        bags = self._tables.expand(feature, columns[column, :num_valid])
-        lengths = np.where(np.arange(self._stride) < num_valid, bags.shape[1], 0)
-        return bags.reshape(-1), lengths
+    def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
+        """The ids of all bags, feature-major."""
+        if self._is_one_hot:
+            return np.ascontiguousarray(rows.sparse.T).reshape(-1)
+        values = np.empty(starts[-1], np.int32)
+        for feature, (is_ragged, column) in enumerate(self._columns):
+            out = values[starts[feature] : starts[feature + 1]]
+            if is_ragged:
+                out[:] = rows.bags[column].ids
+            elif self._tables is None or self._sizes[feature] == 1:
+                out[:] = rows.sparse[:, column]
+            else:
+                self._tables.expand(feature, rows.sparse[:num_valid, column], out)
+        return values
+
+    def _lengths(self, rows: RowArrays, num_valid: int) -> Iterator[NDArray[np.int64]]:
+        """Ids per bag of each feature, [B]."""
+        for (is_ragged, column), size in zip(self._columns, self._sizes, strict=True):
+            if is_ragged:
+                yield rows.bags[column].lengths
+            else:
+                yield np.where((np.arange(self._stride) < num_valid) | (size == 1), size, 0)
+
+    def _layout(self, lengths: list[NDArray[np.int64]]) -> Layout:
+        offsets = offsets_of(np.concatenate(lengths))
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise UserError(f"a batch of {self._stride} rows has {offsets[-1]:,} ids; use a smaller batch")
+        lengths_32 = torch.from_numpy(np.diff(offsets).astype(np.int32))
+        return Layout(lengths_32, torch.from_numpy(offsets.astype(np.int32)), offsets[:: self._stride].tolist())
 
 
 def _padded(rows: RowArrays, count: int) -> RowArrays:

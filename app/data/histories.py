@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from common.errors import OwnError
 from common.jit import Int, jit
 from data_prep.dataset.events import EventArrays
 
@@ -45,7 +45,7 @@ def gather_histories(
         masks: [kinds] uint8.
 
     Raises:
-        UserError: an item that is not in its table.
+        OwnError: an item that is not in its table.
     """
     count, most = len(anchors), min(max_history, quota * len(masks), scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
@@ -61,9 +61,9 @@ def gather_histories(
     return Histories(found.lengths, found.ids[:, :total], found.times[:total], found.actions[:total])
 
 
-def wrong_item(event: int) -> UserError:
+def wrong_item(event: int) -> OwnError:
     """About an event with an item that its table does not have."""
-    return UserError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
+    return OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
 
 
 @jit

@@ -1,25 +1,43 @@
 """A dataset's split as batches, in an order that is a pure function of (seed, epoch, rows, global batch).
 
 Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within
-windows of a few blocks, which are in memory. Global batch k is rows [k * G, (k + 1) * G) of that order
-whatever the number of processes, and process r takes the r-th equal part of it.
+windows of a few blocks. Global batch k is rows [k * G, (k + 1) * G) of that order whatever the number of processes;
+process r takes the r-th equal part of it, and reads no other rows.
+
+With several lanes, the order of blocks is cut into that many equal parts, each with windows of its own, and each lane
+gives its equal part of every global batch: a process permutes the windows of its own lanes only.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
-from app.data.batch import Batch, MultiHotBatches, OneHotBatches, RowArrays, join_rows
+from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
+
+
+class Window(NamedTuple):
+    """Consecutive rows of a lane: the number of the first, their ranges [start, stop) on disk, and a seed."""
+
+    first: int
+    ranges: list[tuple[int, int]]
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Its number of rows."""
+        return sum(stop - start for start, stop in self.ranges)
 
 
 @dataclass
@@ -29,25 +47,38 @@ class Order:
     rows: int
     block_rows: int
     window_blocks: int
+    lanes: int
     seed: int
     epoch: int
     shuffle: bool
 
-    def windows(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Yield each window's number and its ranges of rows [start, stop) on disk."""
-        num_blocks = -(-self.rows // self.block_rows)
-        blocks = np.arange(num_blocks)
+    def windows(self, lane: int, batch_rows: range, num_batches: int) -> Iterator[Window]:
+        """The windows of the lane that gives these rows of each global batch."""
+        starts = np.arange(0, self.rows, self.block_rows)
         if self.shuffle:
-            np.random.default_rng([self.seed, self.epoch, 0]).shuffle(blocks)
-        for number, first in enumerate(range(0, num_blocks, self.window_blocks)):
-            starts = blocks[first : first + self.window_blocks] * self.block_rows
-            yield number, [(int(start), min(int(start) + self.block_rows, self.rows)) for start in starts]
+            np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
+        stops = np.minimum(starts + self.block_rows, self.rows)
+        ends = np.cumsum(stops - starts)  # of each block, in this order
+        low, high = batch_rows.start * num_batches, batch_rows.stop * num_batches
+        if lane == self.lanes - 1:
+            high = self.rows  # those left over
+        first_block, last_block = np.searchsorted(ends, [low, high - 1], side="right")
+        first = low
+        for number, block in enumerate(range(first_block, last_block + 1, self.window_blocks)):
+            ranges = []
+            for index in range(block, min(block + self.window_blocks, last_block + 1)):
+                begin = ends[index] - (stops[index] - starts[index])
+                skipped, beyond = max(low - begin, 0), max(ends[index] - high, 0)
+                ranges.append((int(starts[index] + skipped), int(stops[index] - beyond)))
+            window = Window(int(first - low), ranges, 1 + number * self.lanes + lane)
+            yield window
+            first += window.size
 
-    def permutation(self, window: int, size: int) -> NDArray[np.int64]:
-        """The order of a window's rows, [size], counted over its ranges."""
-        order = np.arange(size)
+    def permutation(self, window: Window) -> NDArray[np.int64]:
+        """The order of a window's rows, counted over its ranges."""
+        order = np.arange(window.size)
         if self.shuffle:
-            np.random.default_rng([self.seed, self.epoch, 1 + window]).shuffle(order)
+            np.random.default_rng([self.seed, self.epoch, window.seed]).shuffle(order)
         return order
 
 
@@ -75,60 +106,69 @@ class SplitReader:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
-        config = self._config
-        order = Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, seed, epoch, config.shuffle)
-        last = self.num_batches(global_batch_size)
-        local = global_batch_size // self._world_size
-        yield from self._assemble(order, global_batch_size, first, last, [local] * (last - first))
+        shuffle, lanes = self._config.shuffle, self._config.shuffle_lanes
+        return self._batches(global_batch_size, range(first, self.num_batches(global_batch_size)),
+                             self._order(lanes, seed, epoch, shuffle))  # fmt: skip
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Every row once, in the order on disk; the last batch is padded to the size of the others."""
+        return self._batches(global_batch_size, range(-(-self.rows // global_batch_size)),
+                             self._order(1, 0, 0, shuffle=False))  # fmt: skip
+
+    def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
         config = self._config
-        order = Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, 0, 0, shuffle=False)
-        num_batches = -(-self.rows // global_batch_size)
+        return Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, lanes, seed, epoch, shuffle)
+
+    def _batches(self, global_batch_size: int, batches: range, order: Order) -> Iterator[Batch]:
+        """This process's parts of these global batches, padded to equal size."""
         local = global_batch_size // self._world_size
-        starts = np.arange(num_batches) * global_batch_size + self._rank * local
-        counts = np.clip(self.rows - starts, 0, local)
-        yield from self._assemble(order, global_batch_size, 0, num_batches, [int(count) for count in counts])
-
-    def _assemble(
-        self, order: Order, global_batch_size: int, first: int, last: int, counts: list[int]
-    ) -> Iterator[Batch]:
-        """Cut the stream of this process's rows into batches of `counts` rows, padded to equal size."""
-        batches = self._maker.of_size(global_batch_size // self._world_size)
-        window = self._shards.read([], np.empty(0, np.int64))
-        stream, used = self._windows(order, global_batch_size, first, last), 0
-        for count in counts:
-            parts = [window.part(used, used + count)]
-            used += len(parts[0].labels)
-            while (missing := count - sum(len(part.labels) for part in parts)) > 0:
-                window = next(stream)
-                used = min(missing, len(window.labels))
-                parts.append(window.part(0, used))
-            yield batches.batch(join_rows(parts))
-
-    def _windows(self, order: Order, global_batch_size: int, first: int, last: int) -> Iterator[RowArrays]:
-        """This process's rows, window by window and in order; the next window is read while one is in use."""
-        local = global_batch_size // self._world_size
-        begin, end = first * global_batch_size, last * global_batch_size
-
-        def load(start: int, number: int, ranges: list[tuple[int, int]]) -> RowArrays:
-            permutation = order.permutation(number, sum(high - low for low, high in ranges))
-            indices = np.arange(start, start + len(permutation))
-            mine = (indices % global_batch_size // local == self._rank) & (indices >= begin) & (indices < end)
-            return self._shards.read(ranges, permutation[mine])
-
+        builder = self._maker.of_size(local)
+        mine = range(self._rank * local, (self._rank + 1) * local)
+        cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
-            position, pending = 0, None
-            for number, ranges in order.windows():
-                start, position = position, position + sum(high - low for low, high in ranges)
-                if position <= begin or start >= end:
-                    continue
-                previous, pending = pending, pool.submit(load, start, number, ranges)
+            parts = []
+            for lane, share in enumerate(map(range, cuts, cuts[1:])):
+                if own := range(max(share.start, mine.start), min(share.stop, mine.stop)):
+                    windows = order.windows(lane, share, self.num_batches(global_batch_size))
+                    rows = self._read(pool, order, windows, share, own, batches)
+                    parts.append(self._cut(rows, len(own), len(batches)))
+            for part in zip(*parts, strict=True):
+                yield builder.batch(join_rows(list(chain.from_iterable(part))))
+
+    def _read(self, pool: Executor, order: Order, windows: Iterator[Window], share: range, own: range, batches: range
+              ) -> Iterator[RowArrays]:  # fmt: skip
+        """This process's rows of a lane, window by window and in order; the next is read while one is in use.
+
+        share, own: the rows of a global batch that the lane gives, and those of them that are this process's.
+        """
+
+        def load(window: Window, rows: NDArray[np.int64]) -> RowArrays:
+            return self._shards.read(window.ranges, order.permutation(window)[rows])
+
+        previous = None
+        for window in windows:
+            end, size = window.first + window.size, len(share)
+            numbers = np.arange(max(batches.start, window.first // size), min(batches.stop, -(-end // size)))
+            rows = (numbers[:, None] * size + np.arange(own.start, own.stop) - share.start).reshape(-1) - window.first
+            rows = rows[(rows >= 0) & (rows < window.size)]
+            if len(rows):
+                pending = pool.submit(load, window, rows)
                 if previous is not None:
                     yield previous.result()
-            if pending is not None:
-                yield pending.result()
+                previous = pending
+        if previous is not None:
+            yield previous.result()
+
+    def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
+        """Cut rows into `count` pieces of `size` rows, fewer at the end."""
+        rows, used = self._shards.read([], np.empty(0, np.int64)), 0
+        for _ in range(count):
+            parts = [rows.part(used, used + size)]
+            used += len(parts[0].labels)
+            while (missing := size - sum(len(part.labels) for part in parts)) and (following := next(windows, None)):
+                rows, used = following, min(missing, len(following.labels))
+                parts.append(rows.part(0, used))
+            yield parts
 
 
 class BatchMaker:
@@ -146,8 +186,6 @@ class BatchMaker:
             rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
-    def of_size(self, local_batch_size: int) -> OneHotBatches | MultiHotBatches:
+    def of_size(self, local_batch_size: int) -> BatchBuilder:
         """For batches of this size, padded at the end."""
-        if self._ragged or self._tables:
-            return MultiHotBatches(self._features, self._ragged, self._tables, local_batch_size)
-        return OneHotBatches(self._features, local_batch_size)
+        return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)

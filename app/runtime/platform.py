@@ -68,6 +68,28 @@ class Runtime:
         dist.all_gather(everyones, mine)
         return [theirs.numpy() for theirs in everyones]
 
+    def total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum over processes of arrays of one shape; of integers, so that the order of addition makes no difference."""
+        if self.world_size > 1:
+            dist.all_reduce(torch.from_numpy(values))
+        return values
+
+    def to_rank_0(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
+        """Every process's values [n], n of its own, joined in order of rank on rank 0; no values elsewhere."""
+        counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
+        if self.world_size == 1:
+            return values
+        joined = np.empty(sum(counts) if self.rank == 0 else 0, values.dtype)
+        if self.rank == 0:
+            joined[: counts[0]] = values
+        for peer, count in enumerate(counts[1:], 1):
+            if count and self.rank == 0:
+                start = sum(counts[:peer])
+                dist.recv(torch.from_numpy(joined[start : start + count]), peer)
+            elif count and self.rank == peer:
+                dist.send(torch.from_numpy(np.require(values, requirements=["C", "W"])), 0)
+        return joined
+
     def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
         """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from tqdm import tqdm
 from app.config import AppConfig
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from common.errors import LostPeerError, UserError
+from common.errors import LostPeerError, OwnError
 from common.redact import RedactingFormatter
 from common.signals import erased
 
@@ -51,7 +50,7 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
     """Report in one line what fails outside this program: lack of memory, or the loss of another process of the job.
 
     Raises:
-        UserError: there was not enough memory.
+        OwnError: there was not enough memory.
         LostPeerError: a collective operation failed because of another process or the way to it.
     """
     try:
@@ -60,10 +59,8 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
             reason, (_, again) = (text or "Python").splitlines()[0][:200], advice.resumption()
-            message = f"out of memory ({reason}): {advice.less_memory}; {again}"
-            if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first one's UserErrors are printed
-                log.error("process %d: %s", rank, message)
-            raise UserError(message) from error
+            message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {again}"
+            raise OwnError(message) from error
         found = _LOST.search(text) if isinstance(error, RuntimeError) else None
         if not found:
             raise

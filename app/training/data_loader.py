@@ -11,7 +11,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.streamable import Pipelineable
 
 from app.config import Pipeline
-from app.data.batch import Batch
+from app.data.batch import Batch, pinned_ahead
 from app.training.session import Session
 from app.training.state import RunLength
 
@@ -36,6 +36,8 @@ class DataLoader:
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         if self._pipeline is None:
             return self._session.on_device(source)
+        device = self._session.runtime.device
+        source = source if device.type == "cpu" else pinned_ahead(source, device)
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 
     def forward_done(self) -> None:

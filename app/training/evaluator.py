@@ -32,11 +32,10 @@ class Evaluator:
         """
         spent = self._timer.spent["eval"]
         with self._timer.apart("eval"):
-            predictions = self._session.predict(self._config.split, self._stop.requested)
-            result = predictions.metrics()
+            result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
             curves = self._recorder.directory.curves(
                 {"step": step, "split": self._config.split},
-                lambda: click_curves(predictions.logits, predictions.labels),
+                lambda: click_curves(logits, labels),
             )
             set_step(self._session.optimizer, step)
         self._recorder.curves(step, curves)
@@ -50,7 +49,7 @@ class Evaluator:
     def _compare_with_train(self, step: int, result: dict[str, Any]) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
-            on_train = self._session.predict("train", self._stop.requested).metrics()
+            on_train = self._session.evaluate("train", self._stop.requested).figures
             set_step(self._session.optimizer, step)
         self._recorder.evaluation("eval_train", step, on_train)
         for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
@@ -67,6 +66,8 @@ def _log(step: int, result: dict[str, Any]) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
     shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result[key] is not None)
+    if result.get("auc_error") is not None:
+        shown += f" (AUC from a histogram, within {result['auc_error']:.1e})"
     log.info("eval: step %d %s (%s samples) %s", step, result["split"], f"{result['samples']:,}", shown)
     if result["auc"] is None:
         reason = "has only one class" if result["samples"] else "has no rows"

@@ -72,7 +72,8 @@ def restore(path: Path, session: Session) -> Resumed:
     saved = read(path)
     require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
     now = fingerprint(session.config)
-    for key, value in saved.state["fingerprint"].items():
+    then = {"data.shuffle_lanes": 1, **saved.state["fingerprint"]}  # older checkpoints lack it
+    for key, value in then.items():
         if now.get(key) != value:
             raise UserError(
                 f"{key}={now.get(key)}: the run at {path} was started with {value}; "
@@ -96,8 +97,8 @@ def restore(path: Path, session: Session) -> Resumed:
     if values["world_size"] == session.runtime.world_size:
         mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         rng.restore(mine, session.runtime.device)
-    then, now = values["layout"], _layout(session)
-    if changes := [f"{key} {then[key]} then, {now[key]} now" for key in now if then[key] != now[key]]:
+    before, layout = values["layout"], _layout(session)
+    if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
 

@@ -1,5 +1,6 @@
 """A model on this process: scoring of rows, and what training needs, built from a configuration."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from torchrec.optim.keyed import CombinedOptimizer
 
 from app.config import AppConfig, Precision
-from app.data.batch import Batch
+from app.data.batch import Batch, copied_ahead
 from app.data.split import SplitReader
-from app.metrics.clicks import click_metrics
+from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
+from app.metrics.curves import MAX_SAMPLES
 from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
 from app.model.losses import make_loss
@@ -39,16 +41,15 @@ Interrupted = Callable[[int], bool]
 Scores = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-class Predictions(NamedTuple):
-    """A split's logits and labels (0 or 1), [n] float32 each."""
+class Evaluation(NamedTuple):
+    """A split's click metrics, with its name and number of samples, the same on all processes.
 
-    split: str
+    logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram.
+    """
+
+    figures: dict[str, Any]
     logits: NDArray[np.float32]
     labels: NDArray[np.float32]
-
-    def metrics(self) -> dict[str, float | int | str | None]:
-        """Click metrics, with the split's name and number of samples."""
-        return {"split": self.split, "samples": len(self.labels), **click_metrics(self.logits, self.labels)}
 
 
 class EvaluationInterrupted(Exception):
@@ -76,7 +77,7 @@ class Predictor:
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
         device = self.runtime.device
-        return batches if device.type == "cpu" else (batch.to(device, True) for batch in batches)
+        return batches if device.type == "cpu" else copied_ahead(batches, device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B] float32 of a batch on the device, the dense layers in the configured precision."""
@@ -105,20 +106,25 @@ class Predictor:
             self.model.train(was_training)
         return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
-    def predict(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Predictions:
-        """Logits and labels of a whole split, all processes' samples pooled; a collective call. Raises as `score`."""
-        split, world_size = self.split(name), self.runtime.world_size
-        wanted = min(self.config.eval.global_batch_size, split.rows)
-        batch_size = max(1, -(-wanted // world_size)) * world_size
-        mine = np.stack(self.score(split.eval_batches(batch_size), interrupted))
-        return Predictions(name, *self._pool(mine))
+    def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
+        """Metrics of a whole split, all processes' samples pooled; a collective call. Raises as `score`.
 
-    def _pool(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Join every process's [2, n] along n; n differs between processes, so the shorter are padded to travel."""
-        counts = [int(count[0]) for count in self.runtime.gather(np.array([values.shape[1]]))]
-        padded = np.pad(values, ((0, 0), (0, max(counts) - values.shape[1])))
-        everyones = self.runtime.gather(padded)
-        return np.concatenate([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], axis=1)
+        Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
+        """
+        split, runtime = self.split(name), self.runtime
+        wanted = min(self.config.eval.global_batch_size, split.rows)
+        batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
+        logits, labels = self.score(split.eval_batches(batch_size), interrupted)
+        about = {"split": name, "samples": split.rows}
+        if split.rows > self.config.eval.exact_rows:
+            sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
+            figures = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            stride = -(-split.rows // MAX_SAMPLES)
+            logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
+            return Evaluation({**about, **figures}, logits, labels)
+        logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
+        text = runtime.on_rank_0(lambda: json.dumps(click_metrics(logits, labels)))
+        return Evaluation({**about, **json.loads(text)}, logits, labels)
 
 
 @dataclass

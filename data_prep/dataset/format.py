@@ -25,7 +25,7 @@ from data_prep.dataset.manifest import build_manifest as build_manifest
 from data_prep.dataset.manifest import load_manifest as load_manifest
 from data_prep.dataset.manifest import load_rows_manifest as load_rows_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
-from data_prep.io.arrays import open_array, write_array
+from data_prep.io.arrays import open_array, will_need, write_array
 from data_prep.io.atomic import FileDigest as FileDigest
 from data_prep.io.atomic import digest_file as digest_file
 from data_prep.io.atomic import sync as sync
@@ -49,6 +49,14 @@ class ShardArrays(NamedTuple):
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
+
+    def part(self, start: int, stop: int) -> "ShardArrays":
+        """Rows [start, stop), as views, which the system begins to read; only of a whole shard."""
+        for array in self[:3]:
+            will_need(array, start, stop)
+        rows = slice(start, stop)
+        bags = tuple(bags.part(start, stop) for bags in self.bags)
+        return ShardArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
 
 
 def write_shard(

@@ -140,6 +140,14 @@ def let_go(rows: NDArray[Any]) -> None:
     unload(mapping)
 
 
+def will_need(rows: NDArray[Any], start: int, stop: int) -> None:
+    """Have the system read rows start..stop of a mapped .npy file into the page cache, without waiting for them."""
+    if hasattr(mmap, "MADV_WILLNEED") and isinstance(rows.base, mmap.mmap) and len(rows):
+        row_bytes = rows.nbytes // len(rows)
+        first = (HEADER_BYTES + start * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        rows.base.madvise(mmap.MADV_WILLNEED, min(first, len(rows.base) - 1), (stop - start) * row_bytes)
+
+
 def unload(mapping: mmap.mmap) -> None:
     """Have nothing of a mapped file resident; what was written to it stays written."""
     if hasattr(mmap, "MADV_DONTNEED"):

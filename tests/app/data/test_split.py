@@ -1,7 +1,9 @@
 """The order of rows: a function of seed, epoch and global batch; nothing lost, nothing twice."""
 
+import hashlib
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from app.config import DataConfig, VerifyData
 from app.data.shards import verify_splits
 from app.data.split import SplitReader
-from common.errors import UserError
+from common.errors import OwnError, UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset
 
@@ -20,11 +22,11 @@ CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 
 
 def _rows(
-    dataset: Path, name: str, batches: str, rank: int = 0, world_size: int = 1, **arguments: int
+    dataset: Path, name: str, batches: str, rank: int = 0, world_size: int = 1, lanes: int = 1, **arguments: int
 ) -> list[list[int]]:
     """The numbers of the rows in each batch, told from dense feature 0; padding left out."""
     manifest = load_manifest(dataset)
-    split = SplitReader(dataset, manifest, name, CONFIG, rank, world_size)
+    split = SplitReader(dataset, manifest, name, replace(CONFIG, shuffle_lanes=lanes), rank, world_size)
     return [
         np.rint(batch.dense_features[: batch.num_valid, 0].numpy() * split.rows).astype(int).tolist()
         for batch in getattr(split, batches)(**arguments)
@@ -36,8 +38,9 @@ def _joined(batches: Iterable[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: int) -> None:
-    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 1, "first": 0}
+@pytest.mark.parametrize("lanes", [1, 3, 8, 100])
+def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: int, lanes: int) -> None:
+    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 1, "first": 0, "lanes": lanes}
     alone = _rows(dataset, "train", "train_batches", **arguments)
     parts = [_rows(dataset, "train", "train_batches", rank, world_size, **arguments) for rank in range(world_size)]
     together = [_joined(batches) for batches in zip(*parts, strict=True)]
@@ -47,20 +50,42 @@ def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: in
     assert len(seen) == len(set(seen)) == 31 * 64
 
 
-@given(first=st.integers(0, 31))
-def test_going_on_in_mid_epoch_gives_the_rest(dataset: Path, first: int) -> None:
-    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 0}
+def test_the_order_is_the_one_of_earlier_runs(dataset: Path) -> None:
+    """Recorded before processes read their own rows only."""
+    rows = _rows(dataset, "train", "train_batches", global_batch_size=64, seed=3, epoch=1, first=0)
+    assert hashlib.sha256(np.array(rows, np.int64).tobytes()).hexdigest()[:16] == "a1aa9f8b5b9bc883"
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
+    write_dataset(tmp_path, {"train": 700})
+    arguments = {"global_batch_size": 70, "seed": 3, "epoch": 1, "first": 0, "lanes": lanes}
+    mine = _rows(tmp_path, "train", "train_batches", 0, 2, **arguments)
+    path = shard_path(tmp_path, "train", "00000", "dense")
+    array = np.load(path)
+    array[np.setdiff1d(np.arange(700), _joined(mine)), 1] = np.nan
+    np.save(path, array)
+    assert _rows(tmp_path, "train", "train_batches", 0, 2, **arguments) == mine
+    with pytest.raises(OwnError, match=r"train: shard 00000, row \d+, int_1: is not a finite number"):
+        _rows(tmp_path, "train", "train_batches", 1, 2, **arguments)
+
+
+@given(first=st.integers(0, 31), lanes=st.sampled_from([1, 8]))
+def test_going_on_in_mid_epoch_gives_the_rest(dataset: Path, first: int, lanes: int) -> None:
+    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 0, "lanes": lanes}
     whole = _rows(dataset, "train", "train_batches", first=0, **arguments)
     assert _rows(dataset, "train", "train_batches", first=first, **arguments) == whole[first:]
 
 
-def test_epochs_and_seeds_differ_and_repeat(dataset: Path) -> None:
+def test_epochs_seeds_and_lanes_differ_and_repeat(dataset: Path) -> None:
     orders = [
-        tuple(_joined(_rows(dataset, "train", "train_batches", global_batch_size=50, seed=s, epoch=e, first=0)))
-        for s, e in [(0, 0), (0, 1), (1, 0), (0, 0)]
+        tuple(
+            _joined(_rows(dataset, "train", "train_batches", lanes=n, global_batch_size=50, seed=s, epoch=e, first=0))
+        )
+        for s, e, n in [(0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 1), (0, 0, 8), (0, 1, 8)]
     ]
     assert orders[0] == orders[3]
-    assert len(set(orders)) == 3
+    assert len(set(orders)) == 5
     assert all(sorted(order) == list(range(2_000)) for order in orders)
     position = np.empty(2_000)
     position[list(orders[0])] = np.arange(2_000)

@@ -1,5 +1,7 @@
 """Metrics against scikit-learn and torchmetrics."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torchmetrics.functional.classification import binary_calibration_error
 
-from app.metrics.clicks import CALIBRATION_BINS, click_metrics
+from app.metrics import clicks
+from app.metrics.clicks import CALIBRATION_BINS, click_metrics, click_sums, histogram_metrics, score_counts
 
 
 def _case(seed: int, size: int, decimals: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -59,3 +62,28 @@ def test_extreme_logits_stay_finite() -> None:
     found = click_metrics(np.array([1e4, -1e4, 1e4], np.float32), np.array([1, 0, 0], np.float32))
     assert found["logloss"] == pytest.approx(1e4 / 3)
     assert all(value is not None and np.isfinite(value) for value in found.values())
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
+def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: int, decimals: int | None) -> None:
+    logits, labels = _case(seed, size, decimals)
+    logits[0] = -0.0
+    parts = [(logits[part], labels[part]) for part in (slice(0, size // 3), slice(size // 3, size))]
+    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
+    found: dict[str, Any] = histogram_metrics(counts, sums)
+    expected: dict[str, Any] = click_metrics(logits, labels)
+    assert found["auc_method"] == "histogram"
+    assert abs(found["auc"] - expected["auc"]) <= found["auc_error"] + 1e-15
+    for name in set(expected) - {"auc", "pr_auc"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-9)
+
+
+def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = _case(1, 3_000, None)
+    whole = click_metrics(logits, labels)
+    counts = score_counts(logits, labels)
+    monkeypatch.setattr(clicks, "BLOCK_ROWS", 700)
+    parts = click_metrics(logits, labels)
+    assert {key for key in whole if parts[key] != whole[key]} <= {"ece"}
+    assert parts["ece"] == pytest.approx(whole["ece"], rel=1e-12)
+    np.testing.assert_array_equal(score_counts(logits, labels), counts)

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
@@ -178,3 +180,20 @@ def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
+
+
+@given(st.data())
+def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
+    """Whole vectors are copied, also where table and output end."""
+    size, rows = data.draw(st.integers(2, 40)), data.draw(st.integers(1, 30))
+    ids = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=50)), np.int32)
+    table = np.arange(rows * size, dtype=np.int32).reshape(rows, size)
+    tables = MultiHotTables([None, table])
+    guarded = np.full((len(ids) + 2) * size, -1, np.int32)
+    tables.expand(1, ids, guarded[size:-size])
+    np.testing.assert_array_equal(guarded[size:-size].reshape(-1, size), table[ids])
+    assert (guarded[[*range(size), *range(-size, 0)]] == -1).all()
+    np.testing.assert_array_equal(tables.expand(1, np.stack([ids, ids], 1)[:, 0]), table[ids])
+    for beyond in (-1, rows, 2**31 - 1):
+        with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
+            tables.expand(1, np.array([*ids, beyond], np.int32))

@@ -1,0 +1,66 @@
+"""All benchmarks: without arguments they are listed; `python -m benchmarks.NAME --help` has each one's own.
+
+    python -m benchmarks --quick [NAME ...]
+
+runs all of them, or those named, on so little that it shows only that they run: their figures mean nothing.
+"""
+
+import argparse
+import importlib
+import subprocess
+import sys
+import tempfile
+import time
+
+OUT = "OUT"  # replaced by a file or directory that goes away
+QUICK = {
+    "check": ["--rounds=6", "--", "operators=[interaction]", "seconds=0.01"],
+    "checkpoint_stall": ["--scale=0.0005", "--rounds=1"],
+    "evaluation": ["--rows", "100000"],
+    "first_gpu_run": ["--pretend", "--minutes=1", "--out", OUT],
+    "generated_rows": ["--blocks=2", "--runs=1"],
+    "ideas": ["--rounds=1", "--batch=128"],
+    "input_path": ["--rows=400000", "--rounds=1", "--processes", "1", "2"],
+    "locality": ["--rows=100000", "--accesses=100000", "--runs=1"],
+    "peers": ["--rounds=1", "--rows=5000", "--batch=128"],
+    "planted_truth": ["--rows=20000", "--models=lr"],
+    "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
+    "preprocess": ["--rows=200000", "--runs=1"],
+    "training_loop": ["--rounds=1", "--seconds=0.05", "--batch=128"],
+}
+
+
+def main() -> int:
+    """List, or run quickly; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("names", nargs="*", choices=[[], *QUICK], metavar="NAME")
+    arguments = parser.parse_args()
+    names = arguments.names or list(QUICK)
+    failed = [name for name in names if not (run_quickly(name) if arguments.quick else describe(name))]
+    return 1 if failed else 0
+
+
+def describe(name: str) -> bool:
+    """Print what a benchmark measures: the first paragraph of its module."""
+    module = importlib.import_module(f"benchmarks.{name}" + (".__main__" if name == "peers" else ""))
+    print(f"{name:<17} {' '.join((module.__doc__ or '').partition(chr(10) * 2)[0].split())}")
+    return True
+
+
+def run_quickly(name: str) -> bool:
+    """Run it with few rounds; print how long it took, and its output if it failed."""
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = [f"{directory}/out" if argument == OUT else argument for argument in QUICK[name]]
+        began = time.monotonic()
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    outcome = f"failed with status {done.returncode}" if done.returncode else "ran"
+    print(f"{name:<17} {outcome} in {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode:
+        print(done.stdout)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
