@@ -20,6 +20,7 @@ from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, Precision, validate
 from app.config.commands import BenchConfig, chosen_operators, validate_bench
+from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.train import with_batch_of_all
 from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
@@ -41,6 +42,7 @@ DEFAULT_TABLES = "criteo_kaggle"
 
 def main(config: BenchConfig) -> int:
     """Measure as configured; return the exit status."""
+    require_dlrm(config.model, "bench")
     validate(config)
     validate_bench(config)
     with process_group.joined(config, process_group.READING) as here:

@@ -12,6 +12,7 @@ from typing import Any
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
 from app.config.commands import validate_evaluate
+from app.config.model import require_dlrm
 from app.data.shards import verify_splits
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
@@ -30,15 +31,18 @@ def main(config: EvaluateConfig) -> int:
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size, exact_rows=config.exact_rows)
     validate(trained)
+    split = config.split or ("test" if trained.model.hstu is None else "val")
+    if config.tables is not None:
+        require_dlrm(trained.model, f"tables={config.tables.value}")
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [config.split], trained.data.verify))
+        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data.verify))
         result = {
             "run": str(directory),
             "checkpoint": run.path.name,
             "step": run.state["step"],
             "tables": config.tables.value if config.tables else None,
-            **_measure(run, trained, here, config),
+            **_measure(run, trained, here, config, split),
         }
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
@@ -48,14 +52,14 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
-def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig) -> dict[str, Any]:
+def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str) -> dict[str, Any]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest)
         load_tensors(run.path, this.model, optimizer=None)
-        return this.evaluate(config.split).figures
+        return this.evaluate(split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    return Predictor(trained, here, run.root, run.manifest, model).evaluate(config.split).figures
+    return Predictor(trained, here, run.root, run.manifest, model).evaluate(split).figures
 
 
 if __name__ == "__main__":

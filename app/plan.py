@@ -15,6 +15,7 @@ import torch
 
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
 from app.config.commands import validate_plan
+from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
@@ -27,13 +28,15 @@ from app.sharding.plan import Plan, table_types
 from app.sharding.planner import table_choices
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, write_atomically
+from data_prep.dataset.manifest import load_rows_manifest
 
 
 def main(config: PlanAppConfig) -> int:
     """Plan as configured; return the exit status."""
     process_group.log_to_terminal(rank=0)
     platform.quieten_third_parties()
+    require_dlrm(config.model, "plan")
     validate(config)
     validate_plan(config.plan)
     rows, bag_sizes = _table_sizes(config)
@@ -160,7 +163,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float
     elif given is not None:
         rows = {f"cat_{number}": count for number, count in enumerate(given)}
     elif (root / MANIFEST_NAME).is_file():
-        manifest = load_manifest(root)
+        manifest = load_rows_manifest(root)
         rows, encoding = manifest.num_embeddings, manifest.encoding
     elif published is not None:
         rows = published_tables(published)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, validate
 from app.config.commands import RecommendConfig, validate_recommend
+from app.config.model import require_dlrm
 from app.data.batch import RowArrays
 from app.data.split import BatchMaker
 from app.runtime import platform, process_group
@@ -35,6 +36,7 @@ def main(config: RecommendConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
+    require_dlrm(trained.model, "recommend")
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         encoder = Encoder.load(run.root)

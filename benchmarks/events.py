@@ -91,9 +91,9 @@ def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str,
         batches = islice(reader.train_batches(BATCH, 0, 0, total * turn // (rounds + 2)), BATCHES + 1)
         next(batches)
         began = time.perf_counter()
-        lengths = [batch.sequences.lengths for batch in batches if batch.sequences is not None]
+        lengths = [batch.sequences.history_lengths for batch in batches if batch.sequences is not None]
         rates.append(BATCH * len(lengths) / (time.perf_counter() - began))
-        mean = float(torch.cat(lengths).float().mean())
+        mean = float(np.mean(lengths))
     return {"history": history, "order": order.value, "mean_length": mean,
             "samples_per_second": float(np.median(rates[1:]))}  # fmt: skip
 

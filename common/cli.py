@@ -148,7 +148,8 @@ def _stored(schema: type) -> Any:
 def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     """Return the nearest known key for the first unknown one, as the end of a sentence."""
     for override in overrides:
-        if instead := getattr(schema, "instead", {}).get(override):
+        group, table = override.partition("=")[0].rpartition(".")[0], getattr(schema, "instead", {})
+        if (instead := table.get(override) or table.get(group)) and instead not in overrides:
             return f"; give {instead} instead"
     known = [key for key, *_ in keys_of(schema)]
     known += [*groups_of(config_dir), *getattr(schema, "other_names", {})]

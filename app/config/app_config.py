@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from app.config.data import INSTEAD, OTHER_NAMES, DataConfig, DataScale, validate_data
+from app.config.data import INSTEAD, OTHER_NAMES, DataConfig, DataScale, require_source, validate_data
 from app.config.model import ModelConfig, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
@@ -137,6 +137,7 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    require_source(config.data, config.model.hstu is not None)
     validate_loss(config.loss)
     validate_published(config.published)
     validate_record(config.record)

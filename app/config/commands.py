@@ -226,7 +226,7 @@ class EvaluateConfig:
 
     other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     run: str = MISSING  # the run's directory
-    split: str = "test"
+    split: str | None = None  # null: test; of a dataset of events val, its evaluated window
     tables: TablePrecision | None = None  # score with tables in another precision; null: as they were trained
     checkpoint: str | None = None  # null: the run's newest
     data: DatasetConfig = field(default_factory=DatasetConfig)

@@ -111,6 +111,9 @@ class DataConfig:
     shuffle_lanes: int = 1  # processes that permute windows apart from each other: give about as many as there are
 
 
+OF_EVENTS = ("events", "synthetic_events", "yambda")  # beginnings of sources
+
+
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:
     """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
     chosen = data.multi_hot
@@ -130,7 +133,7 @@ OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
     "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
-    "data=events": "data.raw=FILES data.schema=FILE",
+    "data=events": "data.raw=FILES data.schema=FILE", "model.hstu": "model=hstu",
     **{f"data=yambda{size}": f"data.source=yambda{size or '_50m'}" for size in ("", "_50m", "_500m", "_5b")},
 }  # fmt: skip
 
@@ -140,6 +143,17 @@ def source_of(data: DataConfig) -> str | None:
     if data.raw is not None:
         return "local"
     return data.source or (data.default_source if data.path is None else None)
+
+
+def require_source(data: DataConfig, events: bool) -> None:
+    """Refuse to make a dataset of the kind that the model does not learn from. Raises UserError."""
+    source = source_of(data)
+    if source in (None, "local") or str(source).startswith(OF_EVENTS) == events:
+        return
+    if events:
+        raise UserError(f"data.source={source}: makes rows, and model=hstu learns from events; give "
+                        "data.source=synthetic_events data.path=data/synthetic_events")  # fmt: skip
+    raise UserError(f"data.source={source}: makes events, and DLRM learns from rows; give model=hstu")
 
 
 def preprocessing(data: DataConfig) -> keys.DataConfig:

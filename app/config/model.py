@@ -6,6 +6,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from app.config.checks import require_at_least
+from app.config.hstu import HSTUConfig, validate_hstu
 from app.config.tables import TablesConfig, validate_tables
 from common.errors import UserError
 
@@ -40,29 +41,34 @@ class DenseInit(Enum):
 
 @dataclass
 class ModelConfig:
-    """Naumov et al. 2019. The last width of dense_arch is that of all features' vectors."""
+    """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or HSTU, over events."""
 
     interaction: Interaction = Interaction.dot
     interaction_itself: bool = False  # dot: a vector's product with itself too
     mixes_samples: bool = False  # scalar_pairs: the blog's defect, vectors of one sample stand in other samples' rows
     dense_final_relu: bool = True  # a ReLU after dense_arch's last layer too
     embedding_dim: int = MISSING  # D, of every feature's vector; a multiple of 4 (FBGEMM)
-    dense_arch: list[int] = MISSING  # widths of its layers, the last being D
-    over_arch: list[int] = MISSING  # widths of its layers, the last being 1
+    dense_arch: list[int] = MISSING  # widths of its layers, the last being D; HSTU has none
+    over_arch: list[int] = MISSING  # widths of its layers, the last being 1; HSTU has none
     dcn_num_layers: int | None = None  # dcn: cross layers; null: 3
     dcn_low_rank_dim: int | None = None  # dcn: rank of their matrices; null: a quarter of their width (F + 1) * D
     projection_branch1: list[int] | None = None  # projection: widths of a branch's layers, the last a multiple of D …
     projection_branch2: list[int] | None = None  # … null: one layer of 16 * D
     dense_init: DenseInit = DenseInit.torch  # of linear layers
     tables: TablesConfig = field(default_factory=TablesConfig)
+    hstu: HSTUConfig | None = None  # the sequence model, over a dataset of events; null: DLRM, over rows
 
 
 def validate_model(model: ModelConfig) -> None:
     """Raises UserError for values that cannot work."""
-    _require_widths("model.dense_arch", model.dense_arch)
-    _require_widths("model.over_arch", model.over_arch)
     if model.embedding_dim < 4 or model.embedding_dim % 4:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be a multiple of 4 (FBGEMM)")
+    if model.hstu is not None:
+        validate_hstu(model.hstu)
+        _validate_beside_hstu(model)
+        return
+    _require_widths("model.dense_arch", model.dense_arch)
+    _require_widths("model.over_arch", model.over_arch)
     if model.dense_arch[-1] != model.embedding_dim:
         raise UserError(
             f"model.dense_arch={model.dense_arch}: its last width must be model.embedding_dim={model.embedding_dim}"
@@ -71,6 +77,21 @@ def validate_model(model: ModelConfig) -> None:
         raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
     _validate_interaction(model)
     validate_tables(model.tables, model.embedding_dim)
+
+
+def _validate_beside_hstu(model: ModelConfig) -> None:
+    """DLRM's own settings would do nothing."""
+    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], hstu=model.hstu)
+    for key, value in vars(usual).items():
+        if getattr(model, key) != value:
+            raise UserError(f"model.{key}: is DLRM's and has no effect with model.hstu; leave it out, and give "
+                            "model=hstu for the sequence model")  # fmt: skip
+
+
+def require_dlrm(model: ModelConfig, what: str) -> None:
+    """Refuse what only DLRM can do. Raises UserError."""
+    if model.hstu is not None:
+        raise UserError(f"model=hstu: {what} is for DLRM alone so far; train, evaluate and verify know HSTU")
 
 
 def _validate_interaction(model: ModelConfig) -> None:

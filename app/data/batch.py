@@ -1,11 +1,11 @@
 """A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,34 +23,39 @@ BATCHES_AHEAD = 2
 
 @dataclass
 class Sequences(Pipelineable):
-    """What a batch of histories holds besides ids: H events of B samples, sample by sample, the oldest first.
+    """What a batch of B histories holds besides ids: E events of all histories, M candidates of all samples.
 
     Attributes:
-        lengths: [B] int32 events of each sample's history.
-        times: [H] int64 seconds.
-        actions: [H] uint8, a bit for each action of the dataset's schema.
-        anchor_times: [B] int64 seconds, of the candidates themselves.
-        query_times: [B] int64 seconds, of the last event of each history; of the candidate where it has none.
+        times: [E] int64 seconds of the histories' events, sample by sample, the oldest first.
+        actions: [E] uint8, a bit for each action of the dataset's schema.
+        candidate_times: [M] int64 seconds, of the last event of each history; the candidate's own where it has none.
+        history_lengths, num_candidates: [B] on the host.
+        divisor: N of the attention (app.config.hstu.AttentionScale), on the host.
     """
 
-    lengths: Tensor
     times: Tensor
     actions: Tensor
-    anchor_times: Tensor
-    query_times: Tensor
+    candidate_times: Tensor
+    history_lengths: list[int]
+    num_candidates: list[int]
+    divisor: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
         """Copy to a device."""
-        return Sequences(*(each.to(device, non_blocking=non_blocking) for each in vars(self).values()))
+        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> "Sequences":
         """Copy to page-locked memory."""
-        return Sequences(*(each.pin_memory() for each in vars(self).values()))
+        return self._with(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors."""
-        for part in vars(self).values():
+        for part in (self.times, self.actions, self.candidate_times):
             part.record_stream(stream)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "Sequences":
+        times, actions, candidate_times = map(change, (self.times, self.actions, self.candidate_times))
+        return replace(self, times=times, actions=actions, candidate_times=candidate_times)
 
 
 @dataclass
@@ -70,6 +75,11 @@ class Batch(Pipelineable):
     labels: Tensor
     num_valid: int
     sequences: Sequences | None = None
+
+    @property
+    def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
+        """What a model is called with: dense features, or sequences, and ids."""
+        return self.dense_features if self.sequences is None else self.sequences, self.sparse_features
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""

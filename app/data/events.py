@@ -6,6 +6,7 @@ keys of `EventReader.features`: B bags of one id for each context table, B of th
 table, and B of one id for each candidate's. A padded sample has ids 0 and an empty history.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,11 @@ from torchrec import KeyedJaggedTensor
 
 from app.config import DataConfig
 from app.config.data import AnchorOrder, HistoryKind, WindowRest
+from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences
-from app.data.histories import gather_histories, hash_rows, wrong_item
-from app.data.shards import file_stamp, require_unchanged
+from app.data.histories import gather_histories, hash_rows, longest_history, wrong_item
+from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, ITEM, USER
@@ -40,11 +42,15 @@ class EventReader:
     Attributes:
         features: table of each key of `sparse_features`, in the order of the keys.
         anchors: see app/data/anchors.py. eval_window: number of the window that is evaluated.
+        windows: numbers of this split's windows.
         dense_names: none, as events have no dense features.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, config: DataConfig, rank: int, world_size: int) -> None:
-        """Open the arrays and count the anchors.
+    def __init__(
+        self, root: Path, manifest: Manifest, config: DataConfig, rank: int, world_size: int,
+        hstu: HSTUConfig = HSTUConfig(),  # noqa: B008  # never changed
+    ) -> None:  # fmt: skip
+        """Open the arrays and count the anchors: the split to train on; `split` gives the others.
 
         Raises:
             UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
@@ -69,26 +75,45 @@ class EventReader:
                 + (f"choose one of {filled[1:][-3:].tolist()}" if len(filled) > 1 else few)
             )
         self.features = {name: name for name in (*schema.context_tables, *schema.sequence_tables)}
+        self._hstu, self._around = hstu, len(schema.context_tables) + 1
+        room = hstu.max_seq_len - self._around
+        if room < 1:
+            raise UserError(f"model.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
+                            f"has {self._around} other positions; set at least {self._around + 1}")  # fmt: skip
+        self._max_history = min(chosen.max_history or chosen.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
         self.dense_names: list[str] = []
         self._masks, self._quota = _kinds(chosen.history, len(schema.actions), chosen.history_length)
         self._positions = lru_cache(OPEN_WINDOWS)(self._window)
+        self.windows = range(self.eval_window)
         train, users = self.anchors.counts[: self.eval_window], len(self._events.users)
         log.info(
             "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
             "too short histories (data.events.min_history=%d)", f"{train.sum():,}", len(train), int((train == 0).sum()),
-            f"{self.rows_evaluated:,}", self.eval_window, f"{users - self.anchors.users:,}", f"{users:,}", min_history,
+            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{users - self.anchors.users:,}",
+            f"{users:,}", min_history,
         )  # fmt: skip
+
+    def split(self, name: str) -> "EventReader":
+        """A reader of another split, which shares all else with this one.
+
+        Raises:
+            UserError: there is no such split.
+        """
+        found = copy.copy(self)
+        require_split_of_events(name)
+        train = range(self.eval_window)
+        found.windows = train if name == TRAIN else range(train.stop, train.stop + 1)
+        return found
 
     @property
     def rows(self) -> int:
-        """Samples to train on."""
-        return int(self.anchors.counts[: self.eval_window].sum())
+        """Samples of the split."""
+        return int(self._counts.sum())
 
     @property
-    def rows_evaluated(self) -> int:
-        """Samples to evaluate."""
-        return int(self.anchors.counts[self.eval_window])
+    def _counts(self) -> NDArray[np.int64]:
+        return self.anchors.counts[self.windows.start : self.windows.stop]
 
     def num_batches(self, global_batch_size: int) -> int:
         """Whole global batches in an epoch."""
@@ -96,57 +121,56 @@ class EventReader:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
-        starts, local = self._starts(global_batch_size), global_batch_size // self._world_size
         key = (seed, epoch) if self._config.order is AnchorOrder.shuffled else None
-
-        def make(number: int) -> Batch:
-            begin = number * global_batch_size + self._rank * local
-            low = int(np.searchsorted(starts, begin, "right")) - 1
-            parts, done = [], begin
-            while done < begin + local:
-                stop = min(begin + local, int(starts[low + 1]))
-                parts.append(self._positions(low, key)[done - starts[low] : stop - starts[low]])
-                done, low = stop, low + 1
-            return self._batch(np.concatenate(parts), local)
-
-        yield from _ahead(make, range(first, self.num_batches(global_batch_size)))
+        numbers = range(first, self.num_batches(global_batch_size))
+        return self._batches(global_batch_size, numbers, self._starts(global_batch_size), key)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every sample of the evaluated window once; the last batch is padded to the size of the others."""
-        rows, local = self.rows_evaluated, global_batch_size // self._world_size
+        """Every sample once, by user; the last batch is padded to the size of the others."""
+        numbers = range(-(-self.rows // global_batch_size))
+        return self._batches(global_batch_size, numbers, _ends(self._counts), None)
+
+    def _batches(
+        self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
+    ) -> Iterator[Batch]:
+        """This process's parts of the global batches of these numbers."""
 
         def make(number: int) -> Batch:
-            begin = number * global_batch_size + self._rank * local
-            return self._batch(self._positions(self.eval_window, None)[begin : begin + local], local)
+            begin = number * global_batch_size
+            low, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
+            end = min(begin + global_batch_size, int(starts[-1]))
+            while begin < end:
+                stop = min(end, int(starts[low + 1]))
+                window = self._positions(self.windows[low], key)
+                parts.append(window[begin - starts[low] : stop - starts[low]])
+                begin, low = stop, low + 1
+            return self._batch(np.concatenate(parts), global_batch_size // self._world_size)
 
-        yield from _ahead(make, range(-(-rows // global_batch_size)))
+        return _ahead(make, numbers)
 
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
-        """Place of each window's first sample in the order, and of the end, [windows + 1]."""
-        counts = self.anchors.counts[: self.eval_window]
-        if self._config.rest is WindowRest.drop:
-            counts = counts // global_batch_size * global_batch_size
-        return np.concatenate([[0], np.cumsum(counts)])
+        """Place of each window's first sample in the order of training, and of the end, [windows + 1]."""
+        is_cut = self._config.rest is WindowRest.drop
+        return _ends(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
     def _window(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
         """Positions of a window's samples in their order, shuffled by a key of seed and epoch."""
         positions = self.anchors.window(number)
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
-    def _batch(self, positions: NDArray[np.int64], size: int) -> Batch:
-        """The samples at these positions, padded to `size`.
+    def _batch(self, everyones: NDArray[np.int64], size: int) -> Batch:
+        """This process's `size` of a global batch's samples, whose positions are given, padded.
 
         Raises:
             UserError: an item that is not in its table, or a file was changed since it was opened.
         """
         for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
             require_unchanged(path, stamp)
+        positions = everyones[self._rank * size : (self._rank + 1) * size]
         events, schema, missing = self._events, self.schema, size - len(positions)
         users = self.anchors.users_of(positions)
         config, quota = self._config, self._quota
-        found = gather_histories(
-            events, positions, users, self._masks, quota, config.scan_events, config.max_history or config.scan_events
-        )
+        found = gather_histories(events, positions, users, self._masks, quota, config.scan_events, self._max_history)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
         if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
             raise wrong_item(int(positions[outside.argmax()]))
@@ -168,12 +192,25 @@ class EventReader:
         query = times.copy()
         query[found.lengths > 0] = found.times[ends[1:][found.lengths > 0] - 1]
         sequences = Sequences(
-            *map(torch.from_numpy, (per_sample, found.times, found.actions, np.pad(times, (0, missing)),
-                                    np.pad(query, (0, missing))))
+            *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
+            per_sample.tolist(), [1] * size, self._divisor(found.lengths, everyones),
         )  # fmt: skip
         labels = np.pad((flags & schema.label_bit != 0).astype(np.float32), (0, missing))
         return Batch(torch.empty((size, 0)), self._keyed(values, lengths), torch.from_numpy(labels),
                      len(positions), sequences)  # fmt: skip
+
+    def _divisor(self, lengths: NDArray[np.int32], everyones: NDArray[np.int64]) -> float:
+        """N of the attention: the positions of the longest sequence, of this process's samples or of everyone's."""
+        scale, longest = self._hstu.attention_scale, int(lengths.max(initial=0))
+        if scale is AttentionScale.max_seq_len:
+            return float(self._hstu.max_seq_len)
+        if scale is AttentionScale.global_batch and len(everyones) > len(lengths):
+            events = self._events
+            longest = int(longest_history(
+                everyones, self.anchors.users_of(everyones), events.offsets, events.flags, self._masks, self._quota,
+                self._config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),
+            ))  # fmt: skip
+        return float(longest + self._around)
 
     def _keyed(self, values: list[NDArray[np.int32]], lengths: list[NDArray[np.int32]]) -> KeyedJaggedTensor:
         per_key = [len(each) for each in values]
@@ -183,6 +220,10 @@ class EventReader:
             offsets=torch.from_numpy(offsets_of(flat.astype(np.int64)).astype(np.int32)), stride=len(lengths[0]),
             length_per_key=per_key, offset_per_key=offsets_of(np.array(per_key)).tolist(),
         )  # fmt: skip
+
+
+def _ends(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def _kinds(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:

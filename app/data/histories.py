@@ -122,6 +122,25 @@ def _gather(
 
 
 @jit
+def longest_history(
+    anchors: NDArray[np.int64], users: NDArray[np.int64], offsets: NDArray[np.int64], flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8], quota: int, scan: int, max_history: int, any_mask: int,
+) -> Int:  # fmt: skip
+    """The most events that a history of these anchors has; those that cannot have more than another are passed over."""
+    kinds = len(masks)
+    held = np.empty(2 * (quota * kinds + 1), np.int64)
+    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
+    longest: Int = 0
+    for sample in range(len(anchors)):
+        anchor = anchors[sample]
+        bound = max(offsets[users[sample]], anchor - scan)
+        if min(anchor - bound, quota * kinds, max_history) > longest:
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, held, counts, lows)
+            longest = max(longest, min(size, max_history))
+    return longest
+
+
+@jit
 def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
     """Write an item and its attributes to `ids`; whether the item is in its table."""
     if not 0 <= item < attributes.shape[1]:

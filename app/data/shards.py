@@ -16,9 +16,12 @@ from common.jit import Int, jit, prefetch
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
+from data_prep.dataset.manifest import EVENTS
 
 log = logging.getLogger("clickwork")
 
+TRAIN = "train"
+SPLITS_OF_EVENTS = (TRAIN, "val")
 VERIFY_AUTO_BYTES = 4 << 30
 OPEN_SHARDS = 64  # a dataset may have more of them than a process may have open files
 LINE_VALUES, PREFETCHED_ROWS = 16, 12  # values of 4 bytes in a cache line; rows asked for ahead
@@ -184,11 +187,16 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     Raises:
         UserError: there is none.
     """
-    if manifest.is_events:
-        raise UserError(f"{root}: holds events, not rows, which this model does not learn from (docs/sequences.md)")
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     return manifest.splits[name]
+
+
+def require_split_of_events(name: str) -> None:
+    """Of a dataset of events, splits are windows of time. Raises UserError if there is none of this name."""
+    if name not in SPLITS_OF_EVENTS:
+        raise UserError(f"no split {name!r}: a dataset of events has train and val, the window that "
+                        "data.events.eval_window chooses")  # fmt: skip
 
 
 def require_unchanged(path: Path, stamp: tuple[int, int, int] | None) -> None:
@@ -215,6 +223,10 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], when: Verify
     Raises:
         UserError: names the first file that differs.
     """
+    if manifest.is_events:
+        for name in names:
+            require_split_of_events(name)
+        names = [EVENTS]
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
     if when is VerifyData.never or (when is VerifyData.auto and size > VERIFY_AUTO_BYTES):

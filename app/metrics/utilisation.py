@@ -33,7 +33,9 @@ def utilisation(
     Table bytes are those of lookups and updates if no cache served them: rows read forward, rows and optimizer state
     read and written backward. Ceilings, and so shares, are None for a run that trained less than 20 seconds.
     """
-    flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
+    flops = None  # of HSTU they depend on each history's length
+    if config.model.hstu is None:
+        flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
     moved = _table_bytes(config, manifest, tables)
     figures: dict[str, Any] = {
         "flops_per_sample": flops,
@@ -48,14 +50,14 @@ def utilisation(
     rate = samples_per_second_per_device
     if rate is None:
         return figures
-    figures |= {"flops_per_second": rate * flops, "table_bytes_per_second": rate * moved}
+    figures |= {"flops_per_second": flops and rate * flops, "table_bytes_per_second": rate * moved}
     if runtime.highest(train_seconds) >= MIN_TRAIN_SECONDS:
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, CEILING_SECONDS, runtime.highest)
         figures |= {
             "matrix_flops_per_second": ceilings.flops_per_second,
             "memory_bytes_per_second": ceilings.bytes_per_second,
-            "model_flops_utilisation": rate * flops / ceilings.flops_per_second,
+            "model_flops_utilisation": flops and rate * flops / ceilings.flops_per_second,
             "memory_bandwidth_utilisation": rate * moved / ceilings.bytes_per_second,
         }
     return figures

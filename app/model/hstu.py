@@ -15,31 +15,34 @@ import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
+from app.config import ModelConfig
 from app.config.hstu import HSTUConfig
+from app.config.tables import Storage
+from app.data.batch import Sequences
 from app.model.attention import SequenceLayout, attend
 from app.model.embeddings import row_collection
-from app.model.tables import TableSpec
+from app.model.tables import TableInitRange, TableSpec
+from data_prep.dataset.event_schema import CANDIDATE, EventSchema
 
 EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of normalisation: of perceptrons, of layers
 PI = 3.14  # the reference's
 SECONDS_PER_HOUR, HOURS_PER_DAY, DAYS_PER_WEEK = 3600, 24, 7
 
 
-class Sequences(NamedTuple):
-    """What comes with the ids of a batch.
+class EventKeys(NamedTuple):
+    """Keys of a batch's ids: those of one id a sample; of the item and its attributes, of histories and candidates."""
 
-    times: [E] int64 seconds of the histories' events, sample by sample; actions: [E] uint8, a bit for each kind.
-    candidate_times: [M] int64 seconds.
-    history_lengths, num_candidates: [B] on the host.
-    divisor: N of the attention (app.config.hstu.AttentionScale), on the host.
-    """
+    context: tuple[str, ...]
+    history: tuple[str, ...]
+    candidate: tuple[str, ...]
+    num_actions: int
 
-    times: Tensor
-    actions: Tensor
-    candidate_times: Tensor
-    history_lengths: list[int]
-    num_candidates: list[int]
-    divisor: float
+    @staticmethod
+    def of(schema: EventSchema) -> "EventKeys":
+        """Those of a dataset, whose tables have the same names."""
+        sequence = schema.sequence_tables
+        candidate = tuple(CANDIDATE + name for name in sequence)
+        return EventKeys(schema.context_tables, sequence, candidate, len(schema.actions))
 
 
 class EventArch(nn.Module):
@@ -61,10 +64,26 @@ class EventArch(nn.Module):
         found: dict[str, JaggedTensor] = self.rows(ids)
         return found
 
+    def table_ids(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The ids that index the tables: as they are."""
+        return ids
+
     @property
     def collections(self) -> list[nn.Module]:
         """The collections of tables, sharded or not."""
         return [self.rows]
+
+
+def make_event_arch(config: ModelConfig, num_embeddings: Mapping[str, int], keys: EventKeys) -> EventArch:
+    """Tables of events, whose values are uniform in ±1/sqrt(rows) at first; a candidate shares those of histories."""
+    names = dict(zip(keys.history, keys.candidate, strict=True))
+    tables = []
+    for name, rows in num_embeddings.items():
+        bound = 1 / math.sqrt(rows)
+        own = (name, names[name]) if name in names else (name,)
+        tables.append(TableSpec(name, own, rows, config.embedding_dim, TableInitRange(-bound, bound), Storage.fp32,
+                                mean=False, by_id=True))  # fmt: skip
+    return EventArch(tables)
 
 
 class SwishNorm(nn.Module):
@@ -144,7 +163,6 @@ class HSTU(nn.Module):
 
     Attributes:
         sparse_arch: the tables.
-        checked: the module whose inputs, named `checked_inputs`, show whether a step went wrong.
     """
 
     checked_inputs = ("user vectors", "item vectors")
@@ -154,16 +172,13 @@ class HSTU(nn.Module):
         config: HSTUConfig,
         sparse_arch: nn.Module,
         embedding_dim: int,
-        context: Sequence[str],
-        history: Sequence[str],
-        candidate: Sequence[str],
-        num_actions: int,
+        keys: EventKeys,
         num_tasks: int = 1,
     ) -> None:
-        """context: keys of one id a sample; history, candidate: keys of the item and its attributes, in one order."""
         super().__init__()
         self.sparse_arch, self._config = sparse_arch, config
-        self._context, self._history, self._candidate = list(context), list(history), list(candidate)
+        context, history, candidate, num_actions = keys
+        self._context, self._history, self._candidate = context, history, candidate
         num_attributes, dim = len(history) - 1, config.dim
         self.content = perceptron(embedding_dim, config.preprocessor_dim, dim)
         self.attributes = (
@@ -188,7 +203,7 @@ class HSTU(nn.Module):
 
     @property
     def checked(self) -> nn.Module:
-        """The module whose inputs are checked at each step."""
+        """The module whose inputs, `checked_inputs`, are checked at each step."""
         return self.head
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from app.config import LossConfig, LossName
 
 
-def make_loss(config: LossConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function from logits [B] and labels [B] (0 or 1), float32, to the loss, a scalar.
+def make_loss(config: LossConfig, factor: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function from logits [B] and labels [B] (0 or 1), float32, to the loss times a factor, a scalar.
 
     A clamped prediction gives no gradient, as in facebookresearch/dlrm. Logits are clamped instead, which is the
     same: sigmoid is monotonic, and clamped predictions would lose the precision of small ones.
@@ -22,10 +22,10 @@ def make_loss(config: LossConfig) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits if bound == math.inf else logits.clamp(-bound, bound)
         if name is LossName.mse:
-            return F.mse_loss(torch.sigmoid(logits), labels)
+            return factor * F.mse_loss(torch.sigmoid(logits), labels)
         weight = None
         if name is LossName.weighted_bce:
             weight = torch.where(labels > 0.5, positive, negative)
-        return F.binary_cross_entropy_with_logits(logits, labels, weight)
+        return factor * F.binary_cross_entropy_with_logits(logits, labels, weight)
 
     return loss

@@ -13,12 +13,14 @@ from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns, with_default_types
 from app.model.embeddings import SparseArch
+from app.model.hstu import EventArch, EventKeys
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
 from app.sharding.plan import Plan, ShardedTable, read_plan, table_types
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
 from common.errors import UserError
+from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -26,7 +28,9 @@ log = logging.getLogger("clickwork")
 MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
+def plan_for(
+    config: AppConfig, runtime: Runtime, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
+) -> Plan:
     """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
@@ -48,7 +52,9 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: SparseArch, bag_sizes:
     return plan
 
 
-def decide(config: AppConfig, device: torch.device, tables: SparseArch, bag_sizes: Mapping[str, float]) -> Plan:
+def decide(
+    config: AppConfig, device: torch.device, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
+) -> Plan:
     """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
     Raises:
@@ -91,7 +97,7 @@ def choices(
 
 
 def workload(
-    config: AppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
+    config: AppConfig, resolved: TopologyConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
 ) -> Workload:
     """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
@@ -116,8 +122,16 @@ def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str,
     return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}
 
 
+def event_bag_sizes(config: AppConfig, schema: EventSchema) -> dict[str, float]:
+    """Ids a sample of each key of events."""
+    keys, length = EventKeys.of(schema), float(config.data.events.history_length)
+    return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
+
+
 def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
-    """Return the mean bag size of each feature of a dataset."""
+    """Return the mean bag size of each feature of a dataset; of events, by key, with histories taken to be full."""
+    if manifest.is_events:
+        return event_bag_sizes(config, EventSchema.from_manifest(manifest.encoding["raw_schema"]))
     return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding)
 
 

@@ -76,7 +76,7 @@ class TrainingLoop:
         session, state = self.session, self.state
         self.profiler.step_begins(state.step + 1)
         self.timer.step_begins()
-        window.lr = session.set_learning_rate(state.step)
+        window.lr = session.begin_step(state.step)
         session.optimizer.zero_grad()
         logits = session.forward(batch)
         self.data.forward_done()

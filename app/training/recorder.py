@@ -31,7 +31,7 @@ class Recorder:
         self.seconds_before: dict[str, float] = {}  # a resumption
         self._session, self._timer, self._began = session, timer, began
         train = session.config.train
-        self._batch_size, self._is_logloss = train.global_batch_size, session.config.loss.is_logloss
+        self._batch_size, self._is_logloss = train.global_batch_size, session.is_logloss
         self._progress = ProgressDisplay(total_steps, session.runtime.rank == 0, train.print_windows)
 
     def begin(self, state: RunState, resumed: str, pipeline: str) -> None:
@@ -42,7 +42,7 @@ class Recorder:
         session, directory = self._session, self.directory
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
-        rows = {name: split.rows for name, split in session.manifest.splits.items()}
+        rows = session.split_rows()
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size

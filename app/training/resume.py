@@ -130,6 +130,9 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
         for group in ("model", "loss", "optimizer", "schedule")
         for key, value in plain[group].items()
     }
+    if (hstu := keys.pop("model.hstu")) is not None:
+        keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
+        keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}

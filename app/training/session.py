@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +16,13 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.config import AppConfig, Precision
 from app.data.batch import Batch, copied_ahead
+from app.data.events import EventReader
+from app.data.shards import SPLITS_OF_EVENTS
 from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
-from app.model.dlrm import DLRM
-from app.model.embeddings import make_sparse_arch
 from app.model.losses import make_loss
+from app.model.make import make_model, make_tables
 from app.model.tables import initial_rows, table_of
 from app.optimizer.build import fused_params, make_optimizer, set_learning_rate
 from app.optimizer.schedule import learning_rate
@@ -31,6 +33,7 @@ from app.sharding.execute import distribute, fill_tables, table_blocks, table_we
 from app.sharding.plan import Plan
 from app.training.window import FiniteChecks
 from common.errors import UserError
+from data_prep.dataset.events import event_schema
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -65,14 +68,29 @@ class Predictor:
     root: Path  # of the dataset
     manifest: Manifest
     model: Any  # DistributedModelParallel, or a DLRM that each process has whole
-    _splits: dict[str, SplitReader] = field(default_factory=dict, init=False)
+    _splits: dict[str, SplitReader | EventReader] = field(default_factory=dict, init=False)
 
-    def split(self, name: str) -> SplitReader:
+    def split(self, name: str) -> SplitReader | EventReader:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
-            rank, world_size = self.runtime.rank, self.runtime.world_size
-            self._splits[name] = SplitReader(self.root, self.manifest, name, self.config.data, rank, world_size)
+            config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
+            if config.model.hstu is None:
+                self._splits[name] = SplitReader(self.root, self.manifest, name, config.data, rank, world_size)
+            else:
+                self._splits[name] = self._events.split(name)
         return self._splits[name]
+
+    @cached_property
+    def _events(self) -> EventReader:
+        rank, world_size, hstu = self.runtime.rank, self.runtime.world_size, self.config.model.hstu
+        assert hstu is not None
+        return EventReader(self.root, self.manifest, self.config.data, rank, world_size, hstu)
+
+    def split_rows(self) -> dict[str, int]:
+        """Rows of each split; of a dataset of events, samples."""
+        if self.manifest.is_events:
+            return {name: self.split(name).rows for name in SPLITS_OF_EVENTS}
+        return {name: split.rows for name, split in self.manifest.splits.items()}
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
@@ -83,8 +101,8 @@ class Predictor:
         """Logits [B] float32 of a batch on the device, the dense layers in the configured precision."""
         bf16 = self.config.runtime.precision is Precision.bf16
         with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits: Tensor = self.model(batch.dense_features, batch.sparse_features)
-            return logits
+            logits: Tensor = self.model(*batch.inputs)
+            return logits.flatten()
 
     def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
         """Logits and labels [n] float32 of these batches' valid samples, on the CPU.
@@ -135,8 +153,17 @@ class Session(Predictor):
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits [B], labels [B] to their mean loss
 
-    def set_learning_rate(self, step: int) -> float:
-        """Set the rates of a step; return that of dense parameters."""
+    @property
+    def is_logloss(self) -> bool:
+        """Whether the training loss is the logloss of the samples trained on."""
+        return self.config.loss.is_logloss and _loss_factor(self.config) == 1
+
+    def begin_step(self, step: int) -> float:
+        """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""
+        hstu = self.config.model.hstu
+        if hstu is not None and (hstu.input_dropout or hstu.linear_dropout):
+            key = np.random.SeedSequence([self.config.train.seed, step, self.runtime.rank])
+            torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
         rates, schedule = self.config.optimizer, self.config.schedule
         lr = learning_rate(rates.lr, schedule, step)
         set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
@@ -148,7 +175,8 @@ class Session(Predictor):
 
     def finite_checks(self) -> FiniteChecks:
         """Checks of each step's values, from now on."""
-        return FiniteChecks(self.model.module.interaction, self.dense_parameters())
+        model = self.model.module
+        return FiniteChecks(model.checked, model.checked_inputs, self.dense_parameters())
 
     def describe_dataset(self) -> dict[str, Any]:
         """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
@@ -156,8 +184,10 @@ class Session(Predictor):
         return {
             "path": str(self.root),
             "digest": manifest.digest,
-            "rows": {name: split.rows for name, split in manifest.splits.items()},
-            "labels": {name: split.labels_digest for name, split in manifest.splits.items()},
+            "rows": self.split_rows(),
+            "labels": {}
+            if manifest.is_events
+            else {name: split.labels_digest for name, split in manifest.splits.items()},
             "label_rate": manifest.label_rate,
             "encoding": manifest.encoding.get("name"),
             "sources": [source.get("name") for source in manifest.sources[:MAX_SOURCES]],
@@ -213,14 +243,18 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     Raises:
         UserError: the dataset does not fit the configuration.
     """
+    if config.model.hstu is None and manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows, which DLRM learns from; give model=hstu (docs/sequences.md)")
+    events = event_schema(root, manifest) if config.model.hstu is not None else None
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings,
-                                              from_config.multi_hot_features(config, manifest))  # fmt: skip
+    multi_hot = from_config.multi_hot_features(config, manifest)
+    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot)
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
+    num_dense = len(manifest.schema.get("dense", []))
     model = distribute(
-        DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch),
+        make_model(config.model, sparse_arch, num_dense, len(manifest.num_embeddings), events),
         plan,
         fused_params(config.optimizer),
         config.sharding.qcomm,
@@ -230,5 +264,10 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
     fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
     return Session(
-        config, runtime, root, manifest, model, plan, make_optimizer(model, config.optimizer), make_loss(config.loss)
-    )
+        config, runtime, root, manifest, model, plan, make_optimizer(model, config.optimizer),
+        make_loss(config.loss, _loss_factor(config)),
+    )  # fmt: skip
+
+
+def _loss_factor(config: AppConfig) -> float:
+    return 1.0 if config.model.hstu is None else config.model.hstu.loss_weight

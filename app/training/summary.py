@@ -68,7 +68,7 @@ def _figures(session: Session, state: RunState, **ending: str) -> dict[str, Any]
         "samples": state.step * batch_size,
         "world_size": world_size,
         "parameters": session.parameter_counts(),
-        "train": {"loss": loss, "logloss": loss if config.loss.is_logloss else None, "skipped_steps": state.skipped},
+        "train": {"loss": loss, "logloss": loss if session.is_logloss else None, "skipped_steps": state.skipped},
         "best": state.best,
         "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
         "throughput": throughput(measured, state.input_wait, batch_size, world_size, excluded),

@@ -22,18 +22,18 @@ ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from
 
 
 class FiniteChecks:
-    """Sums that are not finite where a step went wrong: of the interaction's inputs, the loss, |dense gradients|.
+    """Sums that are not finite where a step went wrong: of a module's inputs, the loss, |dense gradients|.
 
     A sum is NaN or infinite if one of its terms is. (It is, too, where finite terms add up beyond float32, 3e38: such
     a model is lost as well.) Gradients of tables never exist as tensors: FBGEMM's backward updates rows directly.
     """
 
-    def __init__(self, interaction: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-        """`interaction` is called with the output of dense_arch and the embedding vectors."""
+    def __init__(self, checked: nn.Module, inputs: tuple[str, ...], parameters: dict[str, nn.Parameter]) -> None:
+        """inputs: names of what `checked` is called with."""
         self._parameters = list(parameters.values())
         self._input_sums: list[Tensor] = []
-        self.names = ("dense_arch output", "embedding output", LOSS, *(f"gradient of {name}" for name in parameters))
-        interaction.register_forward_pre_hook(self._sum_inputs)
+        self.names = (*inputs, LOSS, *(f"gradient of {name}" for name in parameters))
+        checked.register_forward_pre_hook(self._sum_inputs)
 
     def __call__(self, loss: Tensor) -> Tensor:
         """[K] float32 on the device, in the order of `names`; a gradient that was not computed counts as 0."""

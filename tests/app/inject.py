@@ -114,7 +114,7 @@ def limit_memory(step: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
         torch.empty(1 << 34)
 
-    at_call(session.Session, "set_learning_rate", step, act)
+    at_call(session.Session, "begin_step", step, act)
 
 
 def refuse_memory(*_: Any, **__: Any) -> None:
@@ -159,7 +159,7 @@ def spoil_table(step: int) -> None:
     saved: list[session.Session] = []
     build = session.build
     session.build = lambda *arguments: saved.append(build(*arguments)) or saved[0]  # type: ignore[func-returns-value]
-    at_call(session.Session, "set_learning_rate", step, act)
+    at_call(session.Session, "begin_step", step, act)
 
 
 def in_evaluation(*_: Any) -> bool:
@@ -171,7 +171,7 @@ def in_process_1(*_: Any) -> bool:
 
 
 FAULTS: dict[str, Callable[[int], None]] = {
-    "in the step": lambda n: at_call(session.Session, "set_learning_rate", n, kill_job),
+    "in the step": lambda n: at_call(session.Session, "begin_step", n, kill_job),
     "before the save": lambda n: at_call(dcp, "save", n, kill_job),
     "in the save": lambda n: at_call(files, "publish", n, kill_job),
     "before the rename": lambda n: at_call(os, "rename", n, kill_job, lambda a, b: str(a).endswith(files.PART)),
@@ -180,9 +180,9 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill_job, lambda p, **_: str(p).endswith(files.OLD)),
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
-    "signal in the step": lambda n: at_call(session.Session, "set_learning_rate", n, terminate),
-    "an echoed signal": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_like_timeout),
-    "two signals": lambda n: at_call(session.Session, "set_learning_rate", n, terminate_twice),
+    "signal in the step": lambda n: at_call(session.Session, "begin_step", n, terminate),
+    "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
+    "two signals": lambda n: at_call(session.Session, "begin_step", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
     "process 1 has no memory": lambda n: at_call(session.Session, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),

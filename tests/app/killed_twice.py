@@ -12,5 +12,5 @@ from tests.app import inject
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
         step = {"0": 35, "1": 20}[os.environ["TORCHELASTIC_RESTART_COUNT"]]
-        inject.at_call(session.Session, "set_learning_rate", step, inject.kill)
+        inject.at_call(session.Session, "begin_step", step, inject.kill)
     platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))

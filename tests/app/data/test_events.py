@@ -44,12 +44,13 @@ def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
     for batch in batches:
         assert batch.sequences is not None
         by_key = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
-        ends = torch.cumsum(batch.sequences.lengths, 0)
+        lengths = batch.sequences.history_lengths
+        ends = np.cumsum(lengths)
         for i in range(batch.num_valid):
-            part = slice(int(ends[i] - batch.sequences.lengths[i]), int(ends[i]))
+            part = slice(int(ends[i] - lengths[i]), int(ends[i]))
             times, actions = batch.sequences.times[part].tolist(), batch.sequences.actions[part].tolist()
             ids = tuple(tuple(each[i].tolist()) for each in by_key)
-            when = (int(batch.sequences.anchor_times[i]), int(batch.sequences.query_times[i]))
+            when = int(batch.sequences.candidate_times[i])
             found.append((ids, tuple(times), tuple(actions), when, float(batch.labels[i])))
     return found
 
@@ -63,10 +64,10 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
     ]
     uih, candidate = ([each[k * len(positions) : (k + 1) * len(positions)] for k in range(keys)]
                       for each, keys in zip(cuts, (15, 6), strict=True))  # fmt: skip
-    for i, position in enumerate(positions):
+    for i in range(len(positions)):
         ids = tuple(tuple(uih[k][i].tolist()) for k in range(11))
         ids += tuple(tuple(candidate[k][i].tolist()) for k in range(3))
-        when = (int(z["store_timestamps"][position]), int(candidate[3][i][0]))
+        when = int(candidate[3][i][0])
         label = float(int(candidate[4][i][0]) & 1)
         found.append((ids, tuple(uih[12][i].tolist()), tuple(uih[11][i].tolist()), when, label))
     return found
@@ -86,7 +87,7 @@ def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str,
     positions = z["m0_positions" if name == "m0" else "positions"]
     expected = dict(zip(positions.tolist(), collated(z, name), strict=True))
     assert np.sort(np.concatenate(windows)).tolist() == positions.tolist()
-    ours = samples([*found.train_batches(1, 0, 0, 0), *found.eval_batches(7)])
+    ours = samples([*found.train_batches(1, 0, 0, 0), *found.split("val").eval_batches(7)])
     assert len(ours) == len(positions)
     assert ours == [expected[position] for window in windows for position in window.tolist()]
 
@@ -105,14 +106,14 @@ def test_global_batches_are_the_same_for_any_number_of_processes(
     root: Path, order: AnchorOrder, rest: WindowRest
 ) -> None:
     one = reader(root, order=order, rest=rest)
-    whole, evaluated = list(one.train_batches(12, 7, 1, 0)), list(one.eval_batches(12))
-    assert len(samples(evaluated)) == one.rows_evaluated
+    whole, evaluated = list(one.train_batches(12, 7, 1, 0)), list(one.split("val").eval_batches(12))
+    assert len(samples(evaluated)) == one.split("val").rows
     for world_size in (2, 3, 4):
         ranks = [reader(root, rank, world_size, order=order, rest=rest) for rank in range(world_size)]
         parts = [list(each.train_batches(12, 7, 1, 0)) for each in ranks]
         for number, batch in enumerate(whole):
             assert samples([batch]) == [one for part in parts for one in samples([part[number]])]
-        scored = [list(each.eval_batches(12)) for each in ranks]
+        scored = [list(each.split("val").eval_batches(12)) for each in ranks]
         assert {len(part) for part in scored} == {len(evaluated)}  # equal numbers of batches, of equal sizes
         assert {len(batch.labels) for part in scored for batch in part} == {12 // world_size}
         for number, batch in enumerate(evaluated):
@@ -150,14 +151,14 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
 
 
 def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
-    found = reader(root)
+    found = reader(root).split("val")
     last = list(found.eval_batches(40))[-1]
     assert last.sequences is not None
     padding = slice(last.num_valid, None)
-    assert last.num_valid == found.rows_evaluated % 40
+    assert last.num_valid == found.rows % 40
     assert len(last.labels) == 40
-    assert last.sequences.lengths[padding].sum() == 0
-    assert len(last.sequences.times) == last.sequences.lengths.sum()
+    assert sum(last.sequences.history_lengths[padding]) == 0
+    assert len(last.sequences.times) == sum(last.sequences.history_lengths)
     for key, jagged in last.sparse_features.to_dict().items():
         lengths = jagged.lengths()[padding]
         assert (lengths == (0 if key in ("item", "artist", "album") else 1)).all()
@@ -179,23 +180,23 @@ def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any],
 
 def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    found = reader(copy)
+    found = reader(copy).split("val")
     path = copy / "events/00000.items.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
     with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
         list(found.eval_batches(8))
     with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
-        list(reader(copy).eval_batches(8))
+        list(reader(copy).split("val").eval_batches(8))
 
 
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
     given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     manifest = preprocess(config(*given, f"data.path={tmp_path}"))
     found = EventReader(tmp_path, manifest, DataConfig(), 0, 1)
-    assert found.rows + found.rows_evaluated == manifest.extra["anchors"]
+    assert found.rows + found.split("val").rows == manifest.extra["anchors"]
     users = set()
-    for batch in (*found.train_batches(64, 0, 0, 0), *found.eval_batches(64)):
+    for batch in (*found.train_batches(64, 0, 0, 0), *found.split("val").eval_batches(64)):
         for key, jagged in batch.sparse_features.to_dict().items():
             ids = jagged.to_dense()[: batch.num_valid]
             values = torch.cat(ids)

@@ -13,7 +13,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from app.config.hstu import Attention, HSTUConfig
 from app.config.tables import Storage
-from app.model.hstu import HSTU, EventArch, Sequences
+from app.data.batch import Sequences
+from app.model.hstu import HSTU, EventArch, EventKeys
 from app.model.tables import TableInitRange, TableSpec
 
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
@@ -21,7 +22,8 @@ CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour",
            "user_x_artist_x_hour"]  # fmt: skip
 HISTORY = ["item_id", "artist_id", "album_id"]
 CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id"]
-NUM_ACTIONS, TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 3, 16, 0.2, 1.0
+KEYS = EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), num_actions=3)
+TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 16, 0.2, 1.0
 PREPROCESSOR, TRANSDUCER = "_hstu_transducer._input_preprocessor.", "_hstu_transducer."
 LAYER = {"_uvqk_weight": "projection", "_uvqk_beta": "bias", "_input_norm_weight": "input_norm.weight",
          "_input_norm_bias": "input_norm.bias", "_output_weight": "output", "_output_norm_weight": "output_norm.weight",
@@ -86,7 +88,7 @@ def model(attention: Attention, num_tasks: int = 1) -> HSTU:
     arch = EventArch(tables())
     assert isinstance(arch.rows, EmbeddingCollection)
     arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
-    made = HSTU(config(attention), arch, TABLE_DIM, CONTEXT, HISTORY, CANDIDATE, NUM_ACTIONS, num_tasks)
+    made = HSTU(config(attention), arch, TABLE_DIM, KEYS, num_tasks)
     set_parameters(made, "init.", num_tasks)
     return made
 

@@ -21,7 +21,7 @@ class OneLayer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
         self.computed: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def set_learning_rate(self, step: int) -> float:
+    def begin_step(self, step: int) -> float:
         return 0.5 + step
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -1,0 +1,110 @@
+"""HSTU trains on a dataset of events as DLRM does on rows: resumed, replayed, sharded, scored."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.pipeline import preprocess
+from tests.app.conftest import Command, ended, forked
+from tests.data_prep.conftest import config
+from tests.error_lines import error_line
+from tests.once import made_once
+
+ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95",
+        "optimizer.beta2=0.999", "optimizer.eps=1e-8", "optimizer.max_grad_norm=1"]  # fmt: skip
+TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu.num_heads=1",
+        "model.hstu.attention_dim=8", "model.hstu.hidden_dim=8", "model.hstu.preprocessor_dim=16",
+        "model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32",
+        "eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu",
+        "checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]  # fmt: skip
+DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of few users."""
+    given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    return made_once(tmp_path_factory, "log", lambda root: preprocess(config(*given, f"data.path={root}/out"))) / "out"
+
+
+def losses(run: Path) -> list[float]:
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [event["loss"] for event in events if event["event"] == "train"]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_bytes())
+    return found
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_path: Path) -> None:
+    """With dropout; and it replays, and scores again as it did."""
+    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12"]
+    whole = run_app("train", *overrides, "run.name=whole")
+    assert whole.returncode == 0, whole.stderr
+    killed = ended(forked("train", *overrides, "run.name=killed", cwd=tmp_path, fault="in the step:11"), tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run_app("train", *overrides, "run.name=killed")
+    assert "step_00000008, step 8" in resumed.stderr
+    found, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
+    assert found["digest"] == expected["digest"]
+    assert {**found["eval"], "seconds": 0} == {**expected["eval"], "seconds": 0}
+    assert losses(tmp_path / "runs/killed") == losses(tmp_path / "runs/whole")
+    replayed = run_app("verify", "run=runs/killed")
+    assert json.loads(replayed.stdout)["verdict"] == "identical", replayed.stderr
+    scored = run_app("evaluate", "run=runs/killed", "global_batch_size=64")
+    assert json.loads(scored.stdout)["auc"] == expected["eval"]["auc"]
+    other = run_app("train", *overrides, "run.name=killed", "train.max_steps=16", "data.events.history_length=9")
+    assert other.returncode == 2
+    assert "data.events.history_length=9: the run at" in other.stderr
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", pytest.param("row_wise", marks=pytest.mark.slow)])
+def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
+    for processes in (1, 2):
+        kind = [f"sharding.types={sharding}"] if processes == 2 else []
+        done = run_app("train", *overrides, *kind, f"run.name={processes}", processes=processes)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
+    np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=1e-6)
+    assert summary(two)["eval"]["logloss"] == pytest.approx(summary(one)["eval"]["logloss"], abs=1e-6)
+    assert summary(one)["eval"]["samples"] == 280
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("train", ["model=hstu"], "data.source=synthetic: makes rows, and model=hstu learns from events"),
+        ("train", ["data.source=synthetic_events"], "makes events, and DLRM learns from rows; give model=hstu"),
+        ("train", ["data.path={log}"], "holds events, not rows, which DLRM learns from; give model=hstu"),
+        ("train", [*TINY, "data.path={dataset}"], "holds rows, not events; give a dataset of events"),
+        ("train", ["model=hstu", "data.path={log}", "model.dense_arch=[8]"], "model.dense_arch: is DLRM's"),
+        ("train", ["model=hstu", "data.path={log}", "model.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
+        ("train", ["model.hstu.dim=8"], "give model=hstu instead"),
+        ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
+        ("train", [*TINY, "data.path={log}", "model.hstu.max_seq_len=5"], "leaves no room for a history"),
+        ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
+        ("plan", ["model=hstu"], "model=hstu: plan is for DLRM alone so far"),
+        ("plan", ["data.path={log}"], "holds events, not rows"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    command: str, given: list[str], message: str, run_app: Command, log: Path, dataset: Path
+) -> None:
+    done = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
+    assert done.returncode == 2, done.stderr
+    assert message in error_line(done.stderr)
+
+
+def test_commands_for_dlrm_alone_say_so(run_app: Command, log: Path) -> None:
+    done = run_app("train", *TINY, f"data.path={log}", "train.max_steps=2", "run.name=x")
+    assert done.returncode == 0, done.stderr
+    for command, *given in (["recommend", "candidates=x.csv"], ["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
+        refused = run_app(command, "run=runs/x", *given)
+        assert refused.returncode == 2
+        assert "is for DLRM alone so far" in error_line(refused.stderr)
