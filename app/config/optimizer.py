@@ -41,12 +41,13 @@ class ScheduleName(Enum):
     """The course of the learning rate.
 
     constant; warmup_poly: linear warm-up, hold and polynomial decay of power 2; cosine: linear warm-up, hold and
-    half a cosine (Loshchilov and Hutter 2017).
+    half a cosine (Loshchilov and Hutter 2017); warmup: linear from 0 at the first step, then hold (MLPerf's DLRMv4).
     """
 
     constant = "constant"
     warmup_poly = "warmup_poly"
     cosine = "cosine"
+    warmup = "warmup"
 
 
 @dataclass
@@ -115,6 +116,11 @@ def validate_schedule(schedule: ScheduleConfig) -> None:
         for key in keys:
             if getattr(schedule, key):
                 raise UserError(f"schedule.{key}={getattr(schedule, key)}: has no effect with schedule=constant")
+    if schedule.name is ScheduleName.warmup:
+        require_at_least({"schedule.warmup_steps": (schedule.warmup_steps, 1)})
+        for key in ("decay_start_step", "decay_steps"):
+            if getattr(schedule, key):
+                raise UserError(f"schedule.{key}={getattr(schedule, key)}: has no effect with schedule=warmup")
     if schedule.end_factor and schedule.name is not ScheduleName.cosine:
         raise UserError(f"schedule.end_factor={schedule.end_factor}: has no effect with "
                         f"schedule={schedule.name.value}")  # fmt: skip

@@ -33,6 +33,12 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
         40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
         976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
     ), strict=True)),
+    # MLPerf 6.1: Yambda 5b by data_prep/conf/events/yambda.yaml.
+    "mlperf_v4": {
+        "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
+        "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
+        "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
+    },
 }  # fmt: skip
 
 

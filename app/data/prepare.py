@@ -16,8 +16,11 @@ from common.errors import UserError
 from common.signals import Interrupted
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
+from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
+from data_prep.parsing.event_yaml import load_event_schema, schema_path
 
+SCHEMAS = {"mlperf_v4": "yambda"}  # of published table sizes (app.config.published)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -68,6 +71,11 @@ def prepare(config: DataConfig) -> None:
         raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
+
+
+def published_events(name: str) -> EventSchema | None:
+    """The schema of the events that published table sizes are of; None: they are of rows."""
+    return load_event_schema(schema_path(SCHEMAS[name])) if name in SCHEMAS else None
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:

@@ -14,9 +14,12 @@ def learning_rate(base: float, config: ScheduleConfig, step: int) -> float:
     and stays where it ended. Without decay_steps it holds the base rate after the warm-up.
     cosine rises to the base rate at step warmup_steps - 1, holds it, and falls over decay_steps from
     decay_start_step on as base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
+    warmup is base * min(1, step / warmup_steps): 0 in the first step.
     """
     if config.name is ScheduleName.constant:
         return base
+    if config.name is ScheduleName.warmup:
+        return base * min(1.0, step / config.warmup_steps)
     return _cosine(base, config, step) if config.name is ScheduleName.cosine else _warmup_poly(base, config, step)
 
 

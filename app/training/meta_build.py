@@ -13,7 +13,9 @@ from app.config import AppConfig, to_plain
 from app.config.published import published_tables
 from app.data import prepare
 from app.model.dlrm import DLRM
-from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.embeddings import SparseArch
+from app.model.hstu import HSTU, EventArch
+from app.model.make import make_model, make_tables
 from app.model.tables import TableSpec
 from app.record import provenance
 from app.record.directory import RunDirectory
@@ -23,6 +25,7 @@ from app.sharding.plan import table_types
 from app.training import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
+from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
@@ -37,16 +40,17 @@ def is_wanted(config: AppConfig) -> bool:
     return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()
 
 
-def meta_model(config: AppConfig) -> DLRM:
+def meta_model(config: AppConfig) -> DLRM | HSTU:
     """The configured model with published table sizes, on the meta device.
 
     Raises:
         UserError: the configuration names no published sizes.
     """
-    return DLRM(config.model, NUM_DENSE, len(_published(config)), _sparse_arch(config)).to("meta")
+    tables, _ = _tables(config)
+    return make_model(config.model, tables, NUM_DENSE, len(_published(config)), _events(config)).to("meta")
 
 
-def parameter_counts(model: DLRM) -> dict[str, int]:
+def parameter_counts(model: DLRM | HSTU) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
     tables: list[TableSpec] = model.sparse_arch.tables  # type: ignore[assignment]
@@ -67,10 +71,8 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         raise UserError(f"run.dir={record.path}: contains a trained run; give another run.name")
     model = meta_model(config)
     counts = parameter_counts(model)
-    sparse_arch = _sparse_arch(config)
-    plan = from_config.plan_for(
-        config, runtime, sparse_arch, from_config.bag_sizes(config, list(_published(config)), {})
-    )
+    sparse_arch, bag_sizes = _tables(config)
+    plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
                           "bytes": table.num_embeddings * table.embedding_dim * 4}
              for table in table_types(sparse_arch)}  # fmt: skip
@@ -100,5 +102,25 @@ def _published(config: AppConfig) -> dict[str, int]:
     return published_tables(config.data.published_tables)
 
 
-def _sparse_arch(config: AppConfig) -> SparseArch:
-    return make_sparse_arch(config.model, _published(config))
+def _events(config: AppConfig) -> EventSchema | None:
+    """The schema of the data, if it is of events.
+
+    Raises:
+        UserError: the model learns from the other kind.
+    """
+    name = config.data.published_tables
+    events = prepare.published_events(name or "")
+    if (events is None) != (config.model.hstu is None):
+        kind, other = ("rows", "model=hstu") if events is None else ("events", "DLRM")
+        raise UserError(
+            f"data.published_tables={name}: is of {kind}, which {other} does not learn from; choose another"
+        )
+    return events
+
+
+def _tables(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:
+    """The tables, and mean ids a bag of each feature."""
+    published, events = _published(config), _events(config)
+    sizes = (from_config.bag_sizes(config, list(published), {}) if events is None
+             else from_config.event_bag_sizes(config, events))  # fmt: skip
+    return make_tables(config.model, published, events), sizes

@@ -80,6 +80,8 @@ def test_is_refused(override: str, said: str) -> None:
         (["train.target_accuracy=79"], r"train.target_accuracy=79.0: must be in \(0, 1\]"),
         (["data.published_tables=mine"], "must be one of dac_sample, criteo_kaggle"),
         (["model.mixes_samples=true"], "no meaning with model.interaction=dot; use model.interaction=scalar_pairs"),
+        (["schedule=warmup", "schedule.decay_steps=5"], "has no effect with schedule=warmup"),
+        (["schedule=warmup", "schedule.warmup_steps=0"], "schedule.warmup_steps=0: must be at least 1"),
         (["schedule=cosine"], "schedule.decay_steps=0: schedule=cosine needs"),
         (["schedule=warmup_poly", "schedule.end_factor=0.1"], "has no effect with schedule=warmup_poly"),
         (["optimizer=rowwise_adagrad", "sharding=table_column_wise"], "another algorithm"),

@@ -44,6 +44,7 @@ PARAMETERS = {
     "mlperf_v1": 187_767_399 * 128 + perceptron(13, 512, 256, 128) + perceptron(128 + 351, 1024, 1024, 512, 256, 1),
     "mlperf_v2": MLPERF_V2,
     "amd_2026": MLPERF_V2,
+    "mlperf_v4": 293_051_712 * 512 + 15_243_057,
 }
 
 
@@ -79,7 +80,7 @@ def test_published_sizes_add_up() -> None:
     """To the totals that their sources give."""
     totals = {name: sum(tables.values()) for name, tables in PUBLISHED_TABLES.items()}
     assert totals == {"dac_sample": 34_405, "criteo_kaggle": 33_762_577, "deepspark_3day": 4_057_300,
-                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588}  # fmt: skip
+                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588, "mlperf_v4": 293_051_712}  # fmt: skip
 
 
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
@@ -112,8 +113,9 @@ def test_a_recipe_without_tiny_values_refuses_the_scale() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
+    fewer = {"amd_2026": "data.prep.random.rows=2000", "mlperf_v4": "data.prep.synthetic_events.users=50"}
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512",
-                 "run.name=tiny", "data.prep.random.rows=2000" if recipe == "amd_2026" else "data.synthetic.rows=3000",
+                 "run.name=tiny", fewer.get(recipe, "data.synthetic.rows=3000"),
                  "train.target_auc=null", "runtime.num_threads=2"]  # fmt: skip
     for steps in (2, 4):
         done = run_app("train", *overrides, f"train.max_steps={steps}")
@@ -126,7 +128,7 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
-    assert len(features) == (19 if recipe.startswith("amd_blog") else 26)
+    assert len(features) == {"amd_blog_2024": 19, "amd_blog_2024_fixed": 19, "mlperf_v4": 7}.get(recipe, 26)
     if recipe.startswith("amd_blog"):
         assert re.search(
             r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", done.stderr

@@ -10,6 +10,7 @@ import torch
 
 from app.checkpoint.saver import Saver
 from app.config import (
+    CONFIG_DIR,
     AppConfig,
     ModelConfig,
     OptimizerConfig,
@@ -29,6 +30,7 @@ from app.sharding import from_config
 from app.sharding.execute import table_blocks, table_weights
 from app.training import resume, session
 from app.training.state import RunState
+from common.cli import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
@@ -64,6 +66,13 @@ def test_cosine_equals_torch() -> None:
     expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
     ours = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
     assert ours == pytest.approx(expected, rel=1e-12)
+
+
+def test_warmup_begins_at_0_and_holds() -> None:
+    """MLPerf's DLRMv4: base * min(1, step / 24000)."""
+    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    rates = [learning_rate(config.optimizer.lr, config.schedule, step) for step in (0, 1, 8_100, 24_000, 90_000)]
+    assert rates == pytest.approx([0.0, 1e-6 / 24_000, 0.3375e-6, 1e-6, 1e-6], rel=1e-12)
 
 
 FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]
