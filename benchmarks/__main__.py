@@ -17,6 +17,7 @@ QUICK = {
     "check": ["--rounds=6", "--", "operators=[interaction]", "seconds=0.01"],
     "checkpoint_stall": ["--scale=0.0005", "--rounds=1"],
     "evaluation": ["--rows", "100000"],
+    "events": ["--events=20000", "--rounds=1", "--workers=1"],
     "first_gpu_run": ["--pretend", "--minutes=1", "--out", OUT],
     "generated_rows": ["--blocks=2", "--runs=1"],
     "ideas": ["--rounds=1", "--batch=128"],

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sys
 import time
 from typing import Any
@@ -16,7 +17,10 @@ BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{rema
 
 def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
     """A terminal's columns and lines; a bar of its whole width would be broken by the ^C that the terminal shows."""
-    columns, lines = os.get_terminal_size(stream.fileno())
+    try:
+        columns, lines = os.get_terminal_size(stream.fileno())
+    except OSError:  # it was closed
+        columns, lines = shutil.get_terminal_size()
     return columns - len("^C") - 1, lines
 
 
