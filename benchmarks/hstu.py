@@ -1,0 +1,211 @@
+"""HSTU's training step against the reference's PyTorch kernel: samples a second of one thread, the same batches.
+
+    python -m benchmarks.hstu --reference DIR
+
+DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
+packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,
+clipped Adam, and row-wise Adagrad in the backward of the tables. Rounds alternate. Without --reference ours alone.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from app.config.hstu import Attention, HSTUConfig
+from app.config.tables import Storage
+from app.model.hstu import HSTU, EventArch, Sequences
+from app.model.tables import TableInitRange, TableSpec
+
+CONTEXT = [f"context_{number}" for number in range(8)]
+HISTORY = ["item", "artist", "album"]
+CANDIDATE = [f"candidate_{name}" for name in HISTORY]
+ROWS, NUM_ACTIONS, TASK = 1_000, 3, "listen"
+
+
+class Shape(NamedTuple):
+    """Widths of tables and transducer, heads, layers, and the longest history."""
+
+    dim: int
+    heads: int
+    layers: int
+    history: int
+
+
+SHAPES = [Shape(64, 2, 2, 50), Shape(64, 2, 2, 200), Shape(64, 2, 2, 1000)]
+
+
+def main() -> None:
+    """Measure and print; write JSON with --out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="of each model in a round")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--histories", type=int, nargs="+", default=[shape.history for shape in SHAPES])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    for shape in [shape for shape in SHAPES if shape.history in arguments.histories]:
+        batches = [_batch(shape, arguments.batch, seed) for seed in range(arguments.steps)]
+        steps = {"ours": _ours(shape)}
+        if arguments.reference is not None:
+            steps["reference"] = _reference(arguments.reference, shape)
+        results.append(_measure(shape, steps, batches, arguments.rounds))
+        print(json.dumps(results[-1]), flush=True)
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: list[Any], rounds: int) -> dict[str, Any]:
+    """Medians of samples a second, and of the ratios of each round."""
+    rates: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step(batches[0])
+    for _ in range(rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            for batch in batches:
+                step(batch)
+            samples = sum(len(batch["labels"]) for batch in batches)
+            rates[name].append(samples / (time.perf_counter() - began))
+    found: dict[str, Any] = {**shape._asdict(), "batch": len(batches[0]["labels"])}
+    found |= {f"{name}_samples_per_second": round(statistics.median(values), 1) for name, values in rates.items()}
+    if "reference" in rates:
+        ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["reference"], strict=True)]
+        found |= {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
+    return found
+
+
+def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
+    """Made-up ids; histories of half the longest to the longest."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shape.history // 2, shape.history + 1, batch)
+    lengths[0] = shape.history
+    total = int(lengths.sum())
+
+    def ids(count: int) -> Tensor:
+        return torch.from_numpy(rng.integers(0, ROWS, count))
+
+    times = np.concatenate([np.sort(rng.integers(10**6, 2 * 10**6, length)) for length in lengths])
+    last = times[lengths.cumsum() - 1]
+    return {
+        "lengths": torch.from_numpy(lengths), "labels": torch.from_numpy(rng.integers(0, 2, batch)),
+        "context": [ids(batch) for _ in CONTEXT], "history": [ids(total) for _ in HISTORY],
+        "candidate": [ids(batch) for _ in CANDIDATE], "times": torch.from_numpy(times),
+        "actions": torch.from_numpy(rng.integers(1, 8, total)), "query": torch.from_numpy(last),
+    }  # fmt: skip
+
+
+def _step_of(tables: nn.Module, dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor]) -> Callable[[Any], float]:
+    """A training step; the tables' optimizer is in their backward."""
+    apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 1e-3, "eps": 1e-8})
+    adam = torch.optim.Adam(dense, lr=1e-4, betas=(0.95, 0.999), eps=1e-8)
+
+    def step(batch: Any) -> float:
+        adam.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(dense, 1.0)
+        adam.step()
+        return loss.item()
+
+    return step
+
+
+def _ours(shape: Shape) -> Callable[[Any], float]:
+    keys: dict[str, tuple[str, ...]] = {name: (name,) for name in CONTEXT}
+    keys |= {name: (name, candidate) for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
+    arch = EventArch(
+        [TableSpec(name, both, ROWS, shape.dim, TableInitRange(), Storage.fp32, mean=False, by_id=True)
+         for name, both in keys.items()]
+    )  # fmt: skip
+    assert isinstance(arch.rows, EmbeddingCollection)
+    arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
+    width = shape.dim // shape.heads
+    config = HSTUConfig(dim=shape.dim, num_layers=shape.layers, num_heads=shape.heads, attention_dim=width,
+                        hidden_dim=width, preprocessor_dim=256, item_dim=512, attention=Attention.bucketed)  # fmt: skip
+    model = HSTU(config, arch, shape.dim, CONTEXT, HISTORY, CANDIDATE, NUM_ACTIONS)
+    dense = [value for name, value in model.named_parameters() if not name.startswith("sparse_arch")]
+
+    def loss(batch: Any) -> Tensor:
+        count = len(batch["labels"])
+        ones = torch.ones(count, dtype=torch.int64)
+        lengths = [ones] * len(CONTEXT) + [batch["lengths"]] * len(HISTORY) + [ones] * len(CANDIDATE)
+        ids = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, *CANDIDATE], lengths=torch.cat(lengths),
+                                values=torch.cat(batch["context"] + batch["history"] + batch["candidate"]))  # fmt: skip
+        divisor = float(len(CONTEXT) + int(batch["lengths"].max()) + 1)
+        sequences = Sequences(batch["times"], batch["actions"].to(torch.uint8), batch["query"],
+                              batch["lengths"].tolist(), [1] * count, divisor)  # fmt: skip
+        logits = model(sequences, ids).squeeze(1)
+        return 0.2 * nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"].float())
+
+    return _step_of(arch, dense, loss)
+
+
+def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
+    """The reference's DlrmHSTU with its kernels in PyTorch, float32, without dropout."""
+    sys.path.insert(0, str(directory))
+    from generative_recommenders.common import HammerKernel
+    from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig
+    from generative_recommenders.modules.multitask_module import MultitaskTaskType, TaskConfig
+
+    width = shape.dim // shape.heads
+    configs = DlrmHSTUConfig(
+        max_seq_len=shape.history + len(CONTEXT) + 1, max_num_candidates=1, hstu_num_heads=shape.heads,
+        hstu_attn_linear_dim=width, hstu_attn_qk_dim=width, hstu_attn_num_layers=shape.layers,
+        hstu_embedding_table_dim=shape.dim, hstu_preprocessor_hidden_dim=256,
+        hstu_transducer_embedding_dim=shape.dim, hstu_input_dropout_ratio=0.0, hstu_linear_dropout_rate=0.0,
+        contextual_feature_to_max_length=dict.fromkeys(CONTEXT, 1),
+        contextual_feature_to_min_uih_length=dict.fromkeys(CONTEXT, 0),
+        candidates_weight_feature_name="candidate_action", candidates_watchtime_feature_name="candidate_watch",
+        candidates_querytime_feature_name="candidate_time", causal_multitask_weights=0.2,
+        multitask_configs=[TaskConfig(TASK, 1, MultitaskTaskType.BINARY_CLASSIFICATION)],
+        user_embedding_feature_names=[*HISTORY, *CONTEXT], item_embedding_feature_names=CANDIDATE,
+        uih_post_id_feature_name="item", uih_action_time_feature_name="time", uih_weight_feature_name="action",
+        hstu_uih_feature_names=[*CONTEXT, *HISTORY, "action", "time", "watch"],
+        hstu_candidate_feature_names=[*CANDIDATE, "candidate_time", "candidate_action", "candidate_watch"],
+        merge_uih_candidate_feature_mapping=[*zip(HISTORY, CANDIDATE, strict=True), ("time", "candidate_time"),
+                                             ("action", "candidate_action"), ("watch", "candidate_watch")],
+        action_weights=[1, 2, 4],
+    )  # fmt: skip
+    keys = {name: [name, candidate] for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
+    keys |= {name: [name] for name in CONTEXT}
+    tables = {name: EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=shape.dim, feature_names=both)
+              for name, both in keys.items()}  # fmt: skip
+    model = DlrmHSTU(hstu_configs=configs, embedding_tables=tables, is_inference=False, bf16_training=False)
+    model._embedding_collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("cpu"))
+    model.recursive_setattr("_hammer_kernel", HammerKernel.PYTORCH)
+    dense = [value for name, value in model.named_parameters() if not name.startswith("_embedding_collection")]
+
+    def loss(batch: Any) -> Tensor:
+        ones = torch.ones(len(batch["labels"]), dtype=torch.int64)
+        lengths = [ones] * len(CONTEXT) + [batch["lengths"]] * (len(HISTORY) + 3)
+        values = (
+            batch["context"] + batch["history"] + [batch["actions"], batch["times"], torch.zeros_like(batch["times"])]
+        )
+        history = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, "action", "time", "watch"], lengths=torch.cat(lengths),
+                                    values=torch.cat(values))  # fmt: skip
+        values = batch["candidate"] + [batch["query"], batch["labels"], torch.zeros_like(batch["labels"])]
+        candidates = KeyedJaggedTensor(keys=[*CANDIDATE, "candidate_time", "candidate_action", "candidate_watch"],
+                                       lengths=torch.cat([ones] * 6), values=torch.cat(values))  # fmt: skip
+        losses = model(history, candidates)[2]
+        return torch.stack(list(losses.values())).sum()
+
+    return _step_of(model._embedding_collection, dense, loss)
+
+
+if __name__ == "__main__":
+    main()
