@@ -25,7 +25,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from app.config.hstu import Attention, HSTUConfig
 from app.config.tables import Storage
-from app.model.hstu import HSTU, EventArch, Sequences
+from app.data.batch import Sequences
+from app.model.hstu import HSTU, EventArch, EventKeys
 from app.model.tables import TableInitRange, TableSpec
 
 CONTEXT = [f"context_{number}" for number in range(8)]
@@ -137,7 +138,7 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
     width = shape.dim // shape.heads
     config = HSTUConfig(dim=shape.dim, num_layers=shape.layers, num_heads=shape.heads, attention_dim=width,
                         hidden_dim=width, preprocessor_dim=256, item_dim=512, attention=Attention.bucketed)  # fmt: skip
-    model = HSTU(config, arch, shape.dim, CONTEXT, HISTORY, CANDIDATE, NUM_ACTIONS)
+    model = HSTU(config, arch, shape.dim, EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), NUM_ACTIONS))
     dense = [value for name, value in model.named_parameters() if not name.startswith("sparse_arch")]
 
     def loss(batch: Any) -> Tensor:
