@@ -22,10 +22,10 @@ def make_loss(config: LossConfig, factor: float = 1.0) -> Callable[[Tensor, Tens
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits if bound == math.inf else logits.clamp(-bound, bound)
         if name is LossName.mse:
-            return factor * F.mse_loss(torch.sigmoid(logits), labels)
+            return F.mse_loss(torch.sigmoid(logits), labels)
         weight = None
         if name is LossName.weighted_bce:
             weight = torch.where(labels > 0.5, positive, negative)
-        return factor * F.binary_cross_entropy_with_logits(logits, labels, weight)
+        return F.binary_cross_entropy_with_logits(logits, labels, weight)
 
-    return loss
+    return loss if factor == 1 else lambda logits, labels: factor * loss(logits, labels)
