@@ -19,9 +19,8 @@ from tests.once import made_once
 TOLERANCE = 1e-5  # relative, of training losses on another kind of CPU or with another torch
 # One of each kind of rows, encoding, split and command; the others vary them.
 FAST = {"vocabulary", "vocabulary_several_passes", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot",
-        "torchrec_fixed", "dlrm_kaggle", "amd_blog", "dense_minmax", "split_random", "sampled", "csv_shuffled",
-        "tsv_without_header", "parquet", "synthetic_direct", "random_zipf", "trace", "export_bin",
-        "import_npy"}  # fmt: skip
+        "torchrec_fixed", "dlrm_kaggle", "dense_minmax", "sampled", "csv_shuffled", "parquet", "random_zipf",
+        "trace"}  # fmt: skip
 # These work in several units or tasks, so two processes share the work.
 SHARED_BY_TWO = ("vocabulary_days", "torchrec_multi_hot", "csv_shuffled", "parquet", "sampled_hash")
 RECORD_AGAIN = "if the change is meant, run `python -m tests.bytes_cases {}` and say why in the commit"
@@ -48,6 +47,7 @@ def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> N
     assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED_BY_TWO)
 def test_two_workers_write_the_same_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
     row = dataset_row(name, inputs, tmp_path, workers=2)

@@ -176,6 +176,7 @@ def test_preprocessing_gets_no_torch(project: Project) -> None:
     assert state["made_from"]["stack"] == ["auto", "data_prep"]
 
 
+@pytest.mark.slow
 def test_the_oldest_releases_go_over_the_locked_ones(project: Project) -> None:
     (project.requirements / "oldest.in").write_text("torchrec==1.4.0  # a reason\ntorch==2.10.0\n")
     write_wheel(project.wheels, "torchrec", "1.4.0", module("torchrec", "1.4.0"), ["fbgemm-gpu"])

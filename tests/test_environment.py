@@ -42,6 +42,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
     """Killed while its pip waits for an index; then pip goes on alone, and must not disturb the next one."""
     asked, answered = threading.Event(), threading.Event()
@@ -73,6 +74,7 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             index.shutdown()
 
 
+@pytest.mark.slow
 def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project) -> None:
     project.set_up()
     (project.requirements / "environment.in").write_text("# changed\n")
@@ -94,6 +96,7 @@ def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project
     assert "building it again" in project.set_up()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Project) -> None:
     good = (project.wheels / "extra-1.0-py3-none-any.whl").read_bytes()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "tampered with"))
@@ -115,6 +118,7 @@ def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     assert project.versions() == CPU_VERSIONS
 
 
+@pytest.mark.slow
 def test_two_at_once_build_once(project: Project) -> None:
     said = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
     assert "another set-up is running" in said[0]
@@ -123,6 +127,7 @@ def test_two_at_once_build_once(project: Project) -> None:
     assert project.versions() == CPU_VERSIONS
 
 
+@pytest.mark.slow
 def test_killed_before_it_began_is_no_obstacle(project: Project) -> None:
     project.environment.mkdir()
     (project.environment / "clickwork.json.tmp").write_text("{")

@@ -55,6 +55,7 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
 
 
+@pytest.mark.slow
 def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
     """The second of them: the results of those before and after it are kept."""
     done = ended(forked("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json", cwd=tmp_path,

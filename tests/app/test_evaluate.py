@@ -9,6 +9,7 @@ import pytest
 from tests.app.conftest import SMALL, Command
 
 
+@pytest.mark.slow
 def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """One process, two, and two that add up histograms; the curves of rank 0 are of all rows."""
     trained = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", processes=2)

@@ -54,6 +54,7 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
 
 
+@pytest.mark.slow
 def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app: Command, tmp_path: Path) -> None:
     """By TorchRec's estimate, equal bytes are not equal work: its figures for AMD's recipe on eight MI300X."""
     overrides = ["recipe=amd_2026", "topology=mi300x", "topology.devices_per_node=8"]
@@ -124,6 +125,7 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
 
 
+@pytest.mark.slow
 def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]
     plan = planned(run_app, tmp_path, *config, "topology=cpu", "topology.devices_per_node=2",

@@ -135,6 +135,7 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
         assert ranking(run_app, tmp_path, name) == ranked, name
 
 
+@pytest.mark.slow
 def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)

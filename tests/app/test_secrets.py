@@ -82,6 +82,7 @@ def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None
     assert SECRET not in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     """data_prep, started by a training: the dataset, the run and the output."""
     mirror = Mirror()

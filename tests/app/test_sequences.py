@@ -63,7 +63,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_
     assert "data.events.history_length=9: the run at" in other.stderr
 
 
-@pytest.mark.parametrize("sharding", ["table_wise", pytest.param("row_wise", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
 def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
     for processes in (1, 2):

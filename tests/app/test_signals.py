@@ -95,9 +95,9 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "how"),
     [
-        (2, "ctrl-c"),
+        (1, "ctrl-c"),
         *(pytest.param(processes, how, marks=SLOW) for processes in (1, 2) for how in ("ctrl-\\", "close", "SIGUSR1")),
-        pytest.param(1, "ctrl-c", marks=SLOW),
+        pytest.param(2, "ctrl-c", marks=SLOW),
         pytest.param(2, "SIGTERM", marks=SLOW),
     ],
 )
@@ -227,9 +227,8 @@ def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
 
 
-@pytest.mark.parametrize(
-    "name", [signal.SIGINT, *(pytest.param(n, marks=SLOW) for n in (signal.SIGQUIT, signal.SIGTERM))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_commands_that_save_nothing_end_with_one_line(
     name: signal.Signals, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert json.loads(scored.stdout)["auc"] == figures["eval"]["auc"]
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}",
@@ -88,10 +89,11 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 
 
 def _kills() -> Iterator[Any]:
-    """Every optimizer, slow but for the default; one id a feature and many; one process and two."""
+    """Every optimizer, one id a feature and many, one process and two; slow but for the default."""
     for name in OptimizerName:
-        marks = () if name is OptimizerName.adagrad else (pytest.mark.slow,)
-        yield from (pytest.param(name.value, "dataset", processes, marks=marks) for processes in (1, 2))
+        for processes in (1, 2):
+            fast = name is OptimizerName.adagrad and processes == 1
+            yield pytest.param(name.value, "dataset", processes, marks=() if fast else pytest.mark.slow)
     yield from (pytest.param("adagrad", "ragged", processes, marks=pytest.mark.slow) for processes in (1, 2))
 
 

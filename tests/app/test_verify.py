@@ -60,6 +60,7 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
     assert len(report["tensors"]["t_cat_0"]["first_element"]) == 2
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_is_within_tolerance(run_app: Command, dataset: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "optimizer=sgd"]
     assert run_app("train", *overrides, processes=2).returncode == 0
@@ -120,6 +121,7 @@ def change_one_value(checkpoint: Path, name: str, row: int, column: int) -> None
     (checkpoint / "state.json").write_text(json.dumps(state))
 
 
+@pytest.mark.slow
 def test_a_record_without_checkpoints_is_verified_by_its_figures(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

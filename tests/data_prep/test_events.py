@@ -206,7 +206,7 @@ def given_log(directory: Path) -> list[str]:
     return ["data=events", f"data.raw=[{files}]", f"data.schema={directory}/schema.yaml", "data.chunk_bytes=20000"]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(num_events=st.integers(1, 200), seed=st.integers(0, 99), chunk_bytes=st.sampled_from([1000, 5000, 1 << 20]))
 def test_sorted_by_user_time_and_place(num_events: int, seed: int, chunk_bytes: int) -> None:
     """Against a plain stable sort of everything, whatever the sizes of files and runs."""
@@ -230,6 +230,7 @@ def test_sorted_by_user_time_and_place(num_events: int, seed: int, chunk_bytes: 
         assert events.flags.tolist() == flags[order].tolist()
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path: Path) -> None:
     random_log(tmp_path, 3000, 1)
     preprocess(config(*given_log(tmp_path), f"data.path={tmp_path}/one"))

@@ -69,6 +69,7 @@ def _die_holding(counters: Counters) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     counters = Counters()
     process = multiprocessing.get_context("forkserver").Process(target=_die_holding, args=(counters,))

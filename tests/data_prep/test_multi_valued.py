@@ -133,6 +133,7 @@ def test_bags_equal_the_oracle(directory: Path, kind: str, order: str) -> None:
     assert rows_of(directory / "out") == expected(make_records(350), 300, order)
 
 
+@pytest.mark.slow
 def test_rows_that_leave_their_order_take_their_bags_along(directory: Path) -> None:
     more = ["data.chunk_bytes=3000", "data.split.method=random", "data.split.held_out=0.3"]
     for kind in ("csv", "parquet"):
@@ -164,7 +165,7 @@ def test_hash_needs_no_vocabulary(directory: Path) -> None:
     assert rows_of(directory / "parquet")[2] == wanted
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_workers_do_not_change_a_byte(directory: Path, kind: str) -> None:
     more = ["data.chunk_bytes=3000"]
     preprocess(config(*overrides(directory, kind, "one", *more)))

@@ -38,7 +38,7 @@ def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
     verify_dataset(root)
 
 
-@pytest.mark.parametrize("chunk_bytes", [1000, 50_000, 10**7])
+@pytest.mark.parametrize("chunk_bytes", [pytest.param(1000, marks=pytest.mark.slow), 8000, 50_000, 10**7])
 @pytest.mark.parametrize(
     ("overrides", "encoding"),
     [
@@ -181,7 +181,7 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "encoding", ["vocabulary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrec_fixed", "amd_blog"))]
 )
-@pytest.mark.parametrize("allowance", [3_000, 40_000])
+@pytest.mark.parametrize("allowance", [pytest.param(3_000, marks=pytest.mark.slow), 40_000])
 def test_a_vocabulary_beyond_the_budget_takes_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoding: str, allowance: int
 ) -> None:

@@ -155,6 +155,7 @@ def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: p
     verify_dataset(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["torchrec", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "amd_blog"))]
 )

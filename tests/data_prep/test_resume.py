@@ -30,7 +30,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("encoding", "workers"), [("vocabulary", 3), ("hash", 2)], ids=["in chunks", "file by file"])
+@pytest.mark.parametrize(
+    ("encoding", "workers"),
+    [("vocabulary", 3), pytest.param("hash", 2, marks=pytest.mark.slow)],
+    ids=["in chunks", "file by file"],
+)
 def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int) -> None:
     arguments = [
         f"data.raw={rows}",
@@ -120,6 +124,7 @@ def test_the_work_of_another_release_is_discarded(
     assert "discarding the unfinished work" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_kill_during_the_last_moves(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000"))

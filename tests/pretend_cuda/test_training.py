@@ -13,6 +13,8 @@ import pytest
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, losses, summary, train
 
+pytestmark = pytest.mark.slow
+
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
 CASES = {
     **{kind: [f"sharding.types={kind}"]
@@ -57,7 +59,6 @@ def test_another_command_sees_the_same_model(runs: Path) -> None:
     assert "identical" in (runs / "verify/.stderr").read_text() + (runs / "verify/.stdout").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
@@ -66,7 +67,6 @@ def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_pa
     assert same(cuda, cpu)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Tables looked up id by id, weighted, in unified memory; one process's checkpoint taken up by two."""
@@ -77,7 +77,6 @@ def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_pa
     assert same(cuda, cpu)
 
 
-@pytest.mark.slow
 def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     machine: Machine, dataset: Path, tmp_path: Path
 ) -> None:
@@ -94,7 +93,6 @@ def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     assert "not a plan" in done.stderr
 
 
-@pytest.mark.slow
 def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2,
           environment={"PRETEND_CUDA_MEMORY": str(7 << 30)})  # fmt: skip
@@ -103,13 +101,11 @@ def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: P
     assert "is not known; describe it in mine.yaml" in (tmp_path / ".stderr").read_text()
 
 
-@pytest.mark.slow
 def test_unified_memory(machine: Machine, dataset: Path, tmp_path: Path, runs: Path) -> None:
     unified = train(machine, tmp_path, dataset, "cuda", "sharding.kernels=fused_uvm")
     assert same(unified, summary(runs / "cpu"))
 
 
-@pytest.mark.slow
 def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """On a GPU the dot interaction's backward is in bf16, too."""
     for platform in ("cpu", "cuda"):
@@ -117,7 +113,6 @@ def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tm
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
 def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [f"optimizer={optimizer}", "train.log_every_steps=1"]
@@ -126,7 +121,6 @@ def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={ragged}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
                  "optimizer=rowwise_adagrad", "train.max_steps=6"]  # fmt: skip
@@ -138,7 +132,6 @@ def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, 
     assert same(resumed, whole)
 
 
-@pytest.mark.slow
 def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Two processes row-wise, one table-wise, two again; sums of fp32 in other orders differ by 1e-5 at most."""
     for steps, processes, kind in ((4, 2, "row_wise"), (8, 1, "table_wise"), (14, 2, "table_wise")):
@@ -148,7 +141,6 @@ def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Pat
     np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_while_saving_and_resumed(processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """kill -9 in the second checkpoint, which is written while training goes on."""

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from app.checks import files
 from app.checks.check import Verdict
 from tests.app.conftest import SMALL, Command
@@ -75,6 +77,7 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     assert told == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
 
 
+@pytest.mark.slow
 def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
     write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
     (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")

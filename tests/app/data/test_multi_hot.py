@@ -192,6 +192,7 @@ def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
     assert one["digest"] == other["digest"]
 
 
+@pytest.mark.slow
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
     """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     rows = criteo_rows(600)

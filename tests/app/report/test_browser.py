@@ -22,7 +22,10 @@ from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
 from tests.browser import browser, emulate, missing
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()}: reports are not looked at in a browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=f"{missing()}: reports are not looked at in a browser"),
+]
 
 RESPONSIVE_MS = 1000  # this machine's cores are shared; a page that scans 200,000 points at a move takes longer
 

@@ -35,7 +35,7 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
         pytest.param("before the save", 3, True, 20, marks=pytest.mark.slow),
         ("in the save", 2, True, 12),
         pytest.param("in the save", 2, False, 12, marks=pytest.mark.slow),
-        ("before the rename", 3, True, 20),
+        pytest.param("before the rename", 3, True, 20, marks=pytest.mark.slow),
         pytest.param("after the rename", 3, True, 24, marks=pytest.mark.slow),
         pytest.param("in the pruning", 1, True, 24, marks=pytest.mark.slow),
         pytest.param("before the best", 1, True, 20, marks=pytest.mark.slow),
@@ -79,6 +79,7 @@ def test_a_kill_before_the_first_step_is_no_hindrance(
     assert summary(tmp_path / "runs/x")["steps"] == 3
 
 
+@pytest.mark.slow
 def test_a_stop_at_an_evaluation_loses_none(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_space_for_checkpoints_is_asked_for_before_the_first_step(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     run = tmp_path / "runs/x"
     for number in (1, 2):
@@ -152,6 +154,7 @@ def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: 
     assert len(losses(run)) == 3
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     short = [*overrides, "train.max_steps=24", "run.name=x"]
     assert run_app("train", *short).returncode == 0
@@ -177,8 +180,10 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
     "damage",
     [
         "a changed byte",
-        "state.json empty",
-        *(pytest.param(other, marks=pytest.mark.slow) for other in ("cut short", "gone", "arrays.npz cut short")),
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in ("state.json empty", "cut short", "gone", "arrays.npz cut short")
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:

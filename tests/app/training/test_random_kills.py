@@ -37,6 +37,7 @@ def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_full_disk_in_mid_checkpoint(
     asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
@@ -91,6 +92,7 @@ def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list
     assert "run.dir=runs/x: not writable (Permission denied)" in error_line(refused.stderr)
 
 
+@pytest.mark.slow
 def test_without_memory_it_says_so_and_goes_on_later(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:

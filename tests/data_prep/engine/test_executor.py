@@ -103,6 +103,7 @@ def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
 
 
+@pytest.mark.slow
 def test_without_dask_it_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     (tmp_path / "distributed.py").write_text("raise ImportError\n")

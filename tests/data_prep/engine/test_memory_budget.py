@@ -86,6 +86,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_units_keep_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool

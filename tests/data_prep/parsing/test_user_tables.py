@@ -103,6 +103,7 @@ def test_rows_equal_the_oracle(table: tuple[Path, list[dict[str, str]]], chunk_b
     assert 0 < manifest.label_rate < 1
 
 
+@pytest.mark.slow
 def test_workers_and_compression_do_not_change_a_byte(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     (directory / "rows.gz").write_bytes(gzip.compress(as_text(records)))

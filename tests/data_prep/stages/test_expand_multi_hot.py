@@ -77,6 +77,7 @@ def test_verify_names_a_table_of_bags_that_changed(tmp_path: Path) -> None:
         verify_dataset(root)
 
 
+@pytest.mark.slow
 def test_workers_and_kills_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
     one = make(tmp_path, "one", *chosen)

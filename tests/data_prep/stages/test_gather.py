@@ -25,6 +25,7 @@ def test_windows_get_smaller_to_the_end_of_a_shard(rows: int, min_rows: int) -> 
     assert not sizes or 0 < sizes[-1] <= max(LAST_ROWS, min_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["torchrec_fixed", pytest.param("amd_blog", marks=pytest.mark.slow)])
 def test_bytes_do_not_depend_on_windows_and_blocks(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

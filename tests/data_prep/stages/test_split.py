@@ -82,6 +82,7 @@ def test_scikit_learn(directory: Path, text: bytes) -> None:
     assert len(splits["val"][0]) == 0
 
 
+@pytest.mark.slow
 def test_negatives_left_out(directory: Path, text: bytes) -> None:
     overrides = ["data.sampling.negative_drop_rate=0.875", "data.sampling.seed=3"]
     manifest, splits = make(directory, "e", *overrides, "data.chunk_bytes=40000")
@@ -100,6 +101,7 @@ def test_negatives_left_out(directory: Path, text: bytes) -> None:
     assert row_numbers(text, other["train"]) != row_numbers(text, splits["train"])
 
 
+@pytest.mark.slow
 def test_a_vocabulary_knows_only_the_train_rows_that_are_left(directory: Path, text: bytes) -> None:
     overrides = ["data.split.method=random", "data.sampling.negative_drop_rate=0.5", "data.frequency_threshold=2"]
     _, by_hash = make(directory, "h", *overrides[:2])

@@ -233,6 +233,7 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
     assert preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides)) == direct
 
 
+@pytest.mark.slow
 def test_direct_by_several_processes(tmp_path: Path) -> None:
     overrides = [
         "data=synthetic",
@@ -267,6 +268,7 @@ def test_the_truth_of_every_split(tmp_path: Path) -> None:
     assert 0.75 < bayes["auc"] < 0.88
 
 
+@pytest.mark.slow
 def test_the_truth_after_negatives_were_left_out(tmp_path: Path) -> None:
     """Leaving out half of the negatives raises every probability; the scores still describe the labels."""
     overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=60000"]
@@ -277,6 +279,7 @@ def test_the_truth_after_negatives_were_left_out(tmp_path: Path) -> None:
     assert bayes["logloss"] == pytest.approx(bayes["sampled_logloss"], abs=0.006)
 
 
+@pytest.mark.slow
 def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
     paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
     assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]
