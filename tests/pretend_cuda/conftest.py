@@ -9,7 +9,7 @@ from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.once import made_once
 from tests.pretend_cuda import build
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import command, train
+from tests.pretend_cuda.runs import train
 
 ROWS = {"train": 1_000, "val": 200, "test": 20}
 
@@ -38,11 +38,10 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(machine: Machine, dataset: Path, ragged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(machine: Machine, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what the quick tests look at, made by one of the processes that run tests.
 
-    refusals, and runs: cpu, cuda; stopped (which was stopped and resumed); adagrad (with counts of its steps);
-    ragged_cpu and ragged_cuda of two processes; evaluate, verify of the run in cuda.
+    refusals, and runs: cpu, cuda, adagrad (with counts of its steps).
     """
 
     def make(directory: Path) -> None:
@@ -50,13 +49,7 @@ def runs(machine: Machine, dataset: Path, ragged: Path, tmp_path_factory: pytest
         assert done.returncode == 0, done.stderr
         train(machine, directory / "cpu", dataset, "cpu")
         train(machine, directory / "cuda", dataset, "cuda")
-        for steps in (6, 14):
-            train(machine, directory / "stopped", dataset, "cuda", f"train.max_steps={steps}")
         train(machine, directory / "adagrad", dataset, "cuda", "optimizer=adagrad",
               environment={"PRETEND_CUDA_COUNTS": str(directory / "counts")})  # fmt: skip
-        for platform in ("cpu", "cuda"):
-            train(machine, directory / f"ragged_{platform}", ragged, platform, "sharding.types=row_wise", processes=2)
-        command(machine, "evaluate", directory / "evaluate", f"run={directory}/cuda/run", "split=val")
-        command(machine, "verify", directory / "verify", f"run={directory}/cuda/run")
 
     return made_once(tmp_path_factory, "pretend_cuda_runs", make)

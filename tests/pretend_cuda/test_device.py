@@ -3,10 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_it_refuses_what_a_gpu_refuses(runs: Path) -> None:
     outcomes = json.loads((runs / "refusals/.stdout").read_text())

@@ -8,8 +8,6 @@ from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import train
 
-pytestmark = pytest.mark.slow
-
 CASES = {
     "bags": [],
     "bags, column-wise": ["sharding.types=column_wise"],
@@ -36,6 +34,7 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
     assert steps[LOGGED_STEP]["waits"] == {"aten::copy_": 1, "synchronize": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_waits(case: str, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
     data = ragged if "bags" in case else dataset

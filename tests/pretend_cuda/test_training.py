@@ -13,8 +13,6 @@ import pytest
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, losses, summary, train
 
-pytestmark = pytest.mark.slow
-
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
 CASES = {
     **{kind: [f"sharding.types={kind}"]
@@ -43,22 +41,34 @@ def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
     assert same(summary(runs / "cuda"), summary(runs / "cpu"))
 
 
-def test_two_processes_train_as_on_the_cpu(runs: Path) -> None:
-    assert summary(runs / "ragged_cuda")["world_size"] == 2
-    assert same(summary(runs / "ragged_cuda"), summary(runs / "ragged_cpu"))
+@pytest.mark.slow
+def test_two_processes_train_as_on_the_cpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
+    cpu, cuda = (train(machine, tmp_path / platform, ragged, platform, "sharding.types=row_wise", processes=2)
+                 for platform in ("cpu", "cuda"))  # fmt: skip
+    assert cuda["world_size"] == 2
+    assert same(cuda, cpu)
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(runs: Path) -> None:
-    assert "resume" in (runs / "stopped/run/metrics.jsonl").read_text()
-    assert same(summary(runs / "stopped"), summary(runs / "cuda"))
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(
+    machine: Machine, dataset: Path, runs: Path, tmp_path: Path
+) -> None:
+    for steps in (6, 14):
+        train(machine, tmp_path, dataset, "cuda", f"train.max_steps={steps}")
+    assert "resume" in (tmp_path / "run/metrics.jsonl").read_text()
+    assert same(summary(tmp_path), summary(runs / "cuda"))
 
 
-def test_another_command_sees_the_same_model(runs: Path) -> None:
-    evaluated, trained = json.loads((runs / "evaluate/.stdout").read_text()), summary(runs / "cuda")["eval"]
+@pytest.mark.slow
+def test_another_command_sees_the_same_model(machine: Machine, runs: Path, tmp_path: Path) -> None:
+    for name in ("evaluate", "verify"):
+        command(machine, name, tmp_path / name, f"run={runs}/cuda/run", *(["split=val"] if name == "evaluate" else []))
+    evaluated, trained = json.loads((tmp_path / "evaluate/.stdout").read_text()), summary(runs / "cuda")["eval"]
     assert {key: evaluated[key] for key in ("auc", "logloss")} == {key: trained[key] for key in ("auc", "logloss")}
-    assert "identical" in (runs / "verify/.stderr").read_text() + (runs / "verify/.stdout").read_text()
+    assert "identical" in (tmp_path / "verify/.stderr").read_text() + (tmp_path / "verify/.stdout").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
@@ -67,6 +77,7 @@ def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_pa
     assert same(cuda, cpu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Tables looked up id by id, weighted, in unified memory; one process's checkpoint taken up by two."""
@@ -77,6 +88,7 @@ def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_pa
     assert same(cuda, cpu)
 
 
+@pytest.mark.slow
 def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     machine: Machine, dataset: Path, tmp_path: Path
 ) -> None:
@@ -93,6 +105,7 @@ def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     assert "not a plan" in done.stderr
 
 
+@pytest.mark.slow
 def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2,
           environment={"PRETEND_CUDA_MEMORY": str(7 << 30)})  # fmt: skip
@@ -101,11 +114,13 @@ def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: P
     assert "is not known; describe it in mine.yaml" in (tmp_path / ".stderr").read_text()
 
 
+@pytest.mark.slow
 def test_unified_memory(machine: Machine, dataset: Path, tmp_path: Path, runs: Path) -> None:
     unified = train(machine, tmp_path, dataset, "cuda", "sharding.kernels=fused_uvm")
     assert same(unified, summary(runs / "cpu"))
 
 
+@pytest.mark.slow
 def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """On a GPU the dot interaction's backward is in bf16, too."""
     for platform in ("cpu", "cuda"):
@@ -113,6 +128,7 @@ def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tm
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
 def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [f"optimizer={optimizer}", "train.log_every_steps=1"]
@@ -121,6 +137,7 @@ def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={ragged}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
                  "optimizer=rowwise_adagrad", "train.max_steps=6"]  # fmt: skip
@@ -132,6 +149,7 @@ def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, 
     assert same(resumed, whole)
 
 
+@pytest.mark.slow
 def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Two processes row-wise, one table-wise, two again; sums of fp32 in other orders differ by 1e-5 at most."""
     for steps, processes, kind in ((4, 2, "row_wise"), (8, 1, "table_wise"), (14, 2, "table_wise")):
@@ -141,6 +159,7 @@ def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Pat
     np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_while_saving_and_resumed(processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """kill -9 in the second checkpoint, which is written while training goes on."""

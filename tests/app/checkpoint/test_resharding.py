@@ -28,17 +28,18 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
     return made_once(tmp_path_factory, f"resharding_{algorithm}", make) / "runs/x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "first", "then"),
     [
         ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
-        pytest.param("rowwise_adagrad", (2, "row_wise"), (3, "row_wise"), marks=pytest.mark.slow),
-        pytest.param("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise"), marks=pytest.mark.slow),
-        pytest.param("adagrad", (2, "row_wise"), (2, "column_wise"), marks=pytest.mark.slow),
-        pytest.param("adagrad", (2, "column_wise"), (3, "data_parallel"), marks=pytest.mark.slow),
-        pytest.param("adagrad", (1, "table_wise"), (2, "grid_shard"), marks=pytest.mark.slow),
-        pytest.param("sgd", (2, "row_wise"), (2, "column_wise"), marks=pytest.mark.slow),
-        pytest.param("sgd", (2, "table_column_wise"), (1, "data_parallel"), marks=pytest.mark.slow),
+        ("rowwise_adagrad", (2, "row_wise"), (3, "row_wise")),
+        ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
+        ("adagrad", (2, "row_wise"), (2, "column_wise")),
+        ("adagrad", (2, "column_wise"), (3, "data_parallel")),
+        ("adagrad", (1, "table_wise"), (2, "grid_shard")),
+        ("sgd", (2, "row_wise"), (2, "column_wise")),
+        ("sgd", (2, "table_column_wise"), (1, "data_parallel")),
     ],
 )
 def test_a_checkpoint_goes_on_elsewhere(
