@@ -74,6 +74,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=1e-6)
     assert summary(two)["eval"]["logloss"] == pytest.approx(summary(one)["eval"]["logloss"], abs=1e-6)
     assert summary(one)["eval"]["samples"] == 229
+    for name in ("gauc", "gauc_users", "auc_torchrec"):
+        assert summary(two)["eval"][name] == pytest.approx(summary(one)["eval"][name], abs=1e-3)
+    assert 0 < summary(one)["eval"]["gauc_users"] < 60
 
 
 @pytest.mark.parametrize(
