@@ -91,7 +91,7 @@ def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> N
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
     logits = np.empty(len(order), np.float32)
-    logits[order], _ = session.score(pieces)
+    logits[order] = session.score(pieces).logits
     return logits
 
 

@@ -145,7 +145,10 @@ RUNS: dict[str, str] = {
     "meta_kaggle_2019": f"recipe=meta_kaggle_2019 {_TINY} data.synthetic.rows=10000",
     "mlperf_v1": f"recipe=mlperf_v1 {_TINY} train.global_batch_size=64 data.synthetic.rows=9000",
     "mlperf_v2": f"recipe=mlperf_v2 {_TINY} train.global_batch_size=32 data.synthetic.rows=3000",
-    "mlperf_v4": f"recipe=mlperf_v4 {_TINY} data.prep.synthetic_events.users=50 train.max_steps=6",
+    "mlperf_v4": (
+        f"recipe=mlperf_v4 {_TINY} data.prep.synthetic_events.users=50 data.prep.synthetic_events.stay=0.7 "
+        "model.hstu.position_bound=null train.max_steps=6"
+    ),
     "quickstart": f"recipe=quickstart {_TINY} train.epochs=2",
 }
 

@@ -47,6 +47,7 @@ class HSTUConfig:
     max_seq_len: int = 4096  # positions of a sequence: context, history and candidate
     num_positions: int = 8192  # learned position vectors; more distant ones share the last
     num_time_buckets: int = 2048  # learned vectors of age, in steps of sqrt(minutes); older ones share the last
+    position_bound: float | None = None  # those vectors are uniform in ± this at first; null: 1/sqrt(their number)
     attention: Attention = Attention.bucketed
     attention_scale: AttentionScale = AttentionScale.global_batch
     loss_weight: float = 1.0  # the loss is multiplied by it; MLPerf's reference has 0.2
@@ -61,5 +62,8 @@ def validate_hstu(hstu: HSTUConfig) -> None:
     for key in ("input_dropout", "linear_dropout"):
         if not 0 <= getattr(hstu, key) < 1:
             raise UserError(f"model.hstu.{key}={getattr(hstu, key)}: must be at least 0 and below 1")
+    bound = hstu.position_bound
+    if bound is not None and not 0 < bound < float("inf"):
+        raise UserError(f"model.hstu.position_bound={bound}: must be a finite number above 0, or null")
     if not 0 < hstu.loss_weight < float("inf"):
         raise UserError(f"model.hstu.loss_weight={hstu.loss_weight}: must be a finite number above 0")

@@ -190,8 +190,13 @@ class HSTU(nn.Module):
             torch.empty(len(context), embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
         )
         self.context_bias = nn.Parameter(torch.zeros(len(context), dim))
-        self.positions = _uniform_rows(config.num_positions, config.num_positions, dim)
-        self.ages = _uniform_rows(config.num_time_buckets + 1, config.num_time_buckets, dim)
+        self.positions, self.ages = (
+            nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
+            for rows, bound in (
+                (config.num_positions, config.position_bound or math.sqrt(1 / config.num_positions)),
+                (config.num_time_buckets + 1, config.position_bound or math.sqrt(1 / config.num_time_buckets)),
+            )
+        )
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.num_layers))
         self.user = nn.Sequential(nn.Linear(dim + 4, dim), nn.LayerNorm(dim, eps=EPSILON))
         self.item = perceptron(len(candidate) * embedding_dim, config.item_dim, dim)
@@ -296,11 +301,6 @@ def _time_of_day_and_week(seconds: Tensor) -> Tensor:
     parts = ((hours, HOURS_PER_DAY), (days, DAYS_PER_WEEK))
     angles = [(number % period).float() / period * 2 * PI for number, period in parts]
     return torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
-
-
-def _uniform_rows(rows: int, bound_of: int, dim: int) -> nn.Parameter:
-    bound = math.sqrt(1 / bound_of)
-    return nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
 
 
 def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:

@@ -17,6 +17,7 @@ BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.pa
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
+CHOOSE_SAMPLES = ("min_history", "window_seconds", "eval_window")  # of data.events: which are evaluated
 # Facts that may differ between two runs of the same computation on two platforms.
 PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
 PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
@@ -176,7 +177,9 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     one, other = first.manifest["dataset"], second.manifest["dataset"]
     splits = [run.evaluation.get("split") for run in (first, second)]
     labels = [(dataset.get("labels") or {}).get(split) for dataset, split in zip((one, other), splits, strict=True)]
-    return splits[0] == splits[1] and (one["digest"] == other["digest"] or labels[0] == labels[1] is not None)
+    chosen = [[run.config["data"].get("events", {}).get(key) for key in CHOOSE_SAMPLES] for run in (first, second)]
+    same = splits[0] == splits[1] and chosen[0] == chosen[1]
+    return same and (one["digest"] == other["digest"] or labels[0] == labels[1] is not None)
 
 
 def _aucs(group: RunGroup) -> dict[int, float]:

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.metrics import users
 from app.report.read import RunFiles
 from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, size
 
@@ -121,6 +122,7 @@ def figures(run: RunFiles) -> ReportTable:
         ["Step, p50 / p95", f"{figure(rates.get('step_ms_p50'), 2)} / {figure(rates.get('step_ms_p95'), 2)} ms"],
         ["Waiting for input", percent(rates.get("input_wait_fraction"))],
         ["Warm-up steps left out of rates", count(rates.get("warmup_steps_excluded"))],
+        *[[label, figure(evaluation[key])] for key, label in users.NAMES.items() if key in evaluation],
         ["PR AUC (average precision)", figure(evaluation.get("pr_auc"))],
         ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.get("calibration"))],
         ["Expected calibration error", figure(evaluation.get("ece"))],

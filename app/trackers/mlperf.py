@@ -14,6 +14,8 @@ from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "
+MLPERF_NAMES = {OptimizerName.adam: "Adam", OptimizerName.rowwise_adagrad: "RowWiseAdagrad"}  # in rules for DLRMv4
+PRECISIONS = {"bf16": "bfloat16"}
 SOURCES = Path(__file__).parents[2]
 _IMPORTED_AT = time.time()  # about when the program began
 
@@ -23,12 +25,12 @@ class MLPerf:
 
     name = "mlperf"
 
-    def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], from_step: int) -> None:
+    def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], world_size: int, from_step: int) -> None:
         """rows: of each split of the dataset."""
         from mlperf_logging.mllog import constants, mllog  # a client like the others: only where it is asked for
 
         self._keys = constants
-        self._config, self._rows = config, rows
+        self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
         past = _until(path, from_step) if from_step else []
         write_atomically(path, "".join(past).encode())
@@ -90,7 +92,7 @@ class MLPerf:
             keys.TRAIN_SAMPLES: self._rows["train"],
             keys.EVAL_SAMPLES: self._rows[config.eval.split],
             keys.GRADIENT_ACCUMULATION_STEPS: 1,
-            **self._optimizer(),
+            **(self._optimizer() if config.model.hstu is None else self._of_sequences()),
         }
         for key, value in values.items():
             self._log.event(key, value, metadata={"step": 0})
@@ -116,6 +118,37 @@ class MLPerf:
                        "sgd_opt_learning_rate_decay_steps": schedule.decay_steps,
                        "lr_decay_start_steps": schedule.decay_start_step}  # fmt: skip
         return values
+
+    def _of_sequences(self) -> dict[str, Any]:
+        """What the rules for DLRMv4 (Training 6.1) ask for."""
+        keys, config = self._keys, self._config
+        optimizer, hstu, chosen = config.optimizer, config.model.hstu, config.runtime.precision
+        assert hstu is not None
+        precision = "fp32" if chosen is None else chosen.value
+        return {
+            keys.OPT_NAME: MLPERF_NAMES.get(optimizer.dense_name, optimizer.dense_name.value),
+            keys.OPT_BASE_LR: optimizer.lr,
+            keys.OPT_ADAM_BETA_1: optimizer.beta1,
+            keys.OPT_ADAM_BETA_2: optimizer.beta2,
+            keys.OPT_ADAM_EPSILON: optimizer.eps,
+            keys.OPT_WEIGHT_DECAY: 0.0,
+            keys.OPT_GRADIENT_CLIP_NORM: optimizer.max_grad_norm,
+            keys.OPT_SPARSE_NAME: MLPERF_NAMES.get(optimizer.name, optimizer.name.value),
+            keys.OPT_SPARSE_BASE_LR: optimizer.table_lr,
+            keys.OPT_LR_WARMUP_STEPS: config.schedule.warmup_steps,
+            keys.OPT_LR_WARMUP_START_LR: 0.0,
+            keys.MAX_SEQUENCE_LENGTH: hstu.max_seq_len,
+            keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
+            keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
+            keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
+            keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: "fp32",
+            keys.TENSOR_PARALLELISM: 1,
+            keys.PIPELINE_PARALLELISM: 1,
+            keys.CONTEXT_PARALLELISM: 1,
+            keys.EXPERT_PARALLELISM: 1,
+            keys.MICRO_BATCH_SIZE: config.train.global_batch_size // self._world_size,
+            keys.CONFIG_FILENAME: "config.yaml",
+        }
 
 
 def _until(path: Path, step: int) -> list[str]:

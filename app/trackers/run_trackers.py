@@ -56,7 +56,7 @@ class Trackers:
         elif asked.tensorboard:
             self._open.append(TensorBoard(directory / TENSORBOARD, settings, from_step))
         if config.mlperf.enabled:
-            self._open.append(MLPerf(directory / mlperf.FILE, config, rows, from_step))
+            self._open.append(MLPerf(directory / mlperf.FILE, config, rows, world_size, from_step))
         if asked.prometheus_port is not None:
             self._open.append(Prometheus(asked.prometheus_host, asked.prometheus_port, name))
             log.info("prometheus: http://%s:%d/metrics", asked.prometheus_host, asked.prometheus_port)

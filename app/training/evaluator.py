@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from app.metrics import users
 from app.metrics.curves import click_curves
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
@@ -64,8 +65,8 @@ def is_collapsed(evaluation: dict[str, Any]) -> bool:
 
 def _log(step: int, result: dict[str, Any]) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
-    figures = ("auc", "ne", "logloss", "accuracy", "calibration", "base_rate")
-    shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result[key] is not None)
+    figures = ("auc", *users.NAMES, "ne", "logloss", "accuracy", "calibration", "base_rate")
+    shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result.get(key) is not None)
     if result.get("auc_error") is not None:
         shown += f" (AUC from a histogram, within {result['auc_error']:.1e})"
     log.info("eval: step %d %s (%s samples) %s", step, result["split"], f"{result['samples']:,}", shown)

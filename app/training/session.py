@@ -21,6 +21,7 @@ from app.data.shards import SPLITS_OF_EVENTS
 from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
+from app.metrics.users import user_metrics
 from app.model.losses import make_loss
 from app.model.make import make_model, make_tables
 from app.model.tables import initial_rows, table_of
@@ -33,6 +34,7 @@ from app.sharding.execute import distribute, fill_tables, table_blocks, table_we
 from app.sharding.plan import Plan
 from app.training.window import FiniteChecks
 from common.errors import UserError
+from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
 from data_prep.dataset.format import Manifest
 
@@ -41,7 +43,14 @@ log = logging.getLogger("clickwork")
 MAX_SOURCES = 30  # names of raw files in a manifest
 
 Interrupted = Callable[[int], bool]
-Scores = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+class Scores(NamedTuple):
+    """Samples' logits and labels [n] float32, and of events their users' ids [n] int32; of rows none."""
+
+    logits: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    users: NDArray[np.int32]
 
 
 class Evaluation(NamedTuple):
@@ -105,14 +114,14 @@ class Predictor:
             return logits.flatten()
 
     def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
-        """Logits and labels [n] float32 of these batches' valid samples, on the CPU.
+        """Scores of these batches' valid samples, on the CPU.
 
         Raises:
             EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
         """
         was_training = self.model.training
         self.model.eval()
-        logits, labels = [torch.empty(0)], [torch.empty(0)]
+        logits, labels, users = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
         try:
             with torch.no_grad():
                 for number, batch in enumerate(self.on_device(batches)):
@@ -120,9 +129,11 @@ class Predictor:
                         raise EvaluationInterrupted
                     logits.append(self.forward(batch)[: batch.num_valid].cpu())
                     labels.append(batch.labels[: batch.num_valid].cpu())
+                    if batch.sequences is not None:
+                        users.append(batch.sparse_features[USER].values()[: batch.num_valid].cpu())
         finally:
             self.model.train(was_training)
-        return torch.cat(logits).numpy(), torch.cat(labels).numpy()
+        return Scores(*(torch.cat(parts).numpy() for parts in (logits, labels, users)))
 
     def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
         """Metrics of a whole split, all processes' samples pooled; a collective call. Raises as `score`.
@@ -132,7 +143,7 @@ class Predictor:
         split, runtime = self.split(name), self.runtime
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
-        logits, labels = self.score(split.eval_batches(batch_size), interrupted)
+        logits, labels, users = self.score(split.eval_batches(batch_size), interrupted)
         about = {"split": name, "samples": split.rows}
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
@@ -140,8 +151,13 @@ class Predictor:
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation({**about, **figures}, logits, labels)
-        logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
-        text = runtime.on_rank_0(lambda: json.dumps(click_metrics(logits, labels)))
+        logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
+
+        def measured() -> str:
+            by_user = {} if self.config.model.hstu is None else user_metrics(logits, labels, users)
+            return json.dumps({**click_metrics(logits, labels), **by_user})
+
+        text = runtime.on_rank_0(measured)
         return Evaluation({**about, **json.loads(text)}, logits, labels)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.metrics import clicks
+from app.metrics import clicks, users
 from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
@@ -126,8 +126,15 @@ def _closing_rows(summary: dict[str, Any], measured_before: int, keeps_best: boo
     if summary["status"] == "interrupted":
         yield "to resume", INTERRUPTED
     if found.get("logloss") is not None:
-        names = {"auc": "AUC", "ne": "NE", "logloss": "logloss", "accuracy": "accuracy", "calibration": "calibration"}
-        figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found[key] is not None]
+        names = {
+            "auc": "AUC",
+            **users.NAMES,
+            "ne": "NE",
+            "logloss": "logloss",
+            "accuracy": "accuracy",
+            "calibration": "calibration",
+        }
+        figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found.get(key) is not None]
         yield "evaluation", f"{', '.join(figures)} ({found['split']}, {found['samples']:,} samples)"
     best = summary.get("best")
     if best is not None and best["step"] != found.get("step", best["step"]):

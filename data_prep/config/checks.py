@@ -62,8 +62,9 @@ def validate(data: DataConfig) -> None:
     check_ranges("data.sampling", data.sampling, {"negative_drop_rate": "0 <= x <= 1", "seed": SEED_RANGE})
     multi_hot_bags(data)
     check_ranges("data.synthetic", data.synthetic, SYNTHETIC_RANGES | {"rows": f"{data.synthetic.days} <= x"})
-    ranges = {"users": "1 <= x", "days": "2 <= x <= 40000", "events_per_day": "0 < x <= 10000", "items": "100 <= x"}
-    check_ranges("data.synthetic_events", data.synthetic_events, ranges | {"seed": "0 <= x"})
+    ranges = {"users": "1 <= x", "days": "2 <= x <= 40000", "events_per_day": "0 < x <= 10000", "items": "100 <= x",
+              "stay": "0 <= x < 1", "seed": "0 <= x"}  # fmt: skip
+    check_ranges("data.synthetic_events", data.synthetic_events, ranges)
     check_ranges("data.remote", data.remote, {"tries": "1 <= x"})
     if data.days is not None:
         if data.source is not DataSource.remote:

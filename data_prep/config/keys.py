@@ -204,13 +204,15 @@ class SyntheticEventsConfig:
         days: days of the log.
         events_per_day: listens of a user and day in the mean; a listen in twenty or so is liked besides.
         items: number of items.
+        stay: probability that a listen is of the genre that its user is in the mood for; else of any.
         seed: decides every byte.
     """
 
     users: int = 2_000
     days: int = 20
     events_per_day: float = 8.0
-    items: int = 3_000
+    items: int = 500
+    stay: float = 0.9
     seed: int = 0
 
 

@@ -33,7 +33,7 @@ DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
 GENRES, ARTISTS_PER_GENRE, ALBUMS_PER_ARTIST = 12, 8, 3
 BIAS, TASTE, SATIETY, HOUR, QUALITY = 0.3, 0.25, 1.6, 0.7, 0.5
 TASTE_DECAY, SATIETY_DECAY = 0.9, 0.4
-LIKES, CHANGE, STAY = 0.1, 0.05, 0.7
+LIKES, CHANGE = 0.1, 0.05
 MIN_HISTORY = 20  # of data_prep/conf/events/synthetic.yaml
 RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
@@ -113,7 +113,7 @@ def user_events(
     user, times = user[order], times[order]
     draws, listens = rng.random((len(user), 5)), len(user)
     items, probability, labels = np.empty(listens, np.int64), np.empty(listens), np.empty(listens, np.bool_)
-    _simulate(np.append(0, np.cumsum(counts)), times, draws, world.genre, world.by_genre, world.starts,
+    _simulate(np.append(0, np.cumsum(counts)), times, draws, config.stay, world.genre, world.by_genre, world.starts,
               world.quality, world.peak, items, probability, labels)  # fmt: skip
     liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
     place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
@@ -134,9 +134,9 @@ def user_events(
 
 @jit
 def _simulate(
-    offsets: NDArray[np.int64], times: NDArray[np.int64], draws: NDArray[np.float64], genres: NDArray[np.int64],
-    by_genre: NDArray[np.int64], starts: NDArray[np.int64], quality: NDArray[np.float64], peak: NDArray[np.float64],
-    items: NDArray[np.int64], probability: NDArray[np.float64], labels: NDArray[np.bool_],
+    offsets: NDArray[np.int64], times: NDArray[np.int64], draws: NDArray[np.float64], stay: float,
+    genres: NDArray[np.int64], by_genre: NDArray[np.int64], starts: NDArray[np.int64], quality: NDArray[np.float64],
+    peak: NDArray[np.float64], items: NDArray[np.int64], probability: NDArray[np.float64], labels: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
     mood = np.empty((2, GENRES))
@@ -146,7 +146,7 @@ def _simulate(
         for i in range(offsets[user], offsets[user + 1]):
             if i == offsets[user] or draws[i, 0] < CHANGE:
                 focus = int(draws[i, 0] / CHANGE * 1e6) % GENRES
-            genre = focus if draws[i, 1] < STAY else int((draws[i, 1] - STAY) / (1 - STAY) * GENRES)
+            genre = focus if draws[i, 1] < stay else int((draws[i, 1] - stay) / (1 - stay) * GENRES)
             width = starts[genre + 1] - starts[genre]
             items[i] = by_genre[starts[genre] + int(draws[i, 2] * draws[i, 2] * width)]
             probability[i] = click_probability(mood[:, genre], quality[items[i]], peak[genre], times[i])

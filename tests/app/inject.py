@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
 from app import bench
 from app.checkpoint import files
-from app.data import shards
+from app.data import events, histories, shards
 from app.record import directory
 from app.training import loop, session, stop
 from common import signals
@@ -162,6 +163,19 @@ def spoil_table(step: int) -> None:
     at_call(session.Session, "begin_step", step, act)
 
 
+def shuffle_histories(seed: int) -> None:
+    """Ids and actions of each history in a random order, between times as they are."""
+    rng = np.random.default_rng(seed)
+
+    def shuffled(*arguments: Any) -> histories.Histories:
+        found = histories.gather_histories(*arguments)
+        owner = np.repeat(np.arange(len(found.lengths)), found.lengths)
+        order = np.lexsort((rng.random(len(owner)), owner))
+        return found._replace(ids=found.ids[:, order], actions=found.actions[order])
+
+    setattr(events, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
+
+
 def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
@@ -197,6 +211,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
+    "histories shuffled": shuffle_histories,
 }
 
 

@@ -20,7 +20,7 @@ from tests.forks import run_module
             "model.interaction=transformer",
             rf"model.interaction=transformer .*expected one of \[{', '.join(kind.name for kind in Interaction)}\]",
         ),
-        ("optimizer=lion", "'optimizer/lion' .*adagrad adam lamb rowwise_adagrad rowwise_adam"),
+        ("optimizer=lion", "'optimizer/lion' .*adagrad adam lamb rowwise_adagrad rowwise_adagrad_adam rowwise_adam"),
         ("recipe=nothing", "'recipe/nothing'"),
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
         ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),

@@ -13,6 +13,7 @@ import yaml
 
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.published import PUBLISHED_TABLES
+from app.trackers.mlperf import MLPerf
 from app.training import meta_build
 from common.cli import compose_config
 from common.errors import UserError
@@ -162,6 +163,20 @@ def test_the_mlperf_log_passes_the_compliance_checker(
     assert evaluations[:2] == [3, 7]
     samples = {entry["key"]: entry["value"] for entry in entries if entry["key"].endswith("_samples")}
     assert samples == {"train_samples": 2000, "eval_samples": 501}
+
+
+def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path) -> None:
+    """Of the recipe as it is, on as many samples as Yambda has: the tracker is told of evaluations on MLPerf's grid."""
+    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    every, tracker = 280, MLPerf(tmp_path / "mllog.txt", config, {"train": 2_290_835_423, "val": 2_058_204}, 8, 0)
+    for number, auc in ((25, 0.74), (26, 0.7501)):
+        step = number * every
+        tracker.event("eval", step, step * 8192, {"auc": auc, "eval_seconds": 1.0})
+    tracker.close({"status": "target_reached", "steps": 26 * every, "samples": 26 * every * 8192})
+    entries = {entry["key"]: entry["value"] for entry in _require_compliant(tmp_path / "mllog.txt", "6.1.0")}
+    assert (entries["submission_benchmark"], entries["submission_division"]) == ("dlrmv4", "closed")
+    assert (entries["opt_name"], entries["opt_sparse_name"], entries["max_sequence_length"]) == (
+        "Adam", "RowWiseAdagrad", 4096)  # fmt: skip
 
 
 def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:
