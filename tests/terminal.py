@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import termios
 import threading
@@ -23,7 +24,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         self._keys, screen = pty.openpty()
-        termios.tcsetwinsize(self._keys, (40, COLUMNS)) if hasattr(termios, "tcsetwinsize") else None
+        fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
         self._text = b""
         self._more = threading.Condition()
         self.process = subprocess.Popen(
@@ -65,7 +66,10 @@ class Terminal:
         with self._more:
             while not re.search(pattern, self.text):
                 assert self.process.poll() is None, f"{pattern!r} never came:\n{self.text}"
-                assert self._more.wait(min(1.0, deadline - time.monotonic())) or time.monotonic() < deadline, self.text
+                self._more.wait(1.0)
+                if time.monotonic() > deadline:
+                    self.process.kill()
+                    raise AssertionError(f"{pattern!r} never came:\n{self.text}")
 
     def press(self, key: bytes) -> None:
         """Press a key."""
