@@ -10,7 +10,8 @@ from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
 from app.config.model import DenseInit
-from app.model.interaction import make_interaction, mlp
+from app.model.interaction import make_interaction
+from app.model.mlp import mlp
 
 
 class DLRM(nn.Module):
