@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
 from app.config import RuntimeConfig
-from app.model.interaction import DotInteraction, mlp
+from app.model.interaction import DotInteraction
+from app.model.mlp import mlp
 from app.runtime import platform
 from app.training.window import FiniteChecks
 from benchmarks.result_file import write_result

@@ -13,6 +13,12 @@ Measured side by side in one process, round after round in turn, on the same row
          plain loop over batches that lie ready in memory
   mlps   dense_arch and over_arch alone, forward, backward and SGD
 
+With --compiled, instead of them, `sharded` in fp32 and bf16, eager and with runtime.compile=dense, in turn:
+
+    for threads in 1 2; do
+      python -m benchmarks.training_loop --compiled --threads $threads --batch 128 512 2048 8192 65536
+    done
+
 A figure is wall time over steps of one round; the table gives medians over rounds, and medians of the ratios
 within rounds. With --threads 1 pin the process to one core (taskset -c 0), so that the thread that reads ahead
 has no core for nothing.
@@ -36,7 +42,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.config import CONFIG_DIR, AppConfig, Precision, RuntimeConfig
 from app.data.batch import Batch
 from app.metrics.timing import StepTimer
 from app.model.dlrm import DLRM
@@ -163,6 +169,57 @@ def sharded_step(this: session.Session) -> Step:
     return step
 
 
+def compiled_steps(this: session.Session) -> dict[str, Step]:
+    """The run's own model by precision, eager and compiled; both have the same parameters."""
+    model = this.model.module
+    model.compile_dense_layers()
+    compiled = model._compiled
+
+    def make(precision: Precision, program: Any) -> Step:
+        inner = sharded_step(this)
+
+        def step(batch: Batch) -> None:
+            this.config.runtime.precision, model._compiled = precision, program
+            inner(batch)
+
+        return step
+
+    return {
+        f"{precision.value} {how}": make(precision, program)
+        for precision in (Precision.fp32, Precision.bf16)
+        for how, program in (("eager", None), ("compiled", compiled))
+    }
+
+
+def measure_compiled(this: session.Session, batches: list[Batch], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of each precision, eager and compiled in turn, once everything is compiled."""
+    steps = compiled_steps(this)
+    for step in steps.values():
+        time_plain(step, batches, 2)
+    count = max(1, round(arguments.seconds / time_plain(steps["fp32 eager"], batches, 2)))
+    rounds = [{name: time_plain(step, batches, count) for name, step in steps.items()} for _ in range(arguments.rounds)]
+    size = len(batches[0].labels)
+    return {
+        "batch": size,
+        "steps a round": count,
+        "samples/s": {name: size / float(np.median([r[name] for r in rounds])) for name in steps},
+        "compiled faster by": {
+            precision: float(np.median([r[f"{precision} eager"] / r[f"{precision} compiled"] for r in rounds]))
+            for precision in ("fp32", "bf16")
+        },
+        "rounds": rounds,
+    }
+
+
+def print_compiled(threads: int, results: list[dict[str, Any]]) -> None:
+    """A row a batch and precision."""
+    print("| batch | threads | precision | eager samples/s | compiled samples/s | times faster |\n" + "|---" * 6 + "|")
+    for result in results:
+        for precision, ratio in result["compiled faster by"].items():
+            eager, compiled = (result["samples/s"][f"{precision} {how}"] for how in ("eager", "compiled"))
+            print(f"| {result['batch']} | {threads} | {precision} | {eager:,.0f} | {compiled:,.0f} | {ratio:.3f} |")
+
+
 def bare_step(this: session.Session) -> Step:
     """One table-batched lookup, our dense modules, SGD."""
     model = DLRM(this.config.model, 13, 26, tables_of(this))
@@ -219,7 +276,9 @@ def measure(
     ]
     overrides += [f"data.shuffle_block_rows={WINDOW_ROWS // 4}", "data.shuffle_window_blocks=4"]
     this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
-    batches, following = _first(stream(this), 50), stream(this)
+    batches, following = _first(stream(this), 8 if arguments.compiled else 50), stream(this)
+    if arguments.compiled:
+        return measure_compiled(this, batches, arguments)
     plain = [sharded_step(this), bare_step(this), mlps_step(this)]
     window_steps = max(1, WINDOW_ROWS // batch_size)
     steps = max(1, round(arguments.seconds / time_plain(plain[1], batches, 10) / window_steps)) * window_steps
@@ -250,6 +309,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one part of a round, about")
+    parser.add_argument("--compiled", action="store_true", help="eager and compiled steps instead, fp32 and bf16")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     here = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
@@ -257,13 +317,16 @@ def main() -> None:
         manifest = write_rows(Path(scratch))
         results = [measure(size, arguments, here, Path(scratch), manifest) for size in arguments.batch]
     platform.stop()
+    write_result(arguments, results)
+    if arguments.compiled:
+        print_compiled(arguments.threads, results)
+        return
     print(f"| batch | threads | {' | '.join(f'{kind} ms' for kind in KINDS)} | loop samples/s |", end="")
     print("".join(f" loop / {kind} |" for kind in KINDS[1:]) + "\n" + "|---" * (3 + 2 * len(KINDS) - 1) + "|")
     for result in results:
         figures = [f"{result['ms a step'][kind]:.2f}" for kind in KINDS]
         figures += [f"{result['samples/s']['loop']:,.0f}", *(f"{ratio:.3f}" for ratio in result["ratios"].values())]
         print(f"| {result['batch']} | {arguments.threads} | {' | '.join(figures)} |")
-    write_result(arguments, results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.benchmark.case import Case
 from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, keyed, random_ids
 from app.config import Interaction, ModelConfig
-from app.model.interaction import make_interaction, mlp
+from app.model.interaction import make_interaction
+from app.model.mlp import mlp
 from app.optimizer.build import state_elements
 
 log = logging.getLogger("clickwork")

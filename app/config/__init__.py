@@ -7,7 +7,7 @@ from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.published import PublishedConfig
 from app.config.record import MLPerfConfig, RecordConfig
-from app.config.runtime import EnvironmentConfig, Platform, Precision, RuntimeConfig
+from app.config.runtime import Compile, EnvironmentConfig, Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig, TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, LossConfig, LossName, OnNan, Pipeline, RunConfig, TrainConfig
 
@@ -15,6 +15,7 @@ __all__ = [
     "CONFIG_DIR",
     "AppConfig",
     "CheckpointConfig",
+    "Compile",
     "DataConfig",
     "DataScale",
     "EnvironmentConfig",

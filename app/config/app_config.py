@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from app.config.data import INSTEAD, OTHER_NAMES, DataConfig, DataScale, require_source, validate_data
-from app.config.model import ModelConfig, validate_model
+from app.config.model import ModelConfig, require_dlrm, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
     ScheduleConfig,
@@ -18,6 +18,7 @@ from app.config.optimizer import (
 from app.config.published import PublishedConfig, validate_published
 from app.config.record import MLPerfConfig, RecordConfig, validate_record
 from app.config.runtime import (
+    Compile,
     EnvironmentConfig,
     RuntimeConfig,
     validate_environment,
@@ -137,6 +138,8 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    if config.runtime.compile is Compile.dense:
+        require_dlrm(config.model, "runtime.compile=dense")
     require_source(config.data, config.model.hstu is not None)
     validate_loss(config.loss)
     validate_published(config.published)

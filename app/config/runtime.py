@@ -29,6 +29,13 @@ class Precision(Enum):
     bf16 = "bf16"
 
 
+class Compile(Enum):
+    """What torch.compile makes one program of: nothing, or DLRM's dense layers and its interaction in training."""
+
+    none = "none"
+    dense = "dense"
+
+
 @dataclass
 class RuntimeConfig:
     """Platform, threads, precision, and limits of waiting."""
@@ -36,6 +43,7 @@ class RuntimeConfig:
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
     precision: Precision | None = None  # null: fp32; for a run that is there, its own
+    compile: Compile | None = None  # null: none; for a run that is there, its own. Pays with bf16; changes bits
     timeout_minutes: float = 30.0  # longest wait of a process for another
     profile_steps: list[int] | None = None  # first and last step, counted from 1, of a torch.profiler trace
 

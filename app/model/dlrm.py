@@ -4,13 +4,17 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 """
 
 import math
+from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
 from app.config.model import DenseInit
-from app.model.interaction import make_interaction, mlp
+from app.model.interaction import make_interaction
+from app.model.mlp import mlp
+from common.errors import UserError
 
 
 class DLRM(nn.Module):
@@ -25,6 +29,7 @@ class DLRM(nn.Module):
         self.dense_arch = mlp(num_dense or 1, config.dense_arch, config.dense_final_relu)
         self.interaction = make_interaction(config, num_sparse)
         self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
+        self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None  # dense_layers, for training
         if config.dense_init is DenseInit.facebookresearch:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(_initialise_as_facebookresearch)
@@ -39,8 +44,28 @@ class DLRM(nn.Module):
         sparse = self.sparse_arch(sparse_features)
         if not dense_features.shape[1]:
             dense_features = dense_features.new_ones(dense_features.shape[0], 1)
-        dense = self.dense_arch(dense_features)
-        return self.over_arch(self.interaction(dense, sparse)).squeeze(1).float()
+        if self._compiled is None or not torch.is_grad_enabled():
+            return self.dense_layers(dense_features, sparse)
+        return self._compiled(dense_features, sparse)
+
+    def dense_layers(self, dense_features: Tensor, sparse: Tensor) -> Tensor:
+        """dense_features [B, N] and the features' vectors [B, F, D] to logits [B] float32."""
+        return self.over_arch(self.interaction(self.dense_arch(dense_features), sparse)).squeeze(1).float()
+
+    def compile_dense_layers(self) -> None:
+        """Have torch.compile make one program of them when training begins; evaluation keeps its bits.
+
+        Raises:
+            UserError: torch.compile does not work on this machine.
+        """
+        torch._inductor.config.compile_threads = 1  # no processes beside ours, which signals and launchers would meet
+        try:
+            torch.compile(torch.neg)(torch.ones(2, device=next(self.over_arch.parameters()).device))
+        except Exception as error:
+            reason = next((line for line in str(error).splitlines() if line and line[-1] != ":"), type(error).__name__)
+            raise UserError(f"runtime.compile=dense: torch.compile does not work on this machine ({reason}); install "
+                            "a C++ compiler (g++), or give runtime.compile=none") from error  # fmt: skip
+        self._compiled = torch.compile(self.dense_layers, dynamic=False, fullgraph=True)
 
 
 def _initialise_as_facebookresearch(module: nn.Module) -> None:

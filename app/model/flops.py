@@ -4,7 +4,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from app.config import ModelConfig
-from app.model.interaction import make_interaction, mlp
+from app.model.interaction import make_interaction
+from app.model.mlp import mlp
 
 
 def training_flops(config: ModelConfig, num_dense: int, num_sparse: int) -> int:

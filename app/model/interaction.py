@@ -13,25 +13,19 @@ from torchrec.modules.crossnet import LowRankCrossNet
 from typing_extensions import assert_never
 
 from app.config import Interaction, ModelConfig
+from app.model.mlp import LARGE_BATCH, mlp
 
 DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4
 PROJECTION_VECTORS = 16
 
 
-def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequential:
-    """Linear layers of the given widths, ReLU after each; after the last one only if final_relu."""
-    layers: list[nn.Module] = []
-    for num_in, num_out in zip([num_inputs, *widths], widths, strict=False):
-        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
-    return nn.Sequential(*(layers if final_relu else layers[:-1]))
-
-
 class _PairProducts(torch.autograd.Function):
     """[B, V, D] vectors to their pairwise products [B, P].
 
     The backward gathers the pairs' gradients into [V, V], where autograd would scatter them, slower and with atomic
-    additions on GPUs; its two products are autograd's own, so that results equal TorchRec's bit for bit.
+    additions on GPUs; its two products are autograd's own, so that results equal TorchRec's bit for bit where there is
+    a choice of bits: of large batches on CPUs, which oneDNN rounds otherwise already, and of bf16 there is none.
     """
 
     @staticmethod
@@ -47,7 +41,8 @@ class _PairProducts(torch.autograd.Function):
         padded = nn.functional.pad(grad, (0, 1))  # its last column is the 0 of pairs that are not used
         matrix = padded.index_select(1, pair_of).view(-1, num_vectors, num_vectors)
         matrix = matrix.to(vectors.dtype)  # autocast may have given it bf16
-        if vectors.dtype is torch.bfloat16:  # no bits are TorchRec's here: one product for both
+        if vectors.dtype is torch.bfloat16 or (vectors.is_cpu and len(vectors) >= LARGE_BATCH):
+            # No bits are TorchRec's here: one product for both.
             return torch.bmm(matrix + matrix.transpose(1, 2), vectors), None, None
         left, right = torch.bmm(matrix, vectors), torch.bmm(vectors.transpose(1, 2), matrix)
         return left + right.transpose(1, 2), None, None

@@ -15,7 +15,7 @@ from app.checkpoint.files import (
     read,
 )
 from app.checkpoint.model_state import load_tensors
-from app.config import AppConfig, RuntimeConfig, from_plain, to_plain
+from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
 from app.record.reading import CONFIG, read_config
 from app.runtime import rng
 from app.runtime.platform import Runtime
@@ -97,7 +97,7 @@ def restore(path: Path, session: Session) -> Resumed:
     if values["world_size"] == session.runtime.world_size:
         mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         rng.restore(mine, session.runtime.device)
-    before, layout = values["layout"], _layout(session)
+    before, layout = {"compile": Compile.none.value, **values["layout"]}, _layout(session)  # older ones lack it
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
@@ -119,6 +119,7 @@ def _layout(session: Session) -> dict[str, Any]:
         "threads": session.runtime.num_threads,
         "platform": session.runtime.platform.value,
         "sharding": session.plan.summary(),
+        "compile": (session.config.runtime.compile or Compile.none).value,
     }
 
 
@@ -187,6 +188,7 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
     config.runtime = replace(
         asked,
         precision=asked.precision or config.runtime.precision,
+        compile=asked.compile or config.runtime.compile,
         num_threads=asked.num_threads or config.runtime.num_threads,
     )
     if data_path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from app.config import Compile
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
 from app.optimizer.build import set_step
@@ -30,10 +31,12 @@ class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
     def __init__(self, session: Session, directory: RunDirectory, began: float) -> None:
-        """began: time.perf_counter() when the command began. Raises UserError for a batch that does not fit."""
+        """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler."""
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
         self.length = run_length(self.config.train, session.split("train").rows, self.runtime.world_size)
+        if self.config.runtime.compile is Compile.dense:
+            session.model.module.compile_dense_layers()
         self.timer = StepTimer(self.runtime.device)
         self.recorder = Recorder(session, directory, self.timer, self.length.total_steps, began)
         self.checkpointer = Checkpointer(session, self.recorder, self.timer)

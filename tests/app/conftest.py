@@ -133,8 +133,9 @@ def _entry_point(
     name: str, overrides: tuple[str, ...], cwd: str, stderr: str, extra: dict[str, str], fault: str
 ) -> None:
     os.chdir(cwd)
+    path = os.environ.get("PATH", os.defpath)  # compilers look there for their parts
     os.environ.clear()
-    os.environ.update({**app_environment(), **extra})
+    os.environ.update({**app_environment(), "PATH": path, **extra})
     for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))

@@ -1,0 +1,98 @@
+"""Perceptrons, and their products by oneDNN where it is faster than the library that torch takes.
+
+Shapes: B samples, I inputs and O outputs of a layer.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
+
+LARGE_BATCH = 1024  # samples of a process: on CPUs, fp32 products are other ones from there on (docs/performance.md)
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequential:
+    """Linear layers of the given widths, ReLU after each; after the last one only if final_relu."""
+    layers: list[nn.Module] = []
+    for num_in, num_out in pairwise([num_inputs, *widths]):
+        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
+    return MLP(*(layers if final_relu else layers[:-1]))
+
+
+class MLP(nn.Sequential):
+    """Linear layers, and a ReLU after each or all but the last: `mlp`.
+
+    Training in fp32 on a CPU calls oneDNN from LARGE_BATCH samples on. Elsewhere, in evaluation and in exported
+    programs too, it is nn.Sequential.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[B, I of the first layer] to [B, O of the last]."""
+        if not _calls_onednn(inputs):
+            outputs: Tensor = super().forward(inputs)
+            return outputs
+        layers = [layer for layer in self if isinstance(layer, nn.Linear)]
+        for number, layer in enumerate(layers, 1):
+            inputs = _Layer.apply(inputs, layer.weight, layer.bias, 2 * number <= len(self))
+        return inputs
+
+
+def _calls_onednn(inputs: Tensor) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and len(inputs) >= LARGE_BATCH
+        and inputs.is_cpu
+        and inputs.dtype is torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and HAS_ONEDNN
+    )
+
+
+torch.library.define("clickwork::linear", "(Tensor inputs, Tensor weight, Tensor? bias, bool relu) -> Tensor")
+
+
+@torch.library.impl("clickwork::linear", "CPU")
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """By oneDNN. An operator, since torch.compile takes oneDNN's own for constant weights only."""
+    outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "relu" if relu else "none", [], "")
+    return outputs
+
+
+@torch.library.register_fake("clickwork::linear")
+def _(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return inputs.new_empty(inputs.shape[0], weight.shape[0])
+
+
+@register_flop_formula(torch.ops.clickwork.linear)
+def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: Any, **named: Any) -> int:
+    """A multiplication and an addition count as two."""
+    return 2 * inputs[0] * inputs[1] * weight[0]
+
+
+class _Layer(torch.autograd.Function):
+    """Inputs [B, I], weight [O, I], bias [O] to [B, O], with a ReLU if `relu`.
+
+    The library that torch takes on CPUs loses up to half its speed where I is odd, as after an interaction; but the
+    weight's gradient [O, I] is its fastest product, if it is computed as [I, O].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        outputs: Tensor = torch.ops.clickwork.linear(inputs, weight, bias, relu)
+        ctx.save_for_backward(inputs, weight, outputs if relu else None)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        inputs, weight, outputs = ctx.saved_tensors
+        grad = grad_outputs[0].contiguous()
+        if outputs is not None:
+            grad = torch.ops.aten.threshold_backward(grad, outputs, 0)
+        of_inputs = torch.ops.clickwork.linear(grad, weight.t(), None, False) if ctx.needs_input_grad[0] else None
+        return of_inputs, (inputs.t() @ grad).t(), grad.sum(0), None

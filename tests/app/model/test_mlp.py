@@ -1,0 +1,91 @@
+"""Perceptrons by oneDNN against torch's own layers."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from app.config import CONFIG_DIR, AppConfig
+from app.model.dlrm import DLRM
+from app.model.mlp import LARGE_BATCH, MLP, mlp
+from common.cli import compose_config
+
+WIDTHS = [24, 16, 1]
+
+
+def plain(layers: nn.Module) -> nn.Sequential:
+    """The same layers with values of their own, by torch."""
+    return nn.Sequential(*copy.deepcopy(layers).children())
+
+
+def is_by_onednn(outputs: Tensor) -> bool:
+    return outputs.grad_fn is not None and outputs.grad_fn.name() == "_LayerBackward"
+
+
+@pytest.mark.parametrize("final_relu", [False, True])
+def test_values_and_gradients_are_torchs(final_relu: bool) -> None:
+    torch.manual_seed(0)
+    ours = mlp(37, WIDTHS, final_relu)
+    inputs = torch.randn(LARGE_BATCH, 37, requires_grad=True)
+    found = ours(inputs)
+    theirs = plain(ours)
+    expected = theirs(inputs)
+    assert is_by_onednn(found)
+    assert not is_by_onednn(expected)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    weights = torch.randn_like(expected)
+    gradients = torch.autograd.grad((found * weights).sum(), [inputs, *ours.parameters()])
+    others = torch.autograd.grad((expected * weights).sum(), [inputs, *theirs.parameters()])
+    for gradient, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
+
+
+def test_its_operations_are_counted() -> None:
+    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37, requires_grad=True)
+    with FlopCounterMode(display=False) as found:
+        layers(inputs).sum().backward()
+    with FlopCounterMode(display=False) as expected:
+        plain(layers)(inputs).sum().backward()
+    assert found.get_total_flops() == expected.get_total_flops() > 0
+
+
+def test_elsewhere_it_is_torchs_to_the_bit() -> None:
+    torch.manual_seed(0)
+    ours, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37)
+    theirs = plain(ours)
+    few = ours(inputs[:-1])
+    assert not is_by_onednn(few)
+    assert torch.equal(few, theirs(inputs[:-1]))
+    with torch.no_grad():
+        assert torch.equal(ours(inputs), theirs(inputs))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(ours(inputs), theirs(inputs))
+    assert isinstance(ours, MLP)
+
+
+@pytest.mark.parametrize("interaction", ["dot", "dcn"])
+def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
+    """Within 1e-6, relative: the same model in a large batch, and in two that are not."""
+    overrides = ["model.embedding_dim=8", "model.dense_arch=[32,8]", "model.over_arch=[48,1]", "data.path=none"]
+    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, f"model.interaction={interaction}"])
+
+    def losses(parts: int) -> Tensor:
+        torch.manual_seed(0)
+        model = DLRM(config.model, 5, 3, nn.Identity())
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
+        found = []
+        for _ in range(10):
+            dense, sparse, labels = torch.randn(LARGE_BATCH, 5), torch.randn(LARGE_BATCH, 3, 8), torch.rand(LARGE_BATCH)
+            batches = zip(dense.chunk(parts), sparse.chunk(parts), strict=True)
+            logits = torch.cat([model(*batch) for batch in batches])
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, (labels < 0.25).float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return torch.stack(found)
+
+    torch.testing.assert_close(losses(1), losses(2), rtol=1e-6, atol=0)

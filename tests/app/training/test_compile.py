@@ -1,0 +1,77 @@
+"""runtime.compile=dense: the losses of eager training, and the promises of any run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig, validate
+from common.cli import compose_config
+from common.errors import UserError
+from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.run_files import losses, summary
+from tests.error_lines import error_line
+
+COMPILED = "runtime.compile=dense"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interaction", ["dot", "dcn", "cat", "projection"])
+@pytest.mark.parametrize("batch", [64, 1024])
+def test_ten_steps_have_the_losses_of_eager_ones(
+    interaction: str, batch: int, run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
+    for name in ("none", "dense"):
+        done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"model.interaction={interaction}",
+                       f"train.global_batch_size={batch}", "train.max_steps=10", "train.epochs=100",
+                       f"runtime.compile={name}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
+    assert len(eager) == 10
+    np.testing.assert_allclose(compiled, eager, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_resumes_and_replays_to_the_same_bits(
+    processes: int, run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", COMPILED, "checkpoint.every_steps=9", "train.max_steps=30",
+                 "checkpoint.asynchronous=false"]  # fmt: skip
+    assert run_app("train", *overrides, "run.name=whole", processes=processes).returncode == 0
+    killed = ended(forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=processes,
+                          fault="in the step:14"), tmp_path)  # fmt: skip
+    assert killed.returncode == -9
+    resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resume: from" in resumed.stderr
+    assert summary(tmp_path / "runs/parts")["digest"] == summary(tmp_path / "runs/whole")["digest"]
+    told = run_app("verify", "run=runs/parts", processes=processes)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["verdict"] == "identical"
+
+
+@pytest.mark.slow
+def test_a_resumption_without_it_says_so(run_app: Command, dataset: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run"]
+    assert run_app("train", *overrides, "train.max_steps=5").returncode == 0
+    done = run_app("train", *overrides, "train.max_steps=8", COMPILED)
+    assert done.returncode == 0, done.stderr
+    assert "(compile none then, dense now: results agree" in done.stderr
+
+
+@pytest.mark.slow
+def test_without_a_compiler_it_is_refused(dataset: Path, tmp_path: Path) -> None:
+    without = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = ended(forked("train", *SMALL, f"data.path={dataset}", COMPILED, cwd=tmp_path, environment=without), tmp_path)
+    assert done.returncode == 2
+    assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(done.stderr)
+    assert "give runtime.compile=none" in error_line(done.stderr)
+
+
+def test_hstu_is_refused() -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["model=hstu", "data.path=none", COMPILED])
+    with pytest.raises(UserError, match=r"model=hstu: runtime\.compile=dense is for DLRM alone so far"):
+        validate(config)
