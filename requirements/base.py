@@ -47,8 +47,18 @@ def describe() -> dict[str, dict[str, str] | None]:
     versions: dict[str, list[str]] = {}
     owners = importlib.metadata.packages_distributions()
     for name in WATCHED:
-        versions[name] = sorted({importlib.metadata.version(owner) for owner in owners.get(name, [])})
+        found = owners.get(name) or _whose_files_it_has(name)
+        versions[name] = sorted({importlib.metadata.version(owner) for owner in found})
     return {name: _describe(name, versions[name]) for name in WATCHED}
+
+
+def _whose_files_it_has(name: str) -> list[str]:
+    """Distributions of a package that has no top_level.txt, which Python 3.10 goes by alone."""
+    return [
+        distribution.metadata["Name"]
+        for distribution in importlib.metadata.distributions()
+        if any(file.parts[0] == name for file in distribution.files or ())
+    ]
 
 
 def differences(

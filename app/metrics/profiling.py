@@ -42,7 +42,7 @@ class StepProfiler:
 
     def _start(self, last: int, trace: bool) -> None:
         handler = tensorboard_trace_handler(str(self._directory), f"rank{self._rank}", use_gzip=True) if trace else None
-        self._running, self._last = profile(activities=self._activities, on_trace_ready=handler), last
+        self._running, self._last = profile(activities=self._activities, on_trace_ready=handler, acc_events=True), last
         self._running.start()
 
     def _stop(self) -> None:

@@ -45,6 +45,7 @@ class MLP(nn.Sequential):
 def _calls_onednn(inputs: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
+        and not torch.compiler.is_exporting()  # of any batch
         and len(inputs) >= LARGE_BATCH
         and inputs.is_cpu
         and inputs.dtype is torch.float32

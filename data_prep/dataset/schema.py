@@ -46,8 +46,9 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 def to_json(entry: Any) -> Any:
-    """Plain dicts, lists and values, as they come back from JSON."""
-    return json.loads(msgspec.json.encode(entry))
+    """Plain dicts, lists and values, as they come back from JSON, without what is as by default."""
+    # Read back first: before Python 3.11 an empty tuple may be another than the default, and would be written.
+    return json.loads(msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(entry), type=type(entry))))
 
 
 CRITEO = Schema(

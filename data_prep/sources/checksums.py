@@ -80,7 +80,7 @@ def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
     """Record the checksums of files that have been read whole and compared with the known ones."""
     if not found:
         return
-    with FileLock(directory / SUMS_NAME):
+    with FileLock(directory / f".{SUMS_NAME}.lock"):  # not the file itself: some filelocks empty theirs
         noted = _noted(directory)
         if noted != (merged := {**noted, **found}):
             entries = {name: asdict(digest) for name, digest in merged.items()}

@@ -138,7 +138,8 @@ class PartialFile:
         self.path = path
         self.partial = path.with_name(f"{path.name}.part")
         self._note = _note_path(path)
-        self._lock = FileLock(self.partial, blocking=False)
+        self._lock_path = path.with_name(f".{path.name}.lock")  # not the file itself: some filelocks empty theirs
+        self._lock = FileLock(self._lock_path, blocking=False)
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -155,6 +156,7 @@ class PartialFile:
             self.partial.unlink()
             self._note.unlink(missing_ok=True)
         self._file.close()
+        self._lock_path.unlink(missing_ok=True)
         self._lock.release()
 
     @property

@@ -1,28 +1,18 @@
 """Command lines of any keys and values: status 0, 2 or 75, errors in one line, nothing half-written, no secrets."""
 
-import contextlib
-import importlib
-import io
-import logging
 import os
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.config import CONFIG_DIR, AppConfig
-from app.runtime import platform
-from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, run_command
+from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.help import choices, groups_of, keys_of
-from common.signals import STOP_SIGNALS
 from tests.app.conftest import SCHEMAS, SMALL
+from tests.forks import run_module
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "100"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
@@ -62,46 +52,9 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
 
 
 def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command in this process; whatever it changed in it is put back."""
-    before, where, environment, argv = {}, Path.cwd(), dict(os.environ), sys.argv
-    for number in STOP_SIGNALS:
-        before[number] = signal.getsignal(number)
-    schema, config = SCHEMAS[command]
-    out = io.StringIO()
-    module: Any = importlib.import_module(f"app.{command}")
-    logger = logging.getLogger("clickwork")
-    try:
-        os.chdir(cwd)
-        sys.argv = [f"app.{command}", *arguments]
-        with _stderr_of_all() as err, contextlib.redirect_stdout(out):
-            status = run_command(module.main, schema, CONFIG_DIR, config)
-            return status, out.getvalue(), err.read_text(errors="backslashreplace")
-    finally:
-        platform.stop()
-        for handler in logger.handlers:
-            handler.close()
-        logger.handlers.clear()
-        sys.argv = argv
-        os.chdir(where)
-        os.environ.clear()
-        os.environ.update(environment)
-        for number, action in before.items():
-            signal.signal(number, action)
-        torch.set_num_threads(1)
-
-
-@contextlib.contextmanager
-def _stderr_of_all() -> Iterator[Path]:
-    """A file that gets what this process, and those that it starts, write to stderr."""
-    with tempfile.NamedTemporaryFile("w", buffering=1, errors="backslashreplace") as file:
-        before = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            with contextlib.redirect_stderr(file):
-                yield Path(file.name)
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
+    """Exit status, stdout and stderr of a command."""
+    done = run_module(f"app.{command}", *arguments, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
 
 
 def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...] = ()) -> int:

@@ -18,6 +18,7 @@ from tests.app.run_files import summary
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
 
 PYTHON = [sys.executable, "-m"]
+TORCHRUN = ["torch.distributed.run", "--standalone"]  # at a free port
 STEP = r"step [1-9]\d*/"  # the progress bar has been drawn
 NEVER_SHOWN = r"Traceback|death signal|closing signal|\[W|W\d{4} |\^"
 
@@ -190,10 +191,10 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["app.launch", "torch.distributed.run"])
-def test_processes_end_with_their_launcher(launcher: str, dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [["app.launch"], TORCHRUN], ids=" ".join)
+def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, tmp_path: Path) -> None:
     """kill -9 leaves it no time to tell them; the kernel does, and they save."""
-    command = [*PYTHON, launcher, "--nproc-per-node", "2", "-m", *endless(dataset), f"run.dir={tmp_path}/runs/x"]
+    command = [*PYTHON, *launcher, "--nproc-per-node", "2", "-m", *endless(dataset), f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path)
     terminal.wait_for(STEP)
     terminal.process.kill()
@@ -217,9 +218,7 @@ def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app:
 
 @pytest.mark.slow
 def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
-    terminal = on_terminal(
-        [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path
-    )
+    terminal = on_terminal([*PYTHON, *TORCHRUN, "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
     terminal.press(CTRL_C)
     terminal.end()  # its own status and words

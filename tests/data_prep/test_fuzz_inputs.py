@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
@@ -42,7 +42,10 @@ def files(draw: Any) -> Any:
     quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
     writer = csv.writer(stream, lineterminator=draw(st.sampled_from(BREAKS)), quoting=quoting)
     writer.writerow(["label", "price", "user", "tags"])
-    writer.writerows(rows)
+    try:
+        writer.writerows(rows)
+    except csv.Error:  # Python 3.10 takes no null character between quotes
+        reject()
     content = stream.getvalue().encode(draw(st.sampled_from(["utf-8"] * 6 + ["utf-8-sig", "utf-16"])))
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(content)))
