@@ -19,7 +19,7 @@ from tests.once import made_once
 
 TOLERANCE = 1e-5  # relative, of training losses on another kind of CPU or with another torch
 # One of each kind of rows, encoding, split and command; the others vary them.
-FAST = {"vocabulary", "vocabulary_several_passes", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot",
+FAST = {"vocabulary", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot",
         "torchrec_fixed", "dlrm_kaggle", "dense_minmax", "sampled", "csv_shuffled", "parquet", "random_zipf",
         "trace"}  # fmt: skip
 # These work in several units or tasks, so two processes share the work.

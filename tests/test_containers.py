@@ -119,6 +119,7 @@ def base_tool(project: Project, *arguments: object) -> "subprocess.CompletedProc
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replaced(project: Project) -> None:
     project.add_to_base("torch", "2.12.1+cu130", TORCH_INIT | CUDA_TORCH)
     project.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))

@@ -159,6 +159,7 @@ def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str],
     assert "is incomplete" in project.set_up(status=2)
 
 
+@pytest.mark.slow
 def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
     project.add_gpu_stack_to_base()
     before = project.snapshot(project.python.parents[1])

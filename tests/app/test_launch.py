@@ -42,7 +42,7 @@ def default_port_taken() -> Iterator[None]:
     ("argument", "status", "said"),
     [
         ("data.path=", 2, "error: data.path: not given; name the directory to write the dataset to\n"),
-        ("--help", 0, ""),
+        pytest.param("--help", 0, "", marks=pytest.mark.slow),
     ],
 )
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, said: str, tmp_path: Path) -> None:

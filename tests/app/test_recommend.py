@@ -101,6 +101,7 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     assert logits(scenario)["ad 3"] == logits(expected)["4"]
 
 
+@pytest.mark.slow
 def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = [

@@ -41,6 +41,7 @@ def summary(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_path: Path) -> None:
     """With dropout; and it replays, and scores again as it did."""
     overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12"]

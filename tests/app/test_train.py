@@ -144,6 +144,7 @@ def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path
     assert [event["step"] for event in events(run, "train")] == list(range(1, figures["steps"] + 6))
 
 
+@pytest.mark.slow
 def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
     done = run_app("train", *overrides, "train.max_minutes=0.02")
@@ -179,6 +180,7 @@ def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path)
     assert figures["steps"] % 10 == 0
 
 
+@pytest.mark.slow
 def test_another_configuration_does_not_go_on_from_a_checkpoint(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def assert_same(one: Path, other: Path) -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleType) -> None:
     root = make(tmp_path, "data.encoding=torchrec")
     process = exchange(f"data.path={root}", f"exchange.to={tmp_path}/days")

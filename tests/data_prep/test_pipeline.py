@@ -97,7 +97,8 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", pytest.param("hash", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
 def test_workers_and_compression_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
     for day in range(2):
         text = oracle.make_rows(300, seed=day)

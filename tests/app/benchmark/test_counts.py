@@ -92,6 +92,7 @@ def test_bytes_of_scoring() -> None:
         assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
 
 
+@pytest.mark.slow
 def test_ceilings_and_shares() -> None:
     found = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
     assert found.bytes_per_second > 1e8

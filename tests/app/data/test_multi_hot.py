@@ -175,7 +175,8 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     assert len((tmp_path / "ranked.csv").read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
     processes: int, run_app: Command, ragged: Path, tmp_path: Path
 ) -> None:

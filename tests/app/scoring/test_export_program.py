@@ -150,7 +150,8 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
     return model(batch.dense_features, batch.sparse_features).numpy(), batch.labels.numpy()
 
 
-@pytest.mark.parametrize("tables", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_the_file_scores_without_our_code(
     tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, here: Any
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_stop_at_an_evaluation_loses_none(
     assert [part["from_step"] for part in manifest["earlier"]] == [0]
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_older_checkpoint(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_going_back_to_an_earlier_checkpoint(
     assert summary(tmp_path / "runs/branch")["steps"] == 60
 
 
+@pytest.mark.slow
 def test_a_higher_target_goes_on(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=target", "train.max_steps=40", "train.eval_every_steps=10"]
     assert run_app("train", *overrides, "train.target_auc=0.55").returncode == 0

@@ -105,6 +105,7 @@ def test_without_memory_it_says_so_and_goes_on_later(
     assert summary(tmp_path / "runs/x")["digest"] == summary(uninterrupted)["digest"]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_others_clearly(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Co
     assert json.loads((run / "summary.json").read_text())["train"]["loss"] > 0
 
 
+@pytest.mark.slow
 def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip"]
     lost = injected("losses not finite:20", *skip, "run.name=lost", cwd=tmp_path)

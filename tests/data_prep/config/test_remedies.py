@@ -116,6 +116,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
     """The error has the form to type, which a shell hands on as it should; all keys that take a path alike."""

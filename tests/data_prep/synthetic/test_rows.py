@@ -132,6 +132,7 @@ def test_labels_come_from_the_probabilities(teacher: Teacher) -> None:
         assert labels[part].mean() == pytest.approx(p[part].mean(), abs=error)
 
 
+@pytest.mark.slow
 def test_columns_look_like_criteos() -> None:
     """Missing values, integers' distributions and how often two rows share a category, against 1,999 real rows."""
     real = json.loads((REFERENCE / "criteo_statistics.json").read_text())
@@ -209,11 +210,12 @@ def test_a_dataset_from_nothing(tmp_path: Path) -> None:
     assert sums(tmp_path / "out") != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         ["data.encoding=hash", "data.max_ind_range=1000"],
-        pytest.param(["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"], marks=pytest.mark.slow),
+        ["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"],
     ],
 )
 def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) -> None:
