@@ -1,7 +1,7 @@
 """Files from the first mirror that gives them whole: several at a time, resumed, retried, checked.
 
-While NAME is fetched, NAME.part holds its bytes, locked by the process that fetches, and .NAME.origin.json says where
-they are from. The file gets its name when its size and, where one is known, its checksum are right.
+While NAME is fetched, NAME.part holds its bytes, the process that fetches holds .NAME.lock, and .NAME.origin.json says
+where the bytes are from. The file gets its name when its size and, where one is known, its checksum are right.
 """
 
 import http.client
