@@ -68,15 +68,10 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     ("change", "said"),
     [
         (_hide_a_command, "it contains posix.system"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (_be_a_command, "it contains posix.system"),
-                (_reach_for_a_method, "it contains __init__ of"),
-                (_call_a_tensor_bytes, "is not a tensor"),
-                (lambda metadata, command: {}, "not a checkpoint's metadata"),
-            )
-        ),
+        pytest.param(_be_a_command, "it contains posix.system", marks=pytest.mark.slow),
+        pytest.param(_reach_for_a_method, "it contains __init__ of", marks=pytest.mark.slow),
+        pytest.param(_call_a_tensor_bytes, "is not a tensor", marks=pytest.mark.slow),
+        pytest.param(lambda metadata, command: {}, "not a checkpoint's metadata", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_no_tensor_is_not_loaded(
