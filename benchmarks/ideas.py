@@ -144,9 +144,9 @@ def losses(batch: int) -> Variants:
 
 
 def health(batch: int) -> Variants:
-    """The larger perceptron's step with the sums that tell a NaN's origin, and without."""
+    """The larger perceptron's step with the sums of its gradients, and without."""
     over_arch, inputs = over_arch_of(batch)
-    watch = FiniteChecks(over_arch, ("inputs",), dict(over_arch.named_parameters()))
+    watch = FiniteChecks(dict(over_arch.named_parameters()))
 
     def step() -> Tensor:
         loss = over_arch(inputs).sum()

@@ -20,8 +20,6 @@ from common.errors import UserError
 class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
 
-    checked_inputs = ("dense_arch output", "embedding output")
-
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
         """sparse_arch: bags of the F features to [B, F, D]. Without dense features dense_arch is given a constant."""
         super().__init__()
@@ -33,11 +31,6 @@ class DLRM(nn.Module):
         if config.dense_init is DenseInit.facebookresearch:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(_initialise_as_facebookresearch)
-
-    @property
-    def checked(self) -> nn.Module:
-        """The module whose inputs, `checked_inputs`, are checked at each step."""
-        return self.interaction
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""

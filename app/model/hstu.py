@@ -165,8 +165,6 @@ class HSTU(nn.Module):
         sparse_arch: the tables.
     """
 
-    checked_inputs = ("user vectors", "item vectors")
-
     def __init__(
         self,
         config: HSTUConfig,
@@ -205,11 +203,6 @@ class HSTU(nn.Module):
             _initialise(within, nn.init.xavier_normal_)
         for part in (self.item, self.head):
             _initialise(part, nn.init.xavier_uniform_)
-
-    @property
-    def checked(self) -> nn.Module:
-        """The module whose inputs, `checked_inputs`, are checked at each step."""
-        return self.head
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
         """A batch to logits [M, tasks] float32."""

@@ -191,8 +191,7 @@ class Session(Predictor):
 
     def finite_checks(self) -> FiniteChecks:
         """Checks of each step's values, from now on."""
-        model = self.model.module
-        return FiniteChecks(model.checked, model.checked_inputs, self.dense_parameters())
+        return FiniteChecks(self.dense_parameters())
 
     def describe_dataset(self) -> dict[str, Any]:
         """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""

@@ -1,7 +1,7 @@
 """The steps that run without the host waiting for the device: their losses, times, and whether all was finite."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +22,17 @@ ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from
 
 
 class FiniteChecks:
-    """Sums that are not finite where a step went wrong: of a module's inputs, the loss, |dense gradients|.
+    """Sums that are not finite where a step went wrong: the loss, and |dense gradients|.
 
     A sum is NaN or infinite if one of its terms is. (It is, too, where finite terms add up beyond float32, 3e38: such
-    a model is lost as well.) Gradients of tables never exist as tensors: FBGEMM's backward updates rows directly.
+    a model is lost as well.) Tables' vectors are not read for it: one that is not finite makes the logits or, where a
+    ReLU hides it, the gradient of the layer that it enters not finite (0 times infinity is NaN). Gradients of tables
+    never exist as tensors: FBGEMM's backward updates rows directly.
     """
 
-    def __init__(self, checked: nn.Module, inputs: tuple[str, ...], parameters: dict[str, nn.Parameter]) -> None:
-        """inputs: names of what `checked` is called with."""
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         self._parameters = list(parameters.values())
-        self._input_sums: list[Tensor] = []
-        self.names = (*inputs, LOSS, *(f"gradient of {name}" for name in parameters))
-        checked.register_forward_pre_hook(self._sum_inputs)
+        self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
 
     def __call__(self, loss: Tensor) -> Tensor:
         """[K] float32 on the device, in the order of `names`; a gradient that was not computed counts as 0."""
@@ -44,11 +43,7 @@ class FiniteChecks:
         else:
             sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
         gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
-        return torch.stack([*self._input_sums, loss.detach().float(), *gradients])
-
-    def _sum_inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
-            self._input_sums = [values.detach().sum(dtype=torch.float32) for values in inputs]
+        return torch.stack([loss.detach().float(), *gradients])
 
 
 class StepFigures(NamedTuple):
@@ -102,7 +97,7 @@ class StepWindow:
         self._values.clear()
         checks, accuracies = values[:, :-1], values[:, -1]
         self._require_finite(checks)
-        losses = np.ascontiguousarray(checks[:, self._checks.names.index(LOSS)])
+        losses = np.ascontiguousarray(checks[:, 0])
         state.losses.append(losses)
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
@@ -126,10 +121,10 @@ class StepWindow:
         return figures
 
     def _require_finite(self, checks: NDArray[np.float32]) -> None:
-        """`checks` is [steps, K]; a skipped step's are not finite up to its loss, but nothing followed from it."""
+        """`checks` is [steps, K]; a skipped step's loss is not finite, but nothing followed from it."""
         bad = ~np.isfinite(checks)
         if self._length.train.on_nan is OnNan.skip:
-            bad[:, : self._checks.names.index(LOSS) + 1] = False
+            bad[:, 0] = False
         if bad.any():
             row, column = divmod(int(bad.argmax()), bad.shape[1])
             where = self._describe(self._state.step - len(checks) + row + 1)

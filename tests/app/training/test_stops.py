@@ -98,7 +98,7 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
     [
         ("loss not finite:40", "first non-finite value: loss (nan)"),
         ("gradients not finite:40", "first non-finite value: gradient of dense_arch.0.bias"),
-        ("table not finite:40", "first non-finite value: embedding output"),
+        ("table not finite:40", "first non-finite value: loss (nan)"),
     ],
 )
 @pytest.mark.parametrize("log_every", [pytest.param(1, marks=pytest.mark.slow), 50])
