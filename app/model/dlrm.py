@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
 from app.config.model import DenseInit
-from app.model.interaction import make_interaction
+from app.model.interaction import join, make_interaction
 from app.model.mlp import mlp
 from common.errors import UserError
 
@@ -21,29 +21,29 @@ class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
 
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
-        """sparse_arch: bags of the F features to [B, F, D]. Without dense features dense_arch is given a constant."""
+        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch is given a constant."""
         super().__init__()
         self.sparse_arch = sparse_arch
         self.dense_arch = mlp(num_dense or 1, config.dense_arch, config.dense_final_relu)
         self.interaction = make_interaction(config, num_sparse)
         self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
-        self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None  # dense_layers, for training
+        self._compiled: tuple[Callable[..., Tensor], Callable[..., Tensor]] | None = None  # for training
         if config.dense_init is DenseInit.facebookresearch:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(_initialise_as_facebookresearch)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
-        sparse = self.sparse_arch(sparse_features)
         if not dense_features.shape[1]:
             dense_features = dense_features.new_ones(dense_features.shape[0], 1)
-        if self._compiled is None or not torch.is_grad_enabled():
-            return self.dense_layers(dense_features, sparse)
-        return self._compiled(dense_features, sparse)
+        dense_arch, top = self._compiled if self._compiled and torch.is_grad_enabled() else (self.dense_arch, self._top)
+        lookup = self.sparse_arch(sparse_features)
+        dense = dense_arch(dense_features)  # while other processes' vectors are on their way
+        return top(dense, *lookup())
 
-    def dense_layers(self, dense_features: Tensor, sparse: Tensor) -> Tensor:
-        """dense_features [B, N] and the features' vectors [B, F, D] to logits [B] float32."""
-        return self.over_arch(self.interaction(self.dense_arch(dense_features), sparse)).squeeze(1).float()
+    def _top(self, dense: Tensor, sparse: Tensor, order: tuple[Tensor, Tensor] | None) -> Tensor:
+        """dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
+        return self.over_arch(self.interaction(dense, join(dense, sparse, order))).squeeze(1).float()
 
     def compile_dense_layers(self) -> None:
         """Have torch.compile make one program of them when training begins; evaluation keeps its bits.
@@ -58,7 +58,10 @@ class DLRM(nn.Module):
             reason = next((line for line in str(error).splitlines() if line and line[-1] != ":"), type(error).__name__)
             raise UserError(f"runtime.compile=dense: torch.compile does not work on this machine ({reason}); install "
                             "a C++ compiler (g++), or give runtime.compile=none") from error  # fmt: skip
-        self._compiled = torch.compile(self.dense_layers, dynamic=False, fullgraph=True)
+        self._compiled = (
+            torch.compile(self.dense_arch, dynamic=False, fullgraph=True),
+            torch.compile(self._top, dynamic=False, fullgraph=True),
+        )
 
 
 def _initialise_as_facebookresearch(module: nn.Module) -> None:

@@ -3,9 +3,9 @@
 Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L ids of a feature.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ from app.model.tables import REMAINDER, Embedding, TableSpec, make_embeddings
 from common.errors import UserError
 
 _DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}
+
+
+class Vectors(NamedTuple):
+    """The features' vectors [B, F, D] float32.
+
+    order: None if they come in the features' order; else the place [F] of each feature's vector, and its inverse.
+    """
+
+    values: Tensor
+    order: tuple[Tensor, Tensor] | None = None
 
 
 class SparseArch(nn.Module):
@@ -73,14 +83,14 @@ class SparseArch(nn.Module):
         self._order: tuple[Tensor, Tensor] | None = None  # of pooled vectors, and its inverse; None: as they are
         self._order_known = False
 
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """F bags a sample to [B, F, D] float32."""
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Callable[[], Vectors]:
+        """Look up F bags a sample; what is returned, called once, waits for other processes' vectors."""
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         if pooled is not None and self._is_as_pooled:
-            return self._in_feature_order(pooled)
+            return lambda: self._as_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
-        return self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features)
+        return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
 
     def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The ids that index the tables: the features' own, or their quotients and remainders."""
@@ -126,8 +136,8 @@ class SparseArch(nn.Module):
         sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
         return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
-    def _in_feature_order(self, pooled: KeyedTensor) -> Tensor:
-        """[B, F, D]: a sharded collection returns its features grouped by the rank that holds them."""
+    def _as_pooled(self, pooled: KeyedTensor) -> Vectors:
+        """A sharded collection returns its features grouped by the rank that holds them."""
         values = pooled.values().view(-1, len(self.feature_names), pooled.length_per_key()[0])
         if not self._order_known:
             keys = list(pooled.keys())
@@ -135,21 +145,7 @@ class SparseArch(nn.Module):
                 order = torch.tensor([keys.index(name) for name in self.feature_names], device=values.device)
                 self._order = order, order.argsort()
             self._order_known = True
-        return values if self._order is None else _Reorder.apply(values, *self._order)
-
-
-class _Reorder(torch.autograd.Function):
-    """[B, F, D] in another order of F; its backward gathers as well, where autograd would add with atomics on GPUs."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return vectors.index_select(1, order)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return grad_outputs[0].index_select(1, inverse), None, None
+        return Vectors(values, self._order)
 
 
 def make_sparse_arch(

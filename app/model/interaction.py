@@ -1,7 +1,7 @@
 """Interactions: the dense vector and the F sparse ones of each sample to the over_arch's input.
 
 Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D]
-and sparse [B, F, D] to [B, num_outputs].
+and the joined vectors [B, F + 1, D], of which the first is the dense one, to [B, num_outputs].
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,38 @@ from app.model.mlp import LARGE_BATCH, mlp
 DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4
 PROJECTION_VECTORS = 16
+
+
+def join(dense: Tensor, sparse: Tensor, order: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """dense [B, D] and sparse [B, F, D] to [B, F + 1, D].
+
+    order: the place [F] of each feature's vector in `sparse`, and its inverse; None: they are in the features' order.
+    """
+    if sparse.is_cuda:  # on CPUs, recorded runs keep their bits
+        sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors
+    if order is None:
+        return torch.cat([dense.unsqueeze(1), sparse], dim=1)
+    if torch.compiler.is_compiling():  # which makes one copy of it by itself
+        return torch.cat([dense.unsqueeze(1), sparse.index_select(1, order[0])], dim=1)
+    return _JoinInOrder.apply(dense, sparse, *order)
+
+
+class _JoinInOrder(torch.autograd.Function):
+    """`join` in one copy; its backward gathers, where autograd would scatter, with atomic additions on GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, sparse: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        batch, num_sparse, dim = sparse.shape
+        joined = sparse.new_empty(batch, num_sparse + 1, dim, dtype=torch.promote_types(dense.dtype, sparse.dtype))
+        joined[:, 0] = dense
+        torch.index_select(sparse, 1, order, out=joined[:, 1:])
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (inverse,), (grad,) = ctx.saved_tensors, grad_outputs
+        return grad[:, 0], grad[:, 1:].index_select(1, inverse), None, None
 
 
 class _PairProducts(torch.autograd.Function):
@@ -72,11 +104,8 @@ class DotInteraction(nn.Module):
         self.register_buffer("pair_of", pair_of, persistent=False)
         self.num_outputs = embedding_dim + len(pairs)
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
-        if sparse.is_cuda:  # on CPUs, recorded runs keep their bits
-            sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors
-        vectors = torch.cat([dense.unsqueeze(1), sparse], dim=1)
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """dense [B, D] and vectors [B, F + 1, D] to [B, D + P]."""
         return torch.cat([dense, _PairProducts.apply(vectors, self.pairs, self.pair_of)], dim=1)
 
 
@@ -87,9 +116,9 @@ class CatInteraction(nn.Module):
         super().__init__()
         self.num_outputs = (num_sparse + 1) * embedding_dim
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
-        return torch.cat([dense, sparse.flatten(1)], dim=1)
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """dense [B, D] and vectors [B, F + 1, D] to [B, (F + 1) * D]."""
+        return vectors.flatten(1)
 
 
 class DCNInteraction(nn.Module):
@@ -104,9 +133,9 @@ class DCNInteraction(nn.Module):
         self.num_outputs = (num_sparse + 1) * embedding_dim
         self.crossnet = LowRankCrossNet(self.num_outputs, num_layers, low_rank_dim)
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
-        return self.crossnet(torch.cat([dense, sparse.flatten(1)], dim=1))
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """dense [B, D] and vectors [B, F + 1, D] to [B, (F + 1) * D]."""
+        return self.crossnet(vectors.flatten(1))
 
 
 class ProjectionInteraction(nn.Module):
@@ -123,11 +152,10 @@ class ProjectionInteraction(nn.Module):
         self.branch2 = mlp(num_inputs, branch2, final_relu=True)
         self.num_outputs = embedding_dim + (branch1[-1] // embedding_dim) * (branch2[-1] // embedding_dim)
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + F1 * F2]."""
-        batch, dim = dense.shape
-        vectors = torch.cat([dense, sparse.flatten(1)], dim=1)
-        left, right = self.branch1(vectors).view(batch, -1, dim), self.branch2(vectors).view(batch, dim, -1)
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """dense [B, D] and vectors [B, F + 1, D] to [B, D + F1 * F2]."""
+        (batch, dim), flat = dense.shape, vectors.flatten(1)
+        left, right = self.branch1(flat).view(batch, -1, dim), self.branch2(flat).view(batch, dim, -1)
         return torch.cat([dense, torch.bmm(left, right).flatten(1)], dim=1)
 
 
@@ -150,8 +178,9 @@ class ScalarPairsInteraction(nn.Module):
         self.mixes_samples = mixes_samples
         self.num_outputs = len(pairs) + embedding_dim
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """dense [B, D] and vectors [B, F + 1, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
+        sparse = vectors[:, 1:]
         rows = sparse.transpose(0, 1) if self.mixes_samples else sparse
         elements = torch.cat([rows.reshape(len(dense), -1), dense], dim=1)
         products = _PairProducts.apply(elements.unsqueeze(2), self.pairs, self.pair_of)

@@ -96,7 +96,7 @@ def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi
     assert multi_hot or not module.rows  # one id is pooled where it lies
     _draw(module)
     batch = _bags(seed=1, multi_hot=multi_hot)
-    found = module(_as_kjt(batch))
+    found = module(_as_kjt(batch))().values
     vectors = _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
     torch.testing.assert_close(found, expected)
@@ -120,7 +120,7 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     }
     _draw(module)
     batch = _bags(seed=2)
-    found, vectors = module(_as_kjt(batch)), _oracle_vectors(module, batch)
+    found, vectors = module(_as_kjt(batch))().values, _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
@@ -140,7 +140,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
     batch = _bags(seed=3)
     expected = reference.pool(batch["b"], [_weight(module, "t_b")], "plain", "sum", torch.from_numpy(weights).float())
-    torch.testing.assert_close(module(_as_kjt(batch))[:, 1], expected)
+    torch.testing.assert_close(module(_as_kjt(batch))().values[:, 1], expected)
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
         make_sparse_arch(_config({"b": own}), FEATURES)
@@ -232,7 +232,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
     this.optimizer.zero_grad()
     leaves = {name: weight.float().requires_grad_() for name, weight in before.items()}
     vectors = torch.stack([reference.pool(bags[f], [leaves[f"t_{f}"]], "plain", "sum") for f in FEATURES], dim=1)
-    found = this.model.module.sparse_arch(_as_kjt(bags))
+    found = this.model.module.sparse_arch(_as_kjt(bags))().values
     torch.testing.assert_close(found, vectors)
     (found.square().sum()).backward()
     vectors.square().sum().backward()
