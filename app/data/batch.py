@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Sequences(Pipelineable):
         """Copy to a device."""
         return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
-    def pinned(self) -> "Sequences":
+    def pin_memory(self) -> "Sequences":
         """Copy to page-locked memory."""
         return self._with(Tensor.pin_memory)
 
@@ -59,6 +59,37 @@ class Sequences(Pipelineable):
 
 
 @dataclass
+class Layout:
+    """Where the bags of F keys, B each, lie in a batch's values; batches of the same layout share one.
+
+    Attributes:
+        lengths, offsets: [F * B] and [F * B + 1] int32.
+        offset_per_key: F + 1, of the values.
+    """
+
+    keys: list[str]
+    lengths: Tensor
+    offsets: Tensor
+    offset_per_key: list[int]
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def bags(self, values: Tensor) -> KeyedJaggedTensor:
+        """Bags of these values, on their device; lengths and offsets are copied there once."""
+        if values.device not in self._copies:
+            self._copies[values.device] = self.lengths.to(values.device), self.offsets.to(values.device)
+        lengths, offsets = self._copies[values.device]
+        return KeyedJaggedTensor(
+            keys=self.keys,
+            values=values,
+            lengths=lengths,
+            offsets=offsets,
+            stride=len(self.lengths) // len(self.keys),
+            length_per_key=np.diff(self.offset_per_key).tolist(),  # else counted on the device, and waited for
+            offset_per_key=self.offset_per_key,
+        )
+
+
+@dataclass
 class Batch(Pipelineable):
     """One process's share of a global batch.
 
@@ -68,6 +99,7 @@ class Batch(Pipelineable):
         labels: [B] float32, 0 or 1.
         num_valid: number of samples before the padding (evaluation only).
         sequences: of a dataset of events, whose sparse_features app/data/events.py describes.
+        layout: of sparse_features, if it is that of other batches too.
     """
 
     dense_features: Tensor
@@ -75,6 +107,7 @@ class Batch(Pipelineable):
     labels: Tensor
     num_valid: int
     sequences: Sequences | None = None
+    layout: Layout | None = None
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
@@ -85,22 +118,21 @@ class Batch(Pipelineable):
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
         is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
         here = self.pinned() if device.type != "cpu" and is_pageable else self
-        return replace(
-            here,
-            dense_features=here.dense_features.to(device, non_blocking=non_blocking),
-            sparse_features=here.sparse_features.to(device, non_blocking=non_blocking),
-            labels=here.labels.to(device, non_blocking=non_blocking),
-            sequences=here.sequences and here.sequences.to(device, non_blocking),
-        )
+        return here._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""
+        return self._with(lambda part: part.pin_memory())
+
+    def _with(self, change: Callable[[Any], Any]) -> "Batch":
+        """Each part changed; of bags that all batches lay out alike, the values."""
+        features, layout = self.sparse_features, self.layout
         return replace(
             self,
-            dense_features=self.dense_features.pin_memory(),
-            sparse_features=self.sparse_features.pin_memory(),
-            labels=self.labels.pin_memory(),
-            sequences=self.sequences and self.sequences.pinned(),
+            dense_features=change(self.dense_features),
+            sparse_features=change(features) if layout is None else layout.bags(change(features.values())),
+            labels=change(self.labels),
+            sequences=self.sequences and change(self.sequences),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -171,14 +203,6 @@ def join_rows(parts: list[RowArrays]) -> RowArrays:
     return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
 
 
-class Layout(NamedTuple):
-    """Where a batch's bags lie in its values: lengths [F * B] and offsets [F * B + 1] int32, offset_per_key F + 1."""
-
-    lengths: Tensor
-    offsets: Tensor
-    offset_per_key: list[int]
-
-
 class BatchBuilder:
     """Builds batches of one size from rows.
 
@@ -205,16 +229,9 @@ class BatchBuilder:
         rows = _padded(rows, self._stride)
         is_full = self._is_one_hot or num_valid == self._stride
         layout = (self._full if is_full else None) or self._layout(list(self._lengths(rows, num_valid)))
-        sparse_features = KeyedJaggedTensor(
-            keys=self._features,
-            values=torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)),
-            lengths=layout.lengths,
-            offsets=layout.offsets,
-            stride=self._stride,
-            length_per_key=np.diff(layout.offset_per_key).tolist(),  # else counted on the device, and waited for
-            offset_per_key=layout.offset_per_key,
-        )
-        return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid)
+        sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
+        return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid,
+                     layout=layout if layout is self._full else None)  # fmt: skip
 
     def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
         """The ids of all bags, feature-major."""
@@ -244,7 +261,8 @@ class BatchBuilder:
         if offsets[-1] > np.iinfo(np.int32).max:
             raise UserError(f"a batch of {self._stride} rows has {offsets[-1]:,} ids; use a smaller batch")
         lengths_32 = torch.from_numpy(np.diff(offsets).astype(np.int32))
-        return Layout(lengths_32, torch.from_numpy(offsets.astype(np.int32)), offsets[:: self._stride].tolist())
+        offsets_32 = torch.from_numpy(offsets.astype(np.int32))
+        return Layout(self._features, lengths_32, offsets_32, offsets[:: self._stride].tolist())
 
 
 def _padded(rows: RowArrays, count: int) -> RowArrays:

@@ -97,8 +97,8 @@ def _after_torch() -> None:
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
     c10d._NCCL_AVAILABLE = True
     vars(c10d)["ProcessGroupNCCL"] = vars(torch.distributed)["ProcessGroupNCCL"] = _nccl(c10d)
-    # A GPU's part of a backward runs on one thread, in one order. FBGEMM's permutation of vectors is the CPU's node here,
-    # with a thread of its own: processes would begin their collectives in different orders, and wait for ever.
+    # A GPU's part of a backward runs on one thread, in one order. FBGEMM's permutation of vectors is a CPU's node
+    # here, with a thread of its own: processes would begin collectives in different orders, and wait for ever.
     torch.autograd.set_multithreading_enabled(False)
     _cover()
     _hide_cpu_build_of_fbgemm()

@@ -12,7 +12,7 @@ from torchrec.models import dlrm
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
 from app.config.model import DenseInit
 from app.model.dlrm import DLRM
-from app.model.embeddings import make_sparse_arch
+from app.model.embeddings import Vectors, make_sparse_arch
 from app.model.interaction import (
     CatInteraction,
     DCNInteraction,
@@ -74,6 +74,25 @@ def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: t
     for ours, theirs in zip(torch.autograd.grad(found, [dense, sparse], weights),
                             torch.autograd.grad(expected, [dense, sparse], weights), strict=True):  # fmt: skip
         assert torch.equal(ours, theirs)
+
+
+def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
+    model, computed = _model(Interaction.dot, itself=False), []
+    model.dense_arch.register_forward_hook(lambda *_: computed.append(True))
+    lookup = model.sparse_arch.forward
+
+    def slow(features: KeyedJaggedTensor) -> Callable[[], Vectors]:
+        found = lookup(features)
+
+        def wait() -> Vectors:
+            assert computed
+            return found()
+
+        assert not computed
+        return wait
+
+    model.sparse_arch.forward = slow
+    assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 
 def test_cat_interaction_equals_the_oracle() -> None:
