@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, ended, forked
+from tests.app.model.hstu_reference import INTERPRETED
 from tests.data_prep.conftest import config
 from tests.error_lines import error_line
 from tests.once import made_once
@@ -104,6 +105,29 @@ def test_what_does_not_go_together_is_refused(
     done = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
     assert done.returncode == 2, done.stderr
     assert message in error_line(done.stderr)
+
+
+def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={log}", "model.hstu.attention=triton"]
+    done = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert error_line(done.stderr).startswith("error: model.hstu.attention=triton: needs a GPU; use bucketed, or set")
+
+
+@pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
+def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
+    attention: str, log: Path, tmp_path: Path
+) -> None:
+    interpreted = {"TRITON_INTERPRET": "1"}
+    for name in (attention, "bucketed"):
+        overrides = [*TINY, f"data.path={log}", "train.max_steps=3", f"run.name={name}", f"model.hstu.attention={name}"]
+        done = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
+        assert done.returncode == 0, done.stderr
+    found, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    evaluate = ["run=runs/triton", "global_batch_size=64"]
+    scored = ended(forked("evaluate", *evaluate, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert json.loads(scored.stdout)["auc"] == pytest.approx(summary(tmp_path / "runs/triton")["eval"]["auc"], abs=1e-4)
 
 
 def test_commands_for_dlrm_alone_say_so(run_app: Command, log: Path) -> None:
