@@ -22,6 +22,7 @@ TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu
         "model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32",
         "eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu",
         "checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]  # fmt: skip
+NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 
 
@@ -82,6 +83,24 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     assert 0 < summary(one)["eval"]["gauc_users"] < 60
 
 
+@pytest.mark.slow
+def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
+    hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
+    done = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
+    assert done.returncode == 0, done.stderr
+    assert "note: every history is taken to have 15 events" in done.stdout
+    planned = json.loads((tmp_path / "plan.json").read_bytes())
+    sizes = json.loads((log / "manifest.json").read_bytes())["num_embeddings"]
+    assert {name: table["num_embeddings"] for name, table in planned["tables"].items()} == sizes
+    pair = run_app("train", *overrides, "sharding.plan=plan.json", "run.name=pair", processes=2)
+    assert pair.returncode == 0, pair.stderr
+    alone = run_app("train", *overrides, "run.name=alone")
+    assert alone.returncode == 0, alone.stderr
+    found, expected = (losses(tmp_path / "runs" / name) for name in ("pair", "alone"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
@@ -95,7 +114,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
         ("train", [*TINY, "data.path={log}", "model.hstu.max_seq_len=5"], "leaves no room for a history"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
-        ("plan", ["model=hstu"], "model=hstu: plan is for DLRM alone so far"),
+        ("plan", [*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
+        ("plan", [*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
+        ("plan", [*NOWHERE, "plan.num_embeddings=mlperf_v2"], "mlperf_v2: of rows, which model=hstu does not"),
         ("plan", ["data.path={log}"], "holds events, not rows"),
     ],
 )
