@@ -56,7 +56,7 @@ def _weights(q, k, query, key, history, scale, precision: constexpr):
     """
     scores = _dot(q, tl.trans(k), precision) * scale
     sigmoid = tl.sigmoid(scores)
-    earlier = tl.minimum(query, history)[:, None] > tl.minimum(key, history)[None, :]
+    earlier = tl.minimum(query, history)[:, None] > key[None, :]
     seen = earlier | (query[:, None] == key[None, :])
     return tl.where(seen, scores * sigmoid, 0.0), tl.where(seen, sigmoid * (1 + scores * (1 - sigmoid)), 0.0)
 
@@ -192,10 +192,10 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
 
 
 def _precision() -> str:
-    """How float32 is multiplied: as torch's setting says."""
+    """How float32 is multiplied: as torch's setting says; not all of AMD's GPUs have TF32."""
     if INTERPRETED:
         return "interpreted"
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _columns(values: Tensor) -> int:

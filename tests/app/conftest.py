@@ -30,9 +30,6 @@ SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluat
            "plan": (PlanAppConfig, "plan"), "bench": (BenchConfig, "bench"),
            "export": (ExportConfig, "export")}  # fmt: skip
 
-if not torch.cuda.is_available():  # before anything imports Triton, which reads it then
-    os.environ["TRITON_INTERPRET"] = "1"
-
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
