@@ -15,20 +15,24 @@ import torch
 
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
 from app.config.commands import validate_plan
-from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
 from app.data import prepare
-from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.embeddings import SparseArch
+from app.model.hstu import EventArch
+from app.model.make import make_tables
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
 from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
 from app.sharding.plan import Plan, table_types
 from app.sharding.planner import table_choices
+from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, write_atomically
+from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.events import event_schema
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
 from data_prep.dataset.manifest import load_rows_manifest
 
 
@@ -36,15 +40,12 @@ def main(config: PlanAppConfig) -> int:
     """Plan as configured; return the exit status."""
     process_group.log_to_terminal(rank=0)
     platform.quieten_third_parties()
-    require_dlrm(config.model, "plan")
     validate(config)
     validate_plan(config.plan)
-    rows, bag_sizes = _table_sizes(config)
+    tables, bag_sizes = _tables(config)
     resolved = _resolved(config.topology)
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
-    multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
-    tables = make_sparse_arch(config.model, rows, multi_hot)
     what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
     try:
         content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
@@ -67,7 +68,7 @@ def main(config: PlanAppConfig) -> int:
 
 
 def _planned(
-    config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch, bag_sizes: Mapping[str, float]
+    config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
 ) -> dict[str, Any]:
     """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
@@ -94,14 +95,34 @@ def _planned(
         "ranks": [{**asdict(rank), "total_ms": rank.total_ms} for rank in found.ranks],
         "forecast": {"fits": found.fits, "capacity_bytes": found.capacity_bytes, "step_ms": found.step_ms,
                      "headroom_bytes": found.headroom_bytes, "imbalance": found.imbalance},
+        "notes": _notes(config, tables, bag_sizes, work.local_batch_size),
     }  # fmt: skip
+
+
+def _notes(
+    config: PlanAppConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float], local_batch_size: int
+) -> list[str]:
+    """What a forecast for a sequence model assumes and leaves out."""
+    if config.model.hstu is None or isinstance(tables, SparseArch):
+        return []
+    shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
+    around = sum(bag_sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
+    positions = around + sum(bag_sizes[key] for key in shared.keys)
+    gib = local_batch_size * positions * config.model.hstu.dim * 4 / topology.GIB
+    return [
+        f"every history is taken to have {bag_sizes[shared.keys[0]]:,.0f} events; give their mean as "
+        "data.events.history_length for mean times",
+        "every id is a row that is looked up and sent, also one that a batch has already",
+        f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
+        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of model.hstu.dim that a layer keeps",
+    ]
 
 
 def _what_if(
     config: PlanAppConfig,
     resolved: TopologyConfig,
     global_batch_size: int,
-    tables: SparseArch,
+    tables: SparseArch | EventArch,
     bag_sizes: Mapping[str, float],
 ) -> dict[str, Any]:
     """One line of the comparison: planned anew for that hardware and batch."""
@@ -148,37 +169,44 @@ def _resolved(asked: TopologyConfig) -> TopologyConfig:
     return replace(found, nodes=asked.nodes or 1, devices_per_node=count)
 
 
-def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], dict[str, float]]:
-    """Rows of each feature's table, and mean ids a bag: as given, else the dataset's, else the recipe's as published.
+def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:
+    """The tables, and mean ids a bag of each feature: as given, else the dataset's, else the recipe's as published.
 
     Raises:
         UserError: there is neither, or the numbers do not fit together.
     """
-    given, encoding, root = config.plan.num_embeddings, {}, prepare.dataset_path(config.data)
-    published = given if isinstance(given, str) else config.data.published_tables
-    if isinstance(given, str):
-        rows = published_tables(given)
-    elif isinstance(given, dict):
-        rows = dict(given)
-    elif given is not None:
-        rows = {f"cat_{number}": count for number, count in enumerate(given)}
-    elif (root / MANIFEST_NAME).is_file():
-        manifest = load_rows_manifest(root)
-        rows, encoding = manifest.num_embeddings, manifest.encoding
-    elif published is not None:
-        rows = published_tables(published)
+    rows, events, encoding = _table_sizes(config)
+    if events is None:
+        sizes = from_config.bag_sizes(config, list(rows), encoding)
     else:
-        raise UserError(
-            f"plan.num_embeddings=null: {root} is not a dataset; give rows of each table, such as [1000,7], or "
-            "mlperf_v2"
+        sizes = from_config.event_bag_sizes(config, events)
+    if (given := config.plan.bag_sizes) is not None:
+        if len(given) != len(sizes):
+            raise UserError(f"plan.bag_sizes: {len(given)} given for {len(sizes)} features; give one for each")
+        sizes = dict(zip(sizes, map(float, given), strict=True))
+    multi_hot = [feature for feature, size in sizes.items() if size != 1]
+    return make_tables(config.model, rows, events, multi_hot), sizes
+
+
+def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | None, dict[str, Any]]:
+    """Rows of each table, of events their schema, and a dataset's encoding."""
+    given, root, by_rows = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.hstu is None
+    published = given if isinstance(given, str) else config.data.published_tables
+    if given is not None and not isinstance(given, str):
+        if not by_rows:
+            raise UserError("plan.num_embeddings: rows alone are no tables of events; leave it out and give the "
+                            "dataset's data.path, or plan.num_embeddings=mlperf_v4")  # fmt: skip
+        rows = dict(given) if isinstance(given, dict) else {f"cat_{i}": count for i, count in enumerate(given)}
+        return rows, None, {}
+    if given is None and (root / MANIFEST_NAME).is_file():
+        manifest = load_rows_manifest(root) if by_rows else load_manifest(root)
+        return manifest.num_embeddings, None if by_rows else event_schema(root, manifest), manifest.encoding
+    if published is None:
+        instead = (
+            "rows of each table, such as [1000,7], or mlperf_v2" if by_rows else "mlperf_v4, or data.path of events"
         )
-    if config.plan.bag_sizes is None:
-        return rows, from_config.bag_sizes(config, list(rows), encoding)
-    if len(config.plan.bag_sizes) != len(rows):
-        raise UserError(
-            f"plan.bag_sizes: {len(config.plan.bag_sizes)} given for {len(rows)} features; give one for each"
-        )
-    return rows, dict(zip(rows, map(float, config.plan.bag_sizes), strict=True))
+        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {instead}")
+    return published_tables(published), published_schema(published, config.model), {}
 
 
 def _read(path: str) -> dict[str, Any]:

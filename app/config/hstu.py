@@ -1,5 +1,7 @@
 """`model.hstu`: the sequence model of MLPerf's DLRMv4 (Zhai et al. 2024, arXiv:2402.17152)."""
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,11 +13,12 @@ class Attention(Enum):
     """How attention is computed; all give the same numbers.
 
     padded: all sequences padded to the longest, memory by its square; bucketed: by length and in chunks, in bounded
-    memory.
+    memory; triton: by kernels for GPUs, without padding.
     """
 
     padded = "padded"
     bucketed = "bucketed"
+    triton = "triton"
 
 
 class AttentionScale(Enum):
@@ -51,6 +54,21 @@ class HSTUConfig:
     attention: Attention = Attention.bucketed
     attention_scale: AttentionScale = AttentionScale.global_batch
     loss_weight: float = 1.0  # the loss is multiplied by it; MLPerf's reference has 0.2
+
+
+def triton_problem(device_type: str) -> str | None:
+    """Why Triton's kernels cannot run there; None if they can, such as in its interpreter on a CPU."""
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "needs a GPU; use bucketed, or set TRITON_INTERPRET=1, which computes the same on a CPU, slowly"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; use bucketed, or install it: pip install triton"
+    return None
+
+
+def require_attention(hstu: HSTUConfig | None, device_type: str) -> None:
+    """Raises UserError if attention cannot be computed on such a device as configured."""
+    if hstu is not None and hstu.attention is Attention.triton and (problem := triton_problem(device_type)):
+        raise UserError(f"model.hstu.attention=triton: {problem}")
 
 
 def validate_hstu(hstu: HSTUConfig) -> None:

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from app.config.hstu import Attention
+from app.config.hstu import Attention, triton_problem
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
 LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain
@@ -32,13 +34,14 @@ class SequenceLayout:
     lengths: Sequence[int]
     num_candidates: Sequence[int]
     divisor: float
-    _found: dict[bool, list["_Bucket"]] = field(default_factory=dict)
+    _made: dict[Any, Any] = field(default_factory=dict)
 
-    def buckets(self, candidates_only: bool, device: torch.device) -> list["_Bucket"]:
-        """Groups of sequences of similar length; the same for all layers."""
-        if candidates_only not in self._found:
-            self._found[candidates_only] = list(_buckets(self, candidates_only, device))
-        return self._found[candidates_only]
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What a strategy makes of the layout for one layer and uses for all."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
 
 
 def attend(
@@ -67,9 +70,19 @@ def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, can
     return out
 
 
+def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+    """By kernels for GPUs; on a CPU, where a run that was trained by them may be evaluated, as `attend_bucketed`."""
+    if triton_problem(q.device.type) is not None:
+        return attend_bucketed(q, k, v, layout, candidates_only)
+    from app.model.attention_triton import attend_triton  # Triton comes with torch for GPUs alone
+
+    return attend_triton(q, k, v, layout, candidates_only)
+
+
 _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, bool], Tensor]] = {
     Attention.padded: attend_padded,
     Attention.bucketed: attend_bucketed,
+    Attention.triton: attend_by_triton,
 }
 
 
@@ -141,7 +154,8 @@ class _Bucketed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.layout, ctx.buckets = layout, layout.buckets(candidates_only, q.device)
+        ctx.layout, made = layout, lambda: list(_buckets(layout, candidates_only, q.device))
+        ctx.buckets = layout.once(("buckets", candidates_only), made)
         out = v.new_empty(q.shape[0], *v.shape[1:])
         for bucket in ctx.buckets:
             queries, keys, values = (_by_head(tensor[rows]) for tensor, rows in _rows(bucket, q, k, v))

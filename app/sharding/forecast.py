@@ -198,6 +198,7 @@ def plan_lines(content: dict[str, Any]) -> list[str]:
         f"forecast: {verdict}, headroom {_size(forecast['headroom_bytes'])} of {_size(forecast['capacity_bytes'])} a "
         f"device for tables; slowest rank {forecast['step_ms']:.3f} ms a step (embeddings only), imbalance "
         f"{forecast['imbalance']:.2f}",
+        *(f"note: {note}" for note in content["notes"]),
     ]
 
 

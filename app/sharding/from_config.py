@@ -123,8 +123,10 @@ def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str,
 
 
 def event_bag_sizes(config: AppConfig, schema: EventSchema) -> dict[str, float]:
-    """Ids a sample of each key of events."""
-    keys, length = EventKeys.of(schema), float(config.data.events.history_length)
+    """Ids a sample of each key of events, with histories as long as they can be."""
+    keys, events, hstu = EventKeys.of(schema), config.data.events, config.model.hstu
+    room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else events.history_length
+    length = float(min(events.history_length, events.max_history or events.history_length, room))
     return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
 
 

@@ -103,7 +103,7 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     if not fit:
         raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
     spelled = device.name.lower().replace(" ", "")
-    found = next((entry for entry in fit if entry.name in spelled), fit[0])
+    found = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))  # gb300 is no b300
     log.info("topology: %s identified as %s", device, found.name)
     if "pcie" in spelled:
         log.warning("topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import AppConfig, to_plain
+from app.config import AppConfig, ModelConfig, to_plain
 from app.config.published import published_tables
 from app.data import prepare
 from app.model.dlrm import DLRM
@@ -102,20 +102,21 @@ def _published(config: AppConfig) -> dict[str, int]:
     return published_tables(config.data.published_tables)
 
 
-def _events(config: AppConfig) -> EventSchema | None:
-    """The schema of the data, if it is of events.
+def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
+    """The schema of the data that published sizes are of, if they are of events.
 
     Raises:
         UserError: the model learns from the other kind.
     """
-    name = config.data.published_tables
-    events = prepare.published_events(name or "")
-    if (events is None) != (config.model.hstu is None):
+    events = prepare.published_events(name)
+    if (events is None) != (model.hstu is None):
         kind, other = ("rows", "model=hstu") if events is None else ("events", "DLRM")
-        raise UserError(
-            f"data.published_tables={name}: is of {kind}, which {other} does not learn from; choose another"
-        )
+        raise UserError(f"table sizes of {name}: of {kind}, which {other} does not learn from; choose another")
     return events
+
+
+def _events(config: AppConfig) -> EventSchema | None:
+    return published_schema(config.data.published_tables or "", config.model)
 
 
 def _tables(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:

@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, ended, forked
+from tests.app.model.hstu_reference import INTERPRETED
 from tests.data_prep.conftest import config
 from tests.error_lines import error_line
 from tests.once import made_once
@@ -21,6 +22,7 @@ TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu
         "model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32",
         "eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu",
         "checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]  # fmt: skip
+NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 
 
@@ -81,6 +83,24 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     assert 0 < summary(one)["eval"]["gauc_users"] < 60
 
 
+@pytest.mark.slow
+def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
+    hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
+    done = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
+    assert done.returncode == 0, done.stderr
+    assert "note: every history is taken to have 15 events" in done.stdout
+    planned = json.loads((tmp_path / "plan.json").read_bytes())
+    sizes = json.loads((log / "manifest.json").read_bytes())["num_embeddings"]
+    assert {name: table["num_embeddings"] for name, table in planned["tables"].items()} == sizes
+    pair = run_app("train", *overrides, "sharding.plan=plan.json", "run.name=pair", processes=2)
+    assert pair.returncode == 0, pair.stderr
+    alone = run_app("train", *overrides, "run.name=alone")
+    assert alone.returncode == 0, alone.stderr
+    found, expected = (losses(tmp_path / "runs" / name) for name in ("pair", "alone"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
@@ -94,7 +114,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
         ("train", [*TINY, "data.path={log}", "model.hstu.max_seq_len=5"], "leaves no room for a history"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
-        ("plan", ["model=hstu"], "model=hstu: plan is for DLRM alone so far"),
+        ("plan", [*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
+        ("plan", [*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
+        ("plan", [*NOWHERE, "plan.num_embeddings=mlperf_v2"], "mlperf_v2: of rows, which model=hstu does not"),
         ("plan", ["data.path={log}"], "holds events, not rows"),
     ],
 )
@@ -104,6 +126,29 @@ def test_what_does_not_go_together_is_refused(
     done = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
     assert done.returncode == 2, done.stderr
     assert message in error_line(done.stderr)
+
+
+def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, f"data.path={log}", "model.hstu.attention=triton"]
+    done = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert error_line(done.stderr).startswith("error: model.hstu.attention=triton: needs a GPU; use bucketed, or set")
+
+
+@pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
+def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
+    attention: str, log: Path, tmp_path: Path
+) -> None:
+    interpreted = {"TRITON_INTERPRET": "1"}
+    for name in (attention, "bucketed"):
+        overrides = [*TINY, f"data.path={log}", "train.max_steps=3", f"run.name={name}", f"model.hstu.attention={name}"]
+        done = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
+        assert done.returncode == 0, done.stderr
+    found, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    evaluate = ["run=runs/triton", "global_batch_size=64"]
+    scored = ended(forked("evaluate", *evaluate, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert json.loads(scored.stdout)["auc"] == pytest.approx(summary(tmp_path / "runs/triton")["eval"]["auc"], abs=1e-4)
 
 
 def test_commands_for_dlrm_alone_say_so(run_app: Command, log: Path) -> None:

@@ -1,10 +1,13 @@
 """The reference's tiny HSTU of tests/golden/reference/hstu_tiny.npz: our model with its values, and its batches."""
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
@@ -17,6 +20,15 @@ from app.data.batch import Sequences
 from app.model.hstu import HSTU, EventArch, EventKeys
 from app.model.tables import TableInitRange, TableSpec
 
+# Set for all of the process: Triton reads it when it is imported. Its kernels on a GPU: tests/app/test_gpu.py.
+ASKED = os.environ.get("TRITON_INTERPRET") == "1"
+MISSING = importlib.util.find_spec("triton") is None
+INTERPRETED = [
+    pytest.mark.skipif(not ASKED, reason="Triton is not interpreted: .ci/run installs it and sets TRITON_INTERPRET=1"),
+    pytest.mark.skipif(ASKED and MISSING, reason="Triton is not installed: pip install -r requirements/triton.in"),
+    pytest.mark.slow,
+]
+ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
 CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic",
            "user_x_artist_x_hour"]  # fmt: skip

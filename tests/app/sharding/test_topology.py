@@ -21,6 +21,8 @@ DEVICES = {
     "h100": Device("NVIDIA H100 80GB HBM3", "sm_90", 79.11),
     "h200": Device("NVIDIA H200", "sm_90", 139.72),
     "b200": Device("NVIDIA B200", "sm_100", 178.35),
+    "b300": Device("NVIDIA B300 SXM6 AC", "sm_103", 268.59),
+    "gb300": Device("NVIDIA GB300", "sm_103", 278.0),
     "cpu": topology.probe("cpu"),
 }
 

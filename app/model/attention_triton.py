@@ -1,0 +1,202 @@
+"""HSTU's attention as three Triton kernels: no padding, and scores that never leave the processor.
+
+Forward, and the gradient of queries, have one program for each block of queries and head; the gradients of keys and
+values one for each block of keys: no two programs write one place, so results repeat to the bit. Sums are float32.
+"""
+# mypy: disable-error-code="no-untyped-def"
+# Triton takes an annotation of a kernel's argument for a value that it does not know, unless it is `constexpr`.
+
+import math
+import os
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from app.model.attention import SequenceLayout
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as `triton.jit` has it
+LEAST_DOT = 16  # rows and columns of what `tl.dot` multiplies
+BLOCK_BYTES = 128  # of a block's positions, a value each: with heads of 128 the local memory of every GPU has room
+
+
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+    """As `attend`; float32, float16 or bfloat16, all of one dtype, on a GPU (or for Triton's interpreter)."""
+    out: Tensor = _Attention.apply(q, k, v, layout, candidates_only)
+    return out
+
+
+@triton.jit
+def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
+    """Offsets of one head's values in these rows, and which of them there are."""
+    column = tl.arange(0, columns)
+    offsets = (rows.to(tl.int64)[:, None] * heads + tl.program_id(1)) * width + column[None, :]
+    return offsets, (rows < stop)[:, None] & (column < width)[None, :]
+
+
+@triton.jit
+def _dot(a, b, precision: constexpr):
+    """Matrix product in float32. Triton's interpreter multiplies bfloat16's bits, so that it gets float32."""
+    if precision == "interpreted":
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        product = tl.dot(a, b, input_precision=precision)
+    return product
+
+
+@triton.jit
+def _weights(q, k, query, key, history, scale, precision: constexpr):
+    """Attention of queries to keys by their numbers in the sequence, and silu's slope there; 0 where it is not seen.
+
+    What is beyond a sequence's end was loaded as 0, and adds nothing: silu(0) is 0.
+    """
+    scores = _dot(q, tl.trans(k), precision) * scale
+    sigmoid = tl.sigmoid(scores)
+    earlier = tl.minimum(query, history)[:, None] > key[None, :]
+    seen = earlier | (query[:, None] == key[None, :])
+    return tl.where(seen, scores * sigmoid, 0.0), tl.where(seen, sigmoid * (1 + scores * (1 - sigmoid)), 0.0)
+
+
+@triton.jit
+def _of_queries(
+    q_at, k_at, v_at, grad_at, out_at, key_starts, query_starts, histories,
+    scale, factor, backward: constexpr, candidates_only: constexpr, heads: constexpr, width: constexpr,
+    value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
+):  # fmt: skip
+    """A block of queries: its result; backward, its gradient."""
+    sequence = tl.program_id(0)
+    first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
+    first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    history = tl.load(histories + sequence)
+    offset = history if candidates_only else history * 0  # number of the first query in the sequence
+    start = tl.program_id(2) * block
+    if first_query + start >= past_queries:
+        return
+    query = start + tl.arange(0, block)
+    places, there = _places(first_query + query, past_queries, heads, width, columns)
+    value_places, value_there = _places(first_query + query, past_queries, heads, value_width, value_columns)
+    query += offset
+    q = tl.load(q_at + places, mask=there, other=0.0)
+    if backward:
+        grad = tl.load(grad_at + value_places, mask=value_there, other=0.0)
+        total = tl.zeros([block, columns], dtype=tl.float32)
+    else:
+        total = tl.zeros([block, value_columns], dtype=tl.float32)
+    for begin in range(0, tl.minimum(offset + start + block, past_keys - first_key), block):
+        key = begin + tl.arange(0, block)
+        key_places, key_there = _places(first_key + key, past_keys, heads, width, columns)
+        k = tl.load(k_at + key_places, mask=key_there, other=0.0)
+        key_places, key_there = _places(first_key + key, past_keys, heads, value_width, value_columns)
+        v = tl.load(v_at + key_places, mask=key_there, other=0.0)
+        weights, slope = _weights(q, k, query, key, history, scale, precision)
+        if backward:
+            slope *= _dot(grad, tl.trans(v), precision)
+            total += _dot(slope.to(k.dtype), k, precision)
+        else:
+            total += _dot(weights.to(v.dtype), v, precision)
+    if backward:
+        tl.store(out_at + places, total * (scale * factor), mask=there)
+    else:
+        tl.store(out_at + value_places, total * factor, mask=value_there)
+
+
+@triton.jit
+def _of_keys(
+    q_at, k_at, v_at, grad_at, to_k, to_v, key_starts, query_starts,
+    histories, scale, factor, candidates_only: constexpr, heads: constexpr, width: constexpr,
+    value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
+):  # fmt: skip
+    """The gradients of a block of keys and of its values."""
+    sequence = tl.program_id(0)
+    first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
+    first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    history = tl.load(histories + sequence)
+    offset = history if candidates_only else history * 0
+    start = tl.program_id(2) * block
+    if first_key + start >= past_keys:
+        return
+    key = start + tl.arange(0, block)
+    places, there = _places(first_key + key, past_keys, heads, width, columns)
+    value_places, value_there = _places(first_key + key, past_keys, heads, value_width, value_columns)
+    k = tl.load(k_at + places, mask=there, other=0.0)
+    v = tl.load(v_at + value_places, mask=value_there, other=0.0)
+    k_total = tl.zeros([block, columns], dtype=tl.float32)
+    v_total = tl.zeros([block, value_columns], dtype=tl.float32)
+    for begin in range(tl.maximum(start - offset, 0), past_queries - first_query, block):  # earlier ones see none
+        query = begin + tl.arange(0, block)
+        query_places, query_there = _places(first_query + query, past_queries, heads, width, columns)
+        q = tl.load(q_at + query_places, mask=query_there, other=0.0)
+        query_places, query_there = _places(first_query + query, past_queries, heads, value_width, value_columns)
+        grad = tl.load(grad_at + query_places, mask=query_there, other=0.0)
+        weights, slope = _weights(q, k, query + offset, key, history, scale, precision)
+        v_total += _dot(tl.trans(weights).to(grad.dtype), grad, precision)
+        slope *= _dot(grad, tl.trans(v), precision)
+        k_total += _dot(tl.trans(slope).to(q.dtype), q, precision)
+    tl.store(to_k + places, k_total * (scale * factor), mask=there)
+    tl.store(to_v + value_places, v_total * factor, mask=value_there)
+
+
+class _Attention(torch.autograd.Function):
+    """Launches the kernels; the backward computes the scores again instead of keeping them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        out = torch.empty(len(q), *v.shape[1:], dtype=v.dtype, device=v.device)
+        ctx.layout, ctx.candidates_only = layout, candidates_only
+        ctx.save_for_backward(q, k, v)
+        launch = _launch(ctx, q, v)
+        _of_queries[launch.queries](q, k, v, out, out, *launch.bounds, backward=False, **launch.options)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v = ctx.saved_tensors
+        inputs = (q, k, v, grad_outputs[0].contiguous())
+        to_q, to_k, to_v = (torch.empty_like(tensor) for tensor in (q, k, v))
+        launch = _launch(ctx, q, v)
+        _of_queries[launch.queries](*inputs, to_q, *launch.bounds, backward=True, **launch.options)
+        _of_keys[launch.keys](*inputs, to_k, to_v, *launch.bounds, **launch.options)
+        return to_q, to_k, to_v, None, None
+
+
+class _Launch(NamedTuple):
+    """Grids of queries' and of keys' programs, and what all kernels get after their tensors."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    bounds: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
+    layout, block = ctx.layout, BLOCK_BYTES // q.element_size()
+    queries = layout.num_candidates if ctx.candidates_only else layout.lengths
+    histories = [length - count for length, count in zip(layout.lengths, layout.num_candidates, strict=True)]
+    key_starts, query_starts = ([0, *accumulate(counts)] for counts in (layout.lengths, queries))
+    bounds = layout.once(
+        ("bounds", ctx.candidates_only),
+        lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts, histories)],
+    )
+    grids = [(len(many), q.shape[1], triton.cdiv(max(many), block)) for many in (queries, layout.lengths)]
+    options = {
+        "candidates_only": ctx.candidates_only, "heads": q.shape[1], "width": q.shape[2], "value_width": v.shape[2],
+        "block": block, "columns": _columns(q), "value_columns": _columns(v), "precision": _precision(),
+        "num_warps": 4 if q.element_size() == 2 else 8, "num_stages": 2,
+    }  # fmt: skip
+    return _Launch(grids[0], grids[1], (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options)
+
+
+def _precision() -> str:
+    """How float32 is multiplied: as torch's setting says; not all of AMD's GPUs have TF32."""
+    if INTERPRETED:
+        return "interpreted"
+    return "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _columns(values: Tensor) -> int:
+    return max(LEAST_DOT, triton.next_power_of_2(values.shape[2]))

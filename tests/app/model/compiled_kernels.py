@@ -1,0 +1,58 @@
+"""python -m tests.app.model.compiled_kernels: attention's Triton kernels compiled for GPUs, which need not be there.
+
+Prints a JSON list of architecture, dtype, kernel, and bytes of local memory that a program takes.
+"""
+
+import json
+import tempfile
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from app.model import attention_triton
+from app.model.attention import SequenceLayout
+
+TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
+           "gfx942": GPUTarget("hip", "gfx942", 64)}  # fmt: skip
+KERNELS = {"forward": (attention_triton._of_queries, {"backward": False}),
+           "queries": (attention_triton._of_queries, {"backward": True}),
+           "keys": (attention_triton._of_keys, {})}  # fmt: skip
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def options(dtype: torch.dtype) -> dict[str, Any]:
+    """What the kernels are launched with for MLPerf's heads."""
+    heads = torch.empty(8, 4, 128, dtype=dtype)
+    context: Any = type("Context", (), {"layout": SequenceLayout([8], [1], 8.0), "candidates_only": False})
+    return attention_triton._launch(context, heads, heads).options
+
+
+def compiled(kernel: Any, given: dict[str, Any], dtype: str, target: GPUTarget) -> Any:
+    """The kernel as it is launched with tensors of this type."""
+    launched = {key: given[key] for key in ("num_warps", "num_stages")}
+    types = {"scale": "fp32", "factor": "fp32", **dict.fromkeys(("key_starts", "query_starts", "histories"), "*i64")}
+    signature = {name: "constexpr" if name in given else types.get(name, f"*{dtype}") for name in kernel.arg_names}
+    places = {name: (number,) for number, name in enumerate(kernel.arg_names)}
+    constants = {places[name]: value for name, value in given.items() if name in places}
+    aligned = {places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")}
+    return triton.compile(ASTSource(kernel, signature, constants, aligned), target=target, options=launched)
+
+
+def main() -> None:
+    """Compile all, without files of earlier compilations."""
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        triton.knobs.cache.dir = directory
+        for architecture, target in TARGETS.items():
+            for dtype, kind in DTYPES.items():
+                for name, (kernel, extra) in KERNELS.items():
+                    made = compiled(kernel, {**options(kind), **extra}, dtype, target)
+                    found.append([architecture, dtype, name, made.metadata.shared])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Triton's kernels of attention: against the padded one where blocks end, and compiled for GPUs that are not here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.config.hstu import Attention
+from app.model.attention import SequenceLayout, attend
+from tests.app.conftest import REPOSITORY
+from tests.app.model.hstu_reference import INTERPRETED
+
+pytestmark = INTERPRETED
+LENGTHS = [0, 1, 15, 16, 17, 31, 32, 33, 65]
+LOCAL_MEMORY = {"sm_90": 227, "sm_100": 227, "gfx942": 64}  # KiB of a program
+
+
+def inputs(layout: SequenceLayout, candidates_only: bool, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v and the gradient of the result; widths that are no power of two."""
+    torch.manual_seed(0)
+    total = sum(layout.lengths)
+    queries = sum(layout.num_candidates) if candidates_only else total
+    shapes = (queries, 12), (total, 12), (total, 20), (queries, 20)
+    return [torch.randn(rows, 2, width, dtype=dtype) for rows, width in shapes]
+
+
+def computed(strategy: Attention, given: list[Tensor], layout: SequenceLayout, candidates_only: bool) -> list[Tensor]:
+    """The result and the gradients of q, k and v."""
+    q, k, v = (tensor.clone().requires_grad_() for tensor in given[:3])
+    out = attend(strategy, q, k, v, layout, candidates_only)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), given[3])]
+
+
+@pytest.mark.parametrize("candidates_only", [False, True])
+@pytest.mark.parametrize(("candidates", "divisor"), [("one", 65.0), ("several", 4096.0)])
+def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
+    counts = [min(length, 1 if candidates == "one" else 1 + number * 7) for number, length in enumerate(LENGTHS)]
+    layout = SequenceLayout(LENGTHS, counts, divisor)
+    given = inputs(layout, candidates_only, torch.float32)
+    found, expected = (computed(kind, given, layout, candidates_only) for kind in (Attention.triton, Attention.padded))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.abs().max() > 1e-4
+        torch.testing.assert_close(ours, theirs, atol=2e-6 * float(theirs.abs().max()), rtol=1e-5)
+    again = computed(Attention.triton, given, layout, candidates_only)
+    assert all(torch.equal(ours, same) for ours, same in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
+    """Sums are float32: what differs is the rounding of weights and results."""
+    layout = SequenceLayout([65, 70, 1], [1, 3, 1], 70.0)
+    given = inputs(layout, False, dtype)
+    found = computed(Attention.triton, given, layout, False)
+    expected = computed(Attention.padded, [tensor.float() for tensor in given], layout, False)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype is dtype
+        error = (ours.float() - theirs).norm() / theirs.norm()
+        assert error < torch.finfo(dtype).eps
+
+
+def test_it_compiles_for_gpus_within_their_local_memory() -> None:
+    """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-m", "tests.app.model.compiled_kernels"], cwd=REPOSITORY, env=environment,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(LOCAL_MEMORY) * 2 * 3
+    for architecture, dtype, kernel, shared in found:
+        assert 0 < shared <= LOCAL_MEMORY[architecture] * 1024, (architecture, dtype, kernel)
