@@ -241,6 +241,21 @@ def test_what_cannot_be_ranked_is_refused(
 
 
 @pytest.mark.slow
+def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
+    done = run_app("train", *TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x",
+                   "train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
+    entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [entry["key"] for entry in entries]
+    block = ["block_start", "train_loss", "train_loss", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    assert keys[keys.index("run_start") + 1 :] == [*block, *block, "run_stop"]
+    assert [entry["value"] for entry in entries if entry["key"] == "train_loss"] == losses(tmp_path / "runs/x")
+    samples = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] in ("block_start", "block_stop")]
+    assert samples == [0, 128, 128, 256]
+
+
+@pytest.mark.slow
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
     overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log",
