@@ -101,6 +101,11 @@ class EventReader:
         self.dense_names: list[str] = []
         self._masks, self._quota = _kinds(chosen.history, len(schema.actions), chosen.history_length)
         self._positions = lru_cache(OPEN_WINDOWS)(self._window)
+        tasks = [*chosen.tasks]
+        if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
+            raise UserError(f"data.events.tasks={tasks}: must be actions of the log other than its label "
+                            f"{schema.label}, each once: {', '.join(schema.actions)}")  # fmt: skip
+        self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
         self.windows = range(self.eval_window)
 
     def split(self, name: str) -> "EventReader":
@@ -246,7 +251,8 @@ class EventReader:
             *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
             per_sample.tolist(), [per_history] * size, divisor,
         )  # fmt: skip
-        labels = np.pad((flags & schema.label_bit != 0).astype(np.float32), (0, missing))
+        each = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
+        labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
         return Batch(torch.empty((size, 0)), self._keyed(values, lengths), torch.from_numpy(labels),
                      len(items), sequences)  # fmt: skip
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import roc_auc_score
 
 from app.checkpoint.model_state import load_tensors
 from app.config import RuntimeConfig
@@ -238,6 +240,41 @@ def test_what_cannot_be_ranked_is_refused(
     )
     assert refused.returncode == 2, refused.stderr
     assert message in error_line(refused.stderr)
+
+
+@pytest.mark.slow
+def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, here: Runtime) -> None:
+    """Their losses are added, each has its AUC; the same on two processes, and after a resumption."""
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
+    for processes in (1, 2):
+        done = run_app("train", *overrides, f"run.name={processes}", processes=processes)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
+    np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
+    config = resume.trained_config(one, RuntimeConfig(), None)
+    run = resume.open_checkpoint(one, None, config, here)
+    this = session.build(config, here, run.root, run.manifest)
+    reader = this.split("train")
+    assert isinstance(reader, EventReader)
+    batch = next(reader.train_batches(32, 0, 0, 0))
+    flags = torch.from_numpy(reader.events.flags[reader.anchors.window(0)[:32]])
+    bits = [1 << list(reader.schema.actions).index(name) for name in ("listen_plus", "skip", "like")]
+    bce, forward = torch.nn.functional.binary_cross_entropy_with_logits, this.forward(batch)
+    parts = [bce(forward[:, task], (flags & bit > 0).float()) for task, bit in enumerate(bits)]
+    expected = torch.stack(parts).sum()
+    assert losses(one)[0] == pytest.approx(float(expected.detach()), abs=1e-6)
+    load_tensors(run.path, this.model, optimizer=None)
+    scores = this.score(reader.split("val").eval_batches(64))
+    found = summary(one)["eval"]
+    assert found["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
+    logits, labels = scores.tasks[0]
+    assert found["auc_skip"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-9)
+    assert (labels == 1 - scores.labels).all()  # of listens, of which all samples are
+    assert found["auc_like"] is None  # none of them is a like
+    refused = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "data.events.tasks=[skip]")
+    assert "data.events.tasks=['skip']: the run at" in refused.stderr
+    refused = run_app("train", *overrides, "run.name=3", "data.events.tasks=[listen_plus]")
+    assert "must be actions of the log other than its label listen_plus" in error_line(refused.stderr)
 
 
 @pytest.mark.slow
