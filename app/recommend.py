@@ -1,33 +1,54 @@
 """python -m app.recommend run=runs/NAME candidates=FILE: rank candidates by a run's model, best first.
 
 New rows are encoded as the run's dataset was, by its own vocabulary, and values that it does not contain are reported.
+Of a dataset of events, items are ranked for one of its users (user=ID) after the events that it holds of this user.
 A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR, validate
+from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import RecommendConfig, validate_recommend
-from app.config.model import require_dlrm
+from app.data import events
 from app.data.batch import RowArrays
+from app.data.events import EventReader
 from app.data.split import BatchMaker
 from app.runtime import platform, process_group
+from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
 from app.training import resume, session
+from app.training.resume import TrainedRun
 from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
+from common.errors import UserError
+from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
+from data_prep.dataset.events import known_items, text_key
 from data_prep.dataset.format import write_atomically
 from data_prep.encoding.encoder import EncodedBlock, Encoder
 
 log = logging.getLogger("clickwork")
 
 PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape sum each row in one order
+ALL = "all"  # candidates=all: every item in the log
+
+
+class Scored(NamedTuple):
+    """Candidates by name, their logits [n] and canonical order [n], and which features' values are unknown [n, F]."""
+
+    names: Sequence[str]
+    logits: NDArray[np.float32]
+    order: NDArray[np.int64]
+    unknown: NDArray[np.bool_]
+    features: Sequence[str]
+    about: dict[str, Any]
 
 
 def main(config: RecommendConfig) -> int:
@@ -36,30 +57,107 @@ def main(config: RecommendConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
-    require_dlrm(trained.model, "recommend")
+    score = _score_rows if trained.model.hstu is None else _score_items
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        encoder = Encoder.load(run.root)
-        candidates = _read(config, encoder)
-        block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
-        this = session.build(trained, here, run.root, run.manifest)
-        load_tensors(run.path, this.model, optimizer=None)
-        order = _canonical_order(candidates, encoder)
-        logits = _score(this, encoder.encode(block), order)
-        unknown = encoder.unknown(block)
-        names = row_names(candidates, config.id_column)
-        ranked = ranking.rank(names, logits, order, unknown, encoder.features)
+        scored = score(config, trained, run, here)
+        ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
         if here.rank == 0:
-            counts = zip(encoder.features, unknown.sum(axis=0).tolist(), strict=True)
+            counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
                 "checkpoint": run.path.name,
                 "step": run.state["step"],
-                "candidates": candidates.rows,
+                "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
+                **scored.about,
             }
             _report(config, ranked[: config.top_k], about)
     return EXIT_DONE
+
+
+def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
+    this = session.build(trained, here, run.root, run.manifest)
+    load_tensors(run.path, this.model, optimizer=None)
+    return this
+
+
+def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
+    """Items after the events of one user in a dataset of events."""
+    assert trained.model.hstu is not None
+    reader = EventReader(run.root, run.manifest, trained.data, here.rank, here.world_size, trained.model.hstu)
+    schema, arrays = reader.schema, reader.events
+    keys, ids = known_items(run.root, run.manifest, arrays)
+    if config.candidates == ALL:
+        if (keys < 0).any():
+            raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
+        found = Candidates({schema.item: [str(key) for key in keys.tolist()]}, len(keys), 1)
+    else:
+        found = _read_items(config, schema)
+    wanted = np.array([text_key(text) for text in found.columns[schema.item]], np.int64)
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    if (unknown := keys[places] != wanted).any():
+        row = int(unknown.argmax())
+        raise UserError(f"{config.candidates}: row {row + found.first_row}: {schema.item} "
+                        f"{found.columns[schema.item][row]} is not in the log of {run.root}; leave it out")  # fmt: skip
+    items = ids[places].astype(np.int32)
+    user, end, time = _history(config, reader, found)
+    flagged = np.array([text == "1" for text in found.columns.get(schema.flag or "", ["0"] * len(items))])
+    given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
+    order = np.lexsort((flagged, items))
+    logits = np.empty(len(items), np.float32)
+    logits[order] = _load(trained, run, here).score(reader.candidates(user, end, given.take(order))).logits
+    names = found.columns.get(config.id_column, found.columns[schema.item])
+    about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
+    return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
+
+
+def _read_items(config: RecommendConfig, schema: EventSchema) -> Candidates:
+    """A file's items: a column of that name, or one column without names."""
+    path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
+    found = read_candidates(path, [schema.item], label="")
+    if ignored := ignored_columns(found, path, [schema.item], spare):
+        log.info("candidates: the model does not read %s", ", ".join(ignored))
+    return found
+
+
+def _history(config: RecommendConfig, reader: EventReader, found: Candidates) -> tuple[int, int, int]:
+    """Index of the user, number of the event that its history ends before, and the candidates' time.
+
+    Raises:
+        UserError: no user, one that the log does not have, or one with too few events.
+    """
+    arrays, column = reader.events, reader.schema.user
+    named = {config.user} if config.user is not None else set(found.columns.get(column, []))
+    if len(named) != 1:
+        raise UserError(f"user: {len(named)} users are given in column {column}; give one, as in the log: user=ID")
+    [user] = named
+    assert user is not None
+    places = np.flatnonzero(arrays.users == text_key(user))
+    if not len(places):
+        raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
+    index = int(places[0])
+    start, stop = arrays.offsets[index : index + 2].tolist()
+    last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
+    time = int(arrays.times[last].max()) if config.time is None else config.time
+    end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
+    if end - start < reader.min_history:
+        raise UserError(f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
+                        f"{reader.min_history} (data.events.min_history); give a user with more")  # fmt: skip
+    return index, end, time
+
+
+def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
+    """New rows, encoded as the dataset was."""
+    if config.time is not None:
+        raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
+    encoder = Encoder.load(run.root)
+    candidates = _read(config, encoder)
+    block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
+    order = _canonical_order(candidates, encoder)
+    logits = _score(_load(trained, run, here), encoder.encode(block), order)
+    names = row_names(candidates, config.id_column)
+    return Scored(names, logits, order, encoder.unknown(block), encoder.features, {})
 
 
 def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:

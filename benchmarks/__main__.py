@@ -28,6 +28,7 @@ QUICK = {
     "planted_truth": ["--rows=20000", "--models=lr"],
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
     "preprocess": ["--rows=200000", "--runs=1"],
+    "sequences": ["--users=60", "--every=8"],
     "training_loop": ["--rounds=1", "--seconds=0.05", "--batch=128"],
 }
 

@@ -197,6 +197,7 @@ class RecommendConfig:
     run: str = MISSING  # the run's directory
     candidates: str = MISSING  # TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates
     user: str | None = None  # a file of one row, in any of these forms: the columns that the candidates lack
+    time: int | None = None  # events, with user=ID candidates=FILE|all: seconds up to which the history goes; null: all
     id_column: str = "id"  # names the candidates, if there is such a column; else they are numbered from 1
     top_k: int | None = 10  # how many to show, best first; null: all
     out: str | None = None  # also write them to this .json or .csv file

@@ -70,7 +70,15 @@ class EventConfig:
     history: HistoryKind = HistoryKind.interleaved  # which earlier events a history is made of
     history_length: int = 200  # events of a history; interleaved: divided by the number of actions
     scan_events: int = 20_000  # events before a sample among which its history is looked for
+    tasks: list[str] = field(
+        default_factory=list
+    )  # actions to predict besides the label; their losses are added to its
     max_history: int | None = None  # a history is cut to its last events, this many; null: it is not
+
+    @property
+    def num_tasks(self) -> int:
+        """Outputs of the model: of the label and of `tasks`."""
+        return 1 + len(self.tasks)
 
 
 @dataclass

@@ -91,7 +91,8 @@ def _validate_beside_hstu(model: ModelConfig) -> None:
 def require_dlrm(model: ModelConfig, what: str) -> None:
     """Refuse what only DLRM can do. Raises UserError."""
     if model.hstu is not None:
-        raise UserError(f"model=hstu: {what} is for DLRM alone so far; train, evaluate and verify know HSTU")
+        raise UserError(f"model=hstu: {what} is for DLRM alone so far; train, evaluate, recommend, plan and verify "
+                        "know HSTU")  # fmt: skip
 
 
 def _validate_interaction(model: ModelConfig) -> None:

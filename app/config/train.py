@@ -12,6 +12,8 @@ from common.errors import UserError
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
 MAX_NAME_BYTES = 200
+# Three times the samples before the first evaluation in MLPerf Training 6.1's rules for dlrmv4: at least, and per batch
+DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
 
 
 class OnNan(Enum):
@@ -27,6 +29,13 @@ class Pipeline(Enum):
     auto = "auto"
     none = "none"
     sparse_dist = "sparse_dist"
+
+
+class EvalGrid(Enum):
+    """down: eval_every_fraction in steps, rounded down; dlrmv4: rounded up, the first held back by MLPerf 6.1."""
+
+    down = "down"
+    dlrmv4 = "dlrmv4"
 
 
 @dataclass
@@ -50,6 +59,7 @@ class TrainConfig:
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
     eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05 evaluates 20 times, 1 at its end
+    eval_grid: EvalGrid = EvalGrid.down  # steps that eval_every_fraction means
     target_auc: float | None = None  # stop once an evaluation reaches it
     target_accuracy: float | None = None  # likewise
     log_every_steps: int = 50  # steps in one window: a line of metrics.jsonl
@@ -123,6 +133,9 @@ def validate_train(train: TrainConfig) -> None:
             f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
             f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
         )
+    if train.eval_grid is not EvalGrid.down and train.eval_every_fraction is None:
+        raise UserError(f"train.eval_grid={train.eval_grid.value}: has no effect without train.eval_every_fraction; "
+                        "set it to down, or give a fraction such as train.eval_every_fraction=0.001")  # fmt: skip
     if train.seed >= 2**63:
         raise UserError(f"train.seed={train.seed}: must be below 2^63")
     if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
@@ -149,11 +162,18 @@ def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
 
 
-def steps_between_evaluations(train: TrainConfig, steps_per_epoch: int) -> int | None:
-    """Steps from one evaluation to the next, at least 1; None: there is one at the end only."""
-    if train.eval_every_fraction is None:
-        return train.eval_every_steps
-    return max(1, int(train.eval_every_fraction * steps_per_epoch + 1e-9))
+def evaluation_steps(train: TrainConfig, rows: int) -> tuple[int | None, int]:
+    """Steps from one evaluation to the next, at least 1, and no evaluation's step is below the second number.
+
+    None: there is one at the end only. rows: of the training split, of which an epoch may leave out some.
+    """
+    share, batch = train.eval_every_fraction, train.global_batch_size
+    if share is None:
+        return train.eval_every_steps, 0
+    if train.eval_grid is EvalGrid.down:
+        return max(1, int(share * (rows // batch) + 1e-9)), 0
+    every = max(1, math.ceil(share * rows / batch))
+    return every, math.ceil((DLRMV4_FIRST_EVAL + DLRMV4_FIRST_EVAL_PER_BATCH * batch) // 3 / (every * batch)) * every
 
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:

@@ -96,7 +96,7 @@ class Batch(Pipelineable):
     Attributes:
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
-        labels: [B] float32, 0 or 1.
+        labels: [B] float32, 0 or 1; [B, tasks] where there are several (data.events.tasks), the label's first.
         num_valid: number of samples before the padding (evaluation only).
         sequences: of a dataset of events, whose sparse_features app/data/events.py describes.
         layout: of sparse_features, if it is that of other batches too.

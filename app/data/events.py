@@ -10,8 +10,10 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from app.config.data import AnchorOrder, HistoryKind, WindowRest
 from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences
-from app.data.histories import gather_histories, hash_rows, longest_history, wrong_item
+from app.data.histories import Histories, gather_histories, hash_rows, longest_history, wrong_item
 from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
@@ -34,6 +36,19 @@ from data_prep.dataset.manifest import EVENTS
 
 log = logging.getLogger("clickwork")
 OPEN_WINDOWS = 2  # whose anchors are in memory: a batch may have samples of several
+MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16  # of a batch to rank; fixed: equal shapes sum in one order
+
+
+class Candidates(NamedTuple):
+    """What may happen next: [M] ids of items, times in seconds, and flags of which FLAG_BIT alone counts."""
+
+    items: NDArray[np.int32]
+    times: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+
+    def take(self, order: NDArray[np.int64]) -> "Candidates":
+        """Those numbered `order`, in that order."""
+        return Candidates(self.items[order], self.times[order], self.flags[order])
 
 
 class EventReader:
@@ -42,7 +57,8 @@ class EventReader:
     Attributes:
         features: table of each key of `sparse_features`, in the order of the keys.
         anchors: see app/data/anchors.py. eval_window: number of the window that is evaluated.
-        windows: numbers of this split's windows.
+        windows: numbers of this split's windows. min_history: events of a user before a sample.
+        events: the arrays on disk.
         dense_names: none, as events have no dense features.
     """
 
@@ -56,14 +72,14 @@ class EventReader:
             UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
         """
         self.schema = schema = event_schema(root, manifest)
-        self._events, self._config = open_events(root, manifest), config.events
+        self.events, self._config = open_events(root, manifest), config.events
         self._rank, self._world_size, self._sizes = rank, world_size, manifest.num_embeddings
         shard = manifest.splits[EVENTS].shards[0]
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
         self._stamps = {path: file_stamp(path) for path in mapped}
         chosen = self._config
-        min_history = schema.min_history if chosen.min_history is None else chosen.min_history
-        self.anchors = Anchors(self._events, min_history, chosen.window_seconds or schema.window_seconds)
+        self.min_history = schema.min_history if chosen.min_history is None else chosen.min_history
+        self.anchors = Anchors(self.events, self.min_history, chosen.window_seconds or schema.window_seconds)
         windows = len(self.anchors.counts)
         self.eval_window = windows - 1 if chosen.eval_window is None else chosen.eval_window
         if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
@@ -85,14 +101,12 @@ class EventReader:
         self.dense_names: list[str] = []
         self._masks, self._quota = _kinds(chosen.history, len(schema.actions), chosen.history_length)
         self._positions = lru_cache(OPEN_WINDOWS)(self._window)
+        tasks = [*chosen.tasks]
+        if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
+            raise UserError(f"data.events.tasks={tasks}: must be actions of the log other than its label "
+                            f"{schema.label}, each once: {', '.join(schema.actions)}")  # fmt: skip
+        self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
         self.windows = range(self.eval_window)
-        train, users = self.anchors.counts[: self.eval_window], len(self._events.users)
-        log.info(
-            "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
-            "too short histories (data.events.min_history=%d)", f"{train.sum():,}", len(train), int((train == 0).sum()),
-            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{users - self.anchors.users:,}",
-            f"{users:,}", min_history,
-        )  # fmt: skip
 
     def split(self, name: str) -> "EventReader":
         """A reader of another split, which shares all else with this one.
@@ -100,11 +114,21 @@ class EventReader:
         Raises:
             UserError: there is no such split.
         """
-        found = copy.copy(self)
         require_split_of_events(name)
-        train = range(self.eval_window)
-        found.windows = train if name == TRAIN else range(train.stop, train.stop + 1)
+        if name == TRAIN:
+            self._tell()
+        found, end = copy.copy(self), self.eval_window
+        found.windows = range(end) if name == TRAIN else range(end, end + 1)
         return found
+
+    def _tell(self) -> None:
+        train, users = self.anchors.counts[: self.eval_window], len(self.events.users)
+        log.info(
+            "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
+            "too short histories (data.events.min_history=%d)", f"{train.sum():,}", len(train), int((train == 0).sum()),
+            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{users - self.anchors.users:,}",
+            f"{users:,}", self.min_history,
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:
@@ -167,14 +191,45 @@ class EventReader:
         for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
             require_unchanged(path, stamp)
         positions = everyones[self._rank * size : (self._rank + 1) * size]
-        events, schema, missing = self._events, self.schema, size - len(positions)
-        users = self.anchors.users_of(positions)
-        config, quota = self._config, self._quota
-        found = gather_histories(events, positions, users, self._masks, quota, config.scan_events, self._max_history)
+        events, users = self.events, self.anchors.users_of(positions)
+        found = self._histories(positions, users)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
         if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
             raise wrong_item(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
+        divisor = self._divisor(found.lengths, everyones)
+        return self._joined(found, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
+
+    def candidates(self, user: int, end: int, given: Candidates) -> Iterator[Batch]:
+        """Candidates of the user of this index, after its events before event `end`, each scored as if it were alone.
+
+        A batch is a fixed number of candidates, padded. Where no table depends on the candidate besides its own, they
+        share one sequence; else each has its own.
+        """
+        shared = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
+        positions, users = np.full(1, end), np.full(1, user)
+        most = len(self._masks) * self._quota + self._around
+        size = MOST_CANDIDATES if shared else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most))
+        copies, per = (1, size) if shared else (size, 1)
+        found = self._histories(positions.repeat(copies), users.repeat(copies))
+        divisor = self._divisor(found.lengths, positions)
+        for start in range(0, len(given.items), size):
+            piece = given.take(np.minimum(np.arange(start, start + size), len(given.items) - 1))
+            batch = self._joined(found, users.repeat(size), piece, divisor, per_history=per)
+            yield replace(batch, num_valid=min(size, len(given.items) - start))
+
+    def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
+        return gather_histories(
+            self.events, positions, users, self._masks, self._quota, self._config.scan_events, self._max_history
+        )
+
+    def _joined(
+        self, found: Histories, users: NDArray[np.int64], given: Candidates, divisor: float, missing: int = 0,
+        per_history: int = 1,
+    ) -> Batch:  # fmt: skip
+        """Histories and their candidates, with the index of each candidate's user, and samples of padding."""
+        events, schema, size = self.events, self.schema, len(found.lengths) + missing
+        items, times, flags = given
         candidates = [items, *(table[items] for table in events.attributes)]
         keys = users + 1 if schema.renumber else events.users[users]
         columns = {USER: keys, HOUR: times // 3600 % 24, **dict(zip(schema.sequence_tables, candidates, strict=True))}
@@ -182,22 +237,24 @@ class EventReader:
             columns[schema.flag] = (flags & FLAG_BIT != 0).astype(np.int64)
         contexts = [np.where(keys < self._sizes[USER], keys, 0)]
         for cross in schema.crosses.values():
-            contexts.append(np.empty(len(positions), np.int32))
+            contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(found.lengths, (0, missing))
-        values = [*(_padded(each, missing) for each in contexts), *found.ids,
+        values = [*(_padded(each[::per_history], missing) for each in contexts), *found.ids,
                   *(_padded(each, missing) for each in candidates)]  # fmt: skip
-        lengths = [*([single] * len(contexts)), *([per_sample] * len(found.ids)), *([single] * len(candidates))]
-        ends = offsets_of(found.lengths)
+        lengths = [*([single] * len(contexts)), *([per_sample] * len(found.ids)),
+                   *([single * per_history] * len(candidates))]  # fmt: skip
+        has_history, ends = found.lengths > 0, offsets_of(found.lengths)
         query = times.copy()
-        query[found.lengths > 0] = found.times[ends[1:][found.lengths > 0] - 1]
+        query[has_history.repeat(per_history)] = found.times[ends[1:][has_history] - 1].repeat(per_history)
         sequences = Sequences(
             *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
-            per_sample.tolist(), [1] * size, self._divisor(found.lengths, everyones),
+            per_sample.tolist(), [per_history] * size, divisor,
         )  # fmt: skip
-        labels = np.pad((flags & schema.label_bit != 0).astype(np.float32), (0, missing))
+        each = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
+        labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
         return Batch(torch.empty((size, 0)), self._keyed(values, lengths), torch.from_numpy(labels),
-                     len(positions), sequences)  # fmt: skip
+                     len(items), sequences)  # fmt: skip
 
     def _divisor(self, lengths: NDArray[np.int32], everyones: NDArray[np.int64]) -> float:
         """N of the attention: the positions of the longest sequence, of this process's samples or of everyone's."""
@@ -205,7 +262,7 @@ class EventReader:
         if scale is AttentionScale.max_seq_len:
             return float(self._hstu.max_seq_len)
         if scale is AttentionScale.global_batch and len(everyones) > len(lengths):
-            events = self._events
+            events = self.events
             longest = int(longest_history(
                 everyones, self.anchors.users_of(everyones), events.offsets, events.flags, self._masks, self._quota,
                 self._config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),

@@ -11,7 +11,7 @@ from app.config import LossConfig, LossName
 
 
 def make_loss(config: LossConfig, factor: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function from logits [B] and labels [B] (0 or 1), float32, to the loss times a factor, a scalar.
+    """The function from logits and labels (0 or 1) of one shape, float32, to the mean loss times a factor, a scalar.
 
     A clamped prediction gives no gradient, as in facebookresearch/dlrm. Logits are clamped instead, which is the
     same: sigmoid is monotonic, and clamped predictions would lose the precision of small ones.

@@ -26,9 +26,10 @@ def make_tables(
 
 
 def make_model(
-    config: ModelConfig, tables: SparseArch | EventArch, num_dense: int, num_sparse: int, events: EventSchema | None
-) -> DLRM | HSTU:
+    config: ModelConfig, tables: SparseArch | EventArch, num_dense: int, num_sparse: int, events: EventSchema | None,
+    num_tasks: int = 1,
+) -> DLRM | HSTU:  # fmt: skip
     """The model around its tables; the numbers of dense and sparse features are of rows."""
     if events is None or config.hstu is None:
         return DLRM(config, num_dense, num_sparse, tables)
-    return HSTU(config.hstu, tables, config.embedding_dim, EventKeys.of(events))
+    return HSTU(config.hstu, tables, config.embedding_dim, EventKeys.of(events), num_tasks)

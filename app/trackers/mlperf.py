@@ -14,6 +14,7 @@ from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "
+TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
 MLPERF_NAMES = {OptimizerName.adam: "Adam", OptimizerName.rowwise_adagrad: "RowWiseAdagrad"}  # in rules for DLRMv4
 PRECISIONS = {"bf16": "bfloat16"}
 SOURCES = Path(__file__).parents[2]
@@ -21,7 +22,11 @@ _IMPORTED_AT = time.time()  # about when the program began
 
 
 class MLPerf:
-    """One file of a run, cut back to the step where a resumed run starts."""
+    """One file of a run, cut back to the step where a resumed run starts.
+
+    Runs on events have what DLRMv4's rules and reference have: blocks between evaluations, and training losses; others
+    have epochs.
+    """
 
     name = "mlperf"
 
@@ -32,7 +37,12 @@ class MLPerf:
         self._keys = constants
         self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
-        past = _until(path, from_step) if from_step else []
+        past, entries = _until(path, from_step) if from_step else ([], [])
+        steps = [entry["metadata"]["step"] for entry in entries if entry["key"] == constants.EVAL_ACCURACY]
+        blocks = [entry["key"] for entry in entries if entry["key"] in (constants.BLOCK_START, constants.BLOCK_STOP)]
+        self._evaluated = steps[-1] if steps else None
+        self._by_block, self._in_block = config.model.hstu is not None, blocks[-1:] == [constants.BLOCK_START]
+        self._block_from = (from_step, int(time.time() * 1000))
         write_atomically(path, "".join(past).encode())
         self._handler = logging.FileHandler(path)
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
@@ -44,15 +54,22 @@ class MLPerf:
             self._begin()
 
     def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
-        """Evaluations, from when they began, and the ends of epochs that they follow."""
-        if kind != "eval":
+        """Evaluations, from when they began, and the ends of epochs that they follow; of blocks, their losses too."""
+        keys, about = self._keys, self._at(step)
+        if kind == "train" and self._by_block:
+            self._start_block()
+            self._log.event(TRAIN_LOSS, values["loss"], metadata={**about, "lr": values["lr"]})
+        if kind != "eval" or step == self._evaluated:  # a run that was killed after an evaluation may evaluate again
             return
-        keys, began = self._keys, int((time.time() - values["eval_seconds"]) * 1000)
-        about = {keys.EPOCH_NUM: step / self._steps_per_epoch, "step": step, "samples_count": samples}
+        self._evaluated, began = step, int((time.time() - values["eval_seconds"]) * 1000)
+        if self._by_block:
+            self._start_block()
+            self._stop_block(step, began)
         self._log.start(keys.EVAL_START, metadata=about, time_ms=began)
         self._log.event(keys.EVAL_ACCURACY, values["auc"], metadata=about)
         self._log.end(keys.EVAL_STOP, metadata=about)
-        while step >= (self._epoch + 1) * self._steps_per_epoch:
+        self._block_from = (step, int(time.time() * 1000))
+        while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
             self._turn_epoch(step)
 
     def curves(self, step: int, curves: Mapping[str, Any]) -> None:
@@ -63,12 +80,32 @@ class MLPerf:
         status = None if summary is None else summary["status"]
         if summary is not None and status != "interrupted":
             keys, step = self._keys, summary["steps"]
-            if step % self._steps_per_epoch:
+            if self._by_block:
+                if self._in_block:
+                    self._stop_block(step, int(time.time() * 1000))
+            elif step % self._steps_per_epoch:
                 self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
             result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
             about = {keys.STATUS: result, "step": step, "samples_count": summary["samples"]}
             self._log.end(keys.RUN_STOP, metadata=about)
         self._handler.close()
+
+    def _at(self, step: int) -> dict[str, Any]:
+        """Where a line is; epochs of blocks are counted in samples of the training split, as in the reference."""
+        samples = step * self._config.train.global_batch_size
+        epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
+        return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
+
+    def _start_block(self) -> None:
+        """Start the block that follows the last evaluation, once it is known that training goes on."""
+        if not self._in_block:
+            step, began = self._block_from
+            self._log.start(self._keys.BLOCK_START, metadata=self._at(step), time_ms=began)
+            self._in_block = True
+
+    def _stop_block(self, step: int, ended: int) -> None:
+        self._log.end(self._keys.BLOCK_STOP, metadata=self._at(step), time_ms=ended)
+        self._in_block = False
 
     def _turn_epoch(self, step: int) -> None:
         keys = self._keys
@@ -98,7 +135,8 @@ class MLPerf:
             self._log.event(key, value, metadata={"step": 0})
         self._log.end(keys.INIT_STOP, metadata={"step": 0})
         self._log.start(keys.RUN_START, metadata={"step": 0})
-        self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: 1, "step": 0})
+        if not self._by_block:
+            self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: 1, "step": 0})
 
     def _optimizer(self) -> dict[str, Any]:
         keys, optimizer, schedule = self._keys, self._config.optimizer, self._config.schedule
@@ -151,13 +189,14 @@ class MLPerf:
         }
 
 
-def _until(path: Path, step: int) -> list[str]:
-    """The lines of a log up to a step, without the end of the run that is resumed."""
+def _until(path: Path, step: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """The lines of a log up to a step, without the end of the run that is resumed; and what they say."""
     if not path.exists():
-        return []
-    kept = []
+        return [], []
+    kept, entries = [], []
     for line in path.read_text().splitlines(keepends=True):
         entry = json.loads(line.partition(PREFIX)[2])
         if line.endswith("\n") and entry["metadata"]["step"] <= step and entry["key"] != "run_stop":
             kept.append(line)
-    return kept
+            entries.append(entry)
+    return kept, entries

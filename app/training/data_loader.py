@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import islice
 
 import torch
 from torch import nn
@@ -52,12 +52,9 @@ class DataLoader:
 
     def _steps_to_evaluations(self, step: int) -> Iterator[int]:
         """Numbers of steps up to each evaluation: batches in the pipeline would meet the evaluation's."""
-        left, every = self._length.total_steps - step, self._length.train.eval_every_steps
-        pieces = repeat(left) if every is None else chain([every - step % every], repeat(every))
-        while left > 0:
-            piece = min(next(pieces), left)
-            left -= piece
-            yield piece
+        while step < self._length.total_steps:
+            step, before = self._length.next_evaluation(step), step
+            yield step - before
 
 
 def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:

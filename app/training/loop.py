@@ -131,7 +131,7 @@ class TrainingLoop:
     def _evaluation_due(self) -> bool:
         """Return whether the state's step is one to be evaluated and has not been."""
         step, evaluation = self.state.step, self.state.evaluation
-        due = step > 0 and (step == self.length.total_steps or _every(self.length.train.eval_every_steps, step))
+        due = step > 0 and self.length.next_evaluation(step - 1) == step
         return due and (evaluation is None or evaluation["step"] != step)
 
 

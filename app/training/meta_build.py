@@ -47,7 +47,8 @@ def meta_model(config: AppConfig) -> DLRM | HSTU:
         UserError: the configuration names no published sizes.
     """
     tables, _ = _tables(config)
-    return make_model(config.model, tables, NUM_DENSE, len(_published(config)), _events(config)).to("meta")
+    num_sparse, num_tasks = len(_published(config)), config.data.events.num_tasks
+    return make_model(config.model, tables, NUM_DENSE, num_sparse, _events(config), num_tasks).to("meta")
 
 
 def parameter_counts(model: DLRM | HSTU) -> dict[str, int]:

@@ -34,7 +34,7 @@ class TrainingRun:
         """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler."""
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
-        self.length = run_length(self.config.train, session.split("train").rows, self.runtime.world_size)
+        self.length = run_length(self.config.train, session.split("train"), self.runtime.world_size)
         if self.config.runtime.compile is Compile.dense:
             session.model.module.compile_dense_layers()
         self.timer = StepTimer(self.runtime.device)

@@ -46,11 +46,15 @@ Interrupted = Callable[[int], bool]
 
 
 class Scores(NamedTuple):
-    """Samples' logits and labels [n] float32, and of events their users' ids [n] int32; of rows none."""
+    """Samples' logits and labels [n] float32, and of events their users' ids [n] int32; of rows none.
+
+    tasks: logits and labels of each of data.events.tasks.
+    """
 
     logits: NDArray[np.float32]
     labels: NDArray[np.float32]
     users: NDArray[np.int32]
+    tasks: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 class Evaluation(NamedTuple):
@@ -107,11 +111,11 @@ class Predictor:
         return batches if device.type == "cpu" else copied_ahead(batches, device)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B] float32 of a batch on the device, the dense layers in the configured precision."""
+        """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision."""
         bf16 = self.config.runtime.precision is Precision.bf16
         with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
             logits: Tensor = self.model(*batch.inputs)
-            return logits.flatten()
+            return logits.flatten() if batch.labels.ndim == 1 else logits
 
     def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
         """Scores of these batches' valid samples, on the CPU.
@@ -133,7 +137,10 @@ class Predictor:
                         users.append(batch.sparse_features[USER].values()[: batch.num_valid].cpu())
         finally:
             self.model.train(was_training)
-        return Scores(*(torch.cat(parts).numpy() for parts in (logits, labels, users)))
+        scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, users))
+        if scores.ndim == 1:
+            return Scores(scores, truth, ids, [])
+        return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
 
     def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
         """Metrics of a whole split, all processes' samples pooled; a collective call. Raises as `score`.
@@ -143,7 +150,7 @@ class Predictor:
         split, runtime = self.split(name), self.runtime
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
-        logits, labels, users = self.score(split.eval_batches(batch_size), interrupted)
+        logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
         about = {"split": name, "samples": split.rows}
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
@@ -152,10 +159,13 @@ class Predictor:
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation({**about, **figures}, logits, labels)
         logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
+        others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
 
         def measured() -> str:
             by_user = {} if self.config.model.hstu is None else user_metrics(logits, labels, users)
-            return json.dumps({**click_metrics(logits, labels), **by_user})
+            names = self.config.data.events.tasks
+            aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
+            return json.dumps({**click_metrics(logits, labels), **by_user, **aucs})
 
         text = runtime.on_rank_0(measured)
         return Evaluation({**about, **json.loads(text)}, logits, labels)
@@ -167,7 +177,7 @@ class Session(Predictor):
 
     plan: Plan
     optimizer: CombinedOptimizer
-    loss: Callable[[Tensor, Tensor], Tensor]  # logits [B], labels [B] to their mean loss
+    loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
 
     @property
     def is_logloss(self) -> bool:
@@ -269,7 +279,9 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
     num_dense = len(manifest.schema.get("dense", []))
     model = distribute(
-        make_model(config.model, sparse_arch, num_dense, len(manifest.num_embeddings), events),
+        make_model(
+            config.model, sparse_arch, num_dense, len(manifest.num_embeddings), events, config.data.events.num_tasks
+        ),
         plan,
         fused_params(config.optimizer),
         config.sharding.qcomm,
@@ -285,4 +297,5 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 
 def _loss_factor(config: AppConfig) -> float:
-    return 1.0 if config.model.hstu is None else config.model.hstu.loss_weight
+    """What the mean loss over samples and tasks is multiplied by: tasks are added."""
+    return 1.0 if config.model.hstu is None else config.model.hstu.loss_weight * config.data.events.num_tasks

@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import TrainConfig
-from app.config.train import steps_between_evaluations
+from app.config.train import evaluation_steps
+from app.data.events import EventReader
+from app.data.split import SplitReader
 from common.errors import UserError
 
 AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
@@ -38,15 +40,24 @@ class RunState:
 
 
 class RunLength(NamedTuple):
-    """Steps of an epoch and of the whole run; and `train` with fractions of an epoch converted to steps."""
+    """Steps of an epoch and of the whole run; and `train` with fractions of an epoch converted to steps.
+
+    first_evaluation: a multiple of train.eval_every_steps; there is none before but the run's last.
+    """
 
     steps_per_epoch: int
     total_steps: int
     train: TrainConfig
+    first_evaluation: int = 0
+
+    def next_evaluation(self, step: int) -> int:
+        """The step of the first evaluation after `step` steps."""
+        every = self.train.eval_every_steps or self.total_steps or 1
+        return min(max(self.first_evaluation, (step // every + 1) * every), self.total_steps)
 
 
-def run_length(train: TrainConfig, rows: int, world_size: int) -> RunLength:
-    """The length of a run over a training split of `rows` rows.
+def run_length(train: TrainConfig, split: SplitReader | EventReader, world_size: int) -> RunLength:
+    """The length of a run over a training split.
 
     Raises:
         UserError: a batch that does not fit the rows or the processes.
@@ -57,15 +68,16 @@ def run_length(train: TrainConfig, rows: int, world_size: int) -> RunLength:
             f"train.global_batch_size={batch}: not divisible by the {world_size} processes; every process takes an "
             "equal part"
         )
-    steps_per_epoch = rows // batch  # the rows left over are dropped, different ones in each epoch
+    steps_per_epoch = split.num_batches(batch)  # the rows left over are dropped, different ones in each epoch
     if train.max_steps != 0 and not steps_per_epoch:
         raise UserError(
-            f"train.global_batch_size={batch}: more than the training split has rows, which is {rows:,}; use a smaller "
-            "batch"
+            f"train.global_batch_size={batch}: no whole batch in the training split of {split.rows:,} rows; use a "
+            "smaller batch"
         )
     by_samples = None if train.max_samples is None else train.max_samples // batch
     limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
-    every = steps_between_evaluations(train, steps_per_epoch)
-    return RunLength(steps_per_epoch, min(limits), replace(train, eval_every_steps=every, eval_every_fraction=None))
+    every, first = evaluation_steps(train, split.rows)
+    in_steps = replace(train, eval_every_steps=every, eval_every_fraction=None)
+    return RunLength(steps_per_epoch, min(limits), in_steps, first)

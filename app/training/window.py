@@ -73,6 +73,8 @@ class StepWindow:
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Note a step's results, without waiting for them."""
+        if labels.ndim > 1:  # of several tasks the label's
+            logits, labels = logits[:, 0], labels[:, 0]
         accuracy = ((logits.detach() > 0) == (labels > 0.5)).float().mean()
         self._values.append(torch.cat([self._checks(loss), accuracy.unsqueeze(0)]))
 

@@ -1,5 +1,6 @@
 """HSTU trains on a dataset of events as DLRM does on rows: resumed, replayed, sharded, scored."""
 
+import csv
 import json
 import signal
 from pathlib import Path
@@ -7,7 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import roc_auc_score
 
+from app.checkpoint.model_state import load_tensors
+from app.config import RuntimeConfig
+from app.data.events import EventReader
+from app.runtime.platform import Runtime
+from app.training import resume, session
+from data_prep.dataset.events import text_key
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, ended, forked
 from tests.app.model.hstu_reference import INTERPRETED
@@ -151,13 +160,181 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
     assert json.loads(scored.stdout)["auc"] == pytest.approx(summary(tmp_path / "runs/triton")["eval"]["auc"], abs=1e-4)
 
 
-def test_commands_for_dlrm_alone_say_so(run_app: Command, log: Path) -> None:
-    done = run_app("train", *TINY, f"data.path={log}", "train.max_steps=2", "run.name=x")
-    assert done.returncode == 0, done.stderr
-    for command, *given in (["recommend", "candidates=x.csv"], ["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
-        refused = run_app(command, "run=runs/x", *given)
+@pytest.fixture(scope="module")
+def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of a few steps, runs/x."""
+
+    def train(directory: Path) -> None:
+        given = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
+        done = ended(forked("train", *given, cwd=directory), directory)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "trained", train) / "runs/x"
+
+
+def test_commands_for_dlrm_alone_say_so(run_app: Command, trained: Path) -> None:
+    for command, *given in (["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
+        refused = run_app(command, f"run={trained}", *given)
         assert refused.returncode == 2
         assert "is for DLRM alone so far" in error_line(refused.stderr)
+
+
+OWN_SCHEMA = """
+user: who
+item: what
+time: at
+actions: {good: {event: good}, bad: {event: bad}}
+label: good
+flag: promoted
+crosses:
+  user_x_hour: {of: [user, hour], rows: 50}
+"""
+OF_FLAG = "  user_x_promoted: {of: [user, promoted], rows: 50}\n"
+
+
+def write_own_log(directory: Path, crosses: str) -> list[str]:
+    """A log whose users and items have names."""
+    rng, events = np.random.default_rng(3), 600
+    table = {"who": [f"user {i}" for i in rng.integers(0, 9, events)],
+             "what": [f"film {i}" for i in rng.integers(0, 30, events)],
+             "at": np.arange(events) * 997, "event": rng.choice(["good", "bad"], events),
+             "promoted": rng.integers(0, 2, events)}  # fmt: skip
+    with open(directory / "log.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([list(table), *zip(*table.values(), strict=True)])
+    (directory / "schema.yaml").write_text(OWN_SCHEMA + crosses)
+    return [f"data.raw={directory}/log.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/own"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one sequence", "sequences", "flag"])
+def test_items_are_ranked_as_evaluation_scores_each_alone(
+    kind: str, run_app: Command, trained: Path, tmp_path: Path, here: Runtime
+) -> None:
+    """One sequence for all candidates, or one each where a cross depends on them; whatever their order and number."""
+    directory = trained
+    if kind != "sequences":
+        own = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
+        done = run_app("train", *TINY, *own, "train.max_steps=3", "run.name=own")
+        assert done.returncode == 0, done.stderr
+        directory = tmp_path / "runs/own"
+    config = resume.trained_config(directory, RuntimeConfig(), None)
+    run = resume.open_checkpoint(directory, None, config, here)
+    this = session.build(config, here, run.root, run.manifest)
+    load_tensors(run.path, this.model, optimizer=None)
+    reader = this.split("val")
+    assert isinstance(reader, EventReader)
+    alone = this.score(reader.eval_batches(1)).logits
+    positions, events = reader.anchors.window(reader.eval_window), reader.events
+    names = {text_key(text): text for text in [f"{kind} {i}" for kind in ("user", "film") for i in range(30)]}
+    names |= {number: str(number) for number in range(200)}
+    keys = np.load(run.root / "vocab/item.npy")
+    users = reader.anchors.users_of(positions)
+    chosen = [i for i in range(len(positions)) if events.times[positions[i] - 1] < events.times[positions[i]]][-2:]
+    for i in chosen:
+        promoted = int(events.flags[positions[i]] & 128 > 0)
+        asked = [names[int(keys[events.items[positions[i]] - 1])], *(names[int(key)] for key in keys[:3])]
+        column = "what" if kind != "sequences" else "item"
+        (tmp_path / "c.csv").write_text(f"{column},promoted\n" + "".join(f"{name},{promoted}\n" for name in asked))
+        given = [f"run={directory}", f"user={names[int(events.users[users[i]])]}", f"time={events.times[positions[i]]}",
+                 "candidates=c.csv", "out=out.json", "top_k=null"]  # fmt: skip
+        done = run_app("recommend", *given)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "out.json").read_bytes())
+        logits = {each["candidate"]: each["logit"] for each in found["ranking"]}
+        assert logits[asked[0]] == pytest.approx(float(alone[i]), abs=1e-6)
+        assert len({*logits.values()}) > 1
+        assert found["history"] == positions[i] - events.offsets[users[i]]
+        (tmp_path / "c.csv").write_text(f"{column},promoted\n{asked[1]},{promoted}\n")
+        assert run_app("recommend", *given).returncode == 0
+        [only] = json.loads((tmp_path / "out.json").read_bytes())["ranking"]
+        assert only["logit"] == logits[asked[1]]
+    if kind == "one sequence":
+        refused = run_app("recommend", f"run={directory}", "user=user 1", "candidates=all")
+        assert "keeps no names of its items, which are texts; give a file" in error_line(refused.stderr)
+
+
+@pytest.mark.slow
+def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_path: Path) -> None:
+    done = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    root = Path(json.loads((trained / "manifest.json").read_bytes())["dataset"]["path"])
+    assert sorted(int(row["candidate"]) for row in rows) == np.load(root / "vocab/item.npy").tolist()
+    two = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=3", "out=two.csv", processes=2)
+    assert two.returncode == 0, two.stderr
+    first = list(csv.DictReader((tmp_path / "two.csv").read_text().splitlines()))
+    assert [row["candidate"] for row in first] == [row["candidate"] for row in rows[:3]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["user=99999"], "user=99999: not in the log; give one of its users, as in its column user"),
+        (["user=7", "time=5"], "user=7: 0 events before time=5, and samples of the run have at least 20"),
+        ([], "user: 0 users are given in column user; give one, as in the log: user=ID"),
+        (["user=7", "candidates=x.csv"], "x.csv: row 3: item 4711 is not in the log of"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(
+    given: list[str], message: str, run_app: Command, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "x.csv").write_text("item\n1\n4711\n")
+    refused = run_app(
+        "recommend", f"run={trained}", *([] if "candidates=x.csv" in given else ["candidates=all"]), *given
+    )
+    assert refused.returncode == 2, refused.stderr
+    assert message in error_line(refused.stderr)
+
+
+@pytest.mark.slow
+def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, here: Runtime) -> None:
+    """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
+    for processes in (1, 2):
+        done = run_app("train", *overrides, f"run.name={processes}", processes=processes)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
+    np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
+    config = resume.trained_config(one, RuntimeConfig(), None)
+    run = resume.open_checkpoint(one, None, config, here)
+    this = session.build(config, here, run.root, run.manifest)
+    reader = this.split("train")
+    assert isinstance(reader, EventReader)
+    batch = next(reader.train_batches(32, 0, 0, 0))
+    flags = torch.from_numpy(reader.events.flags[reader.anchors.window(0)[:32]])
+    bits = [1 << list(reader.schema.actions).index(name) for name in ("listen_plus", "skip", "like")]
+    bce, forward = torch.nn.functional.binary_cross_entropy_with_logits, this.forward(batch)
+    parts = [bce(forward[:, task], (flags & bit > 0).float()) for task, bit in enumerate(bits)]
+    expected = torch.stack(parts).sum()
+    assert losses(one)[0] == pytest.approx(float(expected.detach()), abs=1e-6)
+    load_tensors(run.path, this.model, optimizer=None)
+    scores = this.score(reader.split("val").eval_batches(64))
+    found = summary(one)["eval"]
+    assert found["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
+    logits, labels = scores.tasks[0]
+    assert found["auc_skip"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-9)
+    assert (labels == 1 - scores.labels).all()  # of listens, of which all samples are
+    assert found["auc_like"] is None  # none of them is a like
+    refused = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "data.events.tasks=[skip]")
+    assert "data.events.tasks=['skip']: the run at" in refused.stderr
+    refused = run_app("train", *overrides, "run.name=3", "data.events.tasks=[listen_plus]")
+    assert "must be actions of the log other than its label listen_plus" in error_line(refused.stderr)
+
+
+@pytest.mark.slow
+def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
+    done = run_app("train", *TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x",
+                   "train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
+    entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [entry["key"] for entry in entries]
+    block = ["block_start", "train_loss", "train_loss", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    assert keys[keys.index("run_start") + 1 :] == [*block, *block, "run_stop"]
+    assert [entry["value"] for entry in entries if entry["key"] == "train_loss"] == losses(tmp_path / "runs/x")
+    samples = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] in ("block_start", "block_stop")]
+    assert samples == [0, 128, 128, 256]
 
 
 @pytest.mark.slow

@@ -5,16 +5,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, AppConfig, TrainConfig, validate
 from app.config.published import PUBLISHED_TABLES
+from app.config.train import evaluation_steps
 from app.trackers.mlperf import MLPerf
 from app.training import meta_build
+from app.training.state import RunLength
 from common.cli import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
@@ -22,6 +25,7 @@ from tests.error_lines import error_line
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 PUBLISHED = [name for name in RECIPES if name != "quickstart"]
+YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
 QUARTERS = ["train.eval_every_steps=null", "train.eval_every_fraction=0.25"]
 
 
@@ -165,18 +169,58 @@ def test_the_mlperf_log_passes_the_compliance_checker(
     assert samples == {"train_samples": 2000, "eval_samples": 501}
 
 
+@pytest.mark.parametrize(("batch", "every", "blocks"), [(8192, 280, 25), (16_384, 140, 31), (32_768, 70, 41)])
+def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) -> None:
+    """By hand: 2,290,835.423 samples in whole steps; the rules name the block of the first evaluation."""
+    train = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4", f"train.global_batch_size={batch}"]).train
+    assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
+    assert every * batch == 2_293_760
+    length = _length(train)
+    found, step = [], 0
+    while step < (blocks + 2) * every:
+        step = length.next_evaluation(step)
+        found.append(step)
+    assert found == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
+    assert length.next_evaluation(length.total_steps - 1) == length.total_steps
+
+
 def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path) -> None:
-    """Of the recipe as it is, on as many samples as Yambda has: the tracker is told of evaluations on MLPerf's grid."""
+    """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker is told of it."""
     config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
-    every, tracker = 280, MLPerf(tmp_path / "mllog.txt", config, {"train": 2_290_835_423, "val": 2_058_204}, 8, 0)
-    for number, auc in ((25, 0.74), (26, 0.7501)):
-        step = number * every
-        tracker.event("eval", step, step * 8192, {"auc": auc, "eval_seconds": 1.0})
-    tracker.close({"status": "target_reached", "steps": 26 * every, "samples": 26 * every * 8192})
-    entries = {entry["key"]: entry["value"] for entry in _require_compliant(tmp_path / "mllog.txt", "6.1.0")}
-    assert (entries["submission_benchmark"], entries["submission_division"]) == ("dlrmv4", "closed")
-    assert (entries["opt_name"], entries["opt_sparse_name"], entries["max_sequence_length"]) == (
+    length, path = _length(config.train), tmp_path / "mllog.txt"
+    first = length.next_evaluation(0)
+    second = length.next_evaluation(first)
+
+    def told(tracker: MLPerf, *events: tuple[int, float | None]) -> None:
+        for step, auc in events:
+            loss = {"loss": 0.13, "lr": 1e-7}
+            values = loss if auc is None else {"auc": auc, "eval_seconds": 0.0}
+            tracker.event("train" if auc is None else "eval", step, step * 8192, values)
+
+    tracker = MLPerf(path, config, YAMBDA, 8, 0)
+    told(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
+    tracker.close(None)
+    tracker = MLPerf(path, config, YAMBDA, 8, first)
+    told(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
+    tracker.close({"status": "target_reached", "steps": second, "samples": second * 8192})
+    entries = _require_compliant(path, "6.1.0")
+    values = {entry["key"]: entry["value"] for entry in entries}
+    assert (values["submission_benchmark"], values["submission_division"]) == ("dlrmv4", "closed")
+    assert (values["opt_name"], values["opt_sparse_name"], values["max_sequence_length"]) == (
         "Adam", "RowWiseAdagrad", 4096)  # fmt: skip
+    after = [entry["key"] for entry in entries]
+    evaluation = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
+    assert after[after.index("run_start") + 1 :] == [
+        "block_start", "train_loss", "train_loss", *evaluation, "block_start", "train_loss", *evaluation, "run_stop"
+    ]  # fmt: skip
+    assert [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"] == [0, 57_344_000]
+    assert entries[-1]["metadata"]["samples_count"] == 59_637_760
+
+
+def _length(train: TrainConfig) -> RunLength:
+    """Of a run over all of Yambda's samples."""
+    steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
+    return RunLength(steps, steps, replace(train, eval_every_steps=every), first)
 
 
 def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:

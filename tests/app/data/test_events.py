@@ -10,10 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import DataConfig
+from app.config import DataConfig, TrainConfig
 from app.config.data import AnchorOrder, EventConfig, HistoryKind, WindowRest
 from app.data.batch import Batch
 from app.data.events import EventReader
+from app.training.state import run_length
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
@@ -145,6 +146,8 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
     assert reader(root).num_batches(50) == counts.sum() // 50 == 3
     assert reader(root, rest=WindowRest.drop).num_batches(50) == (counts // 50).sum() == 3
     assert reader(root, rest=WindowRest.drop).num_batches(70) == 2
+    for rest, steps in ((WindowRest.carry, counts.sum() // 70), (WindowRest.drop, 2)):
+        assert run_length(TrainConfig(70), reader(root, rest=rest), 1).total_steps == steps  # one pass, and no more
     dropped = samples(list(reader(root, rest=WindowRest.drop).train_batches(60, 0, 0, 0)))
     whole = samples(list(reader(root).train_batches(1, 0, 0, 0)))
     assert dropped == whole[:60] + whole[counts[0] : counts[0] + 60]
