@@ -13,7 +13,7 @@ import pytest
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower
 from benchmarks.peers import facebookresearch, rows
-from benchmarks.peers.curve import Point, seconds_to
+from benchmarks.peers.curve import Point, reach
 from data_prep.dataset.format import load_manifest, open_shard
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +45,9 @@ def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
 
 def test_the_time_to_an_auc_is_linear_between_evaluations_and_none_if_it_is_not_reached() -> None:
     points = [Point(100, 2.0, 0.6), Point(200, 4.0, 0.7), Point(300, 6.0, 0.65)]
-    assert seconds_to(points, 0.65) == pytest.approx(3.0)
-    assert seconds_to(points, 0.55) == pytest.approx(1.0)
-    assert seconds_to(points, 0.71) is None
+    assert reach(points, 0.65) == pytest.approx((150, 3.0, 0.65))
+    assert reach(points, 0.55) == pytest.approx((50, 1.0, 0.55))
+    assert reach(points, 0.71) is None
 
 
 # As the two programs print them, with the second in which each line came and ended.

@@ -16,11 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.curve import Point, Task, seconds_to
+from benchmarks.peers.curve import Point, Task, reach
 from benchmarks.peers.rows import REPOSITORY, make_rows
 
 OURS = "clickwork"
@@ -163,23 +164,22 @@ def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> lis
 
 def told(name: str, points: list[Point], target: float) -> None:
     """Say how it went."""
-    last, seconds = points[-1], seconds_to(points, target)
-    reached = "never" if seconds is None else f"{seconds:.1f} s"
+    last, reached = points[-1], reach(points, target)
+    after = "never reached" if reached is None else f"after {reached.seconds:.1f} s and {reached.samples:,} samples"
     rate = last.samples / last.seconds
-    print(f"{name}: {rate:,.0f} samples/s, AUC {target} after {reached}, {last.auc:.4f} at the end", file=sys.stderr)
+    print(f"{name}: {rate:,.0f} samples/s, AUC {target} {after}, {last.auc:.4f} at the end", file=sys.stderr)
 
 
 def tune(names: list[str], target: float, arguments: argparse.Namespace) -> None:
-    """Print each program's training samples to the AUC by learning rate."""
+    """Print each program's training samples to the AUC, and the AUC at the end, by learning rate."""
     print("| | " + " | ".join(map(str, arguments.rates)) + " |\n" + "|---" * (1 + len(arguments.rates)) + "|")
     for name in names:
         cells = []
         for rate in arguments.rates:
             points = run(name, 0, rate, arguments)
             told(f"{name} {rate}", points, target)
-            seconds = seconds_to(points, target)
-            share = None if seconds is None else seconds / points[-1].seconds * points[-1].samples
-            cells.append(f"{'never' if share is None else f'{share:,.0f}'}, {points[-1].auc:.4f}")
+            reached = reach(points, target)
+            cells.append(f"{'never' if reached is None else f'{reached.samples:,}'}, {points[-1].auc:.4f}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -188,24 +188,25 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """Medians over rounds, of the ratios within rounds too; None where a round did not reach the AUC."""
     rates = {name: [curve[-1].samples / curve[-1].seconds for curve in curves] for name, curves in found.items()}
-    seconds = {name: [seconds_to(curve, target) for curve in curves] for name, curves in found.items()}
-    results: dict[str, dict[str, Any]] = {}
-    for name, curves in found.items():
-        results[name] = {
+    reached = {name: [reach(curve, target) for curve in curves] for name, curves in found.items()}
+    return {
+        name: {
             "version": version(name, arguments) or "unknown",
             "learning_rate": PROGRAMS[name].rate,
             "samples_per_second": statistics.median(rates[name]),
-            "faster": median([a / b for a, b in zip(rates[OURS], rates[name], strict=True)]),
-            "seconds_to_auc": median(seconds[name]),
-            "sooner": median([None if a is None or b is None else b / a
-                              for a, b in zip(seconds[OURS], seconds[name], strict=True)]),
+            "faster": statistics.median(a / b for a, b in zip(rates[OURS], rates[name], strict=True)),
+            "seconds_to_auc": median([point and point.seconds for point in reached[name]]),
+            "samples_to_auc": median([point and point.samples for point in reached[name]]),
+            "sooner": median([a and b and b.seconds / a.seconds
+                              for a, b in zip(reached[OURS], reached[name], strict=True)]),
             "auc": statistics.median(curve[-1].auc for curve in curves),
             "curves": curves,
-        }  # fmt: skip
-    return results
+        }
+        for name, curves in found.items()
+    }  # fmt: skip
 
 
-def median(values: list[float | None]) -> float | None:
+def median(values: Sequence[float | None]) -> float | None:
     """Their median; None if one of them is."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if len(known) == len(values) else None
@@ -213,15 +214,18 @@ def median(values: list[float | None]) -> float | None:
 
 def markdown(results: dict[str, dict[str, Any]], target: float) -> str:
     """A row a program; ratios above 1: ours is better."""
-    lines = [f"| | version | seconds to AUC {target} | theirs / ours | samples/s | ours / theirs | AUC at the end |",
-             "|" + "---|" * 7]  # fmt: skip
+
+    def shown(value: float | None, form: str, absent: str = "") -> str:
+        return absent if value is None else format(value, form)
+
+    lines = [f"| | version | seconds to AUC {target} | theirs / ours | samples to it | samples/s | ours / theirs "
+             "| AUC at the end |", "|" + "---|" * 8]  # fmt: skip
     for name, result in results.items():
-        seconds, sooner = (result[key] for key in ("seconds_to_auc", "sooner"))
-        lines.append(
-            f"| `{name}` | {result['version']} | {'not reached' if seconds is None else f'{seconds:.1f}'} "
-            f"| {'' if sooner is None or name == OURS else f'{sooner:.2f}'} | {result['samples_per_second']:,.0f} "
-            f"| {'' if name == OURS else format(result['faster'], '.2f')} | {result['auc']:.4f} |"
-        )
+        seconds = shown(result["seconds_to_auc"], ".1f", "not reached")
+        sooner, faster = (shown(None if name == OURS else result[key], ".2f") for key in ("sooner", "faster"))
+        samples = shown(result["samples_to_auc"], ",.0f")
+        lines.append(f"| `{name}` | {result['version']} | {seconds} | {sooner} | {samples} "
+                     f"| {result['samples_per_second']:,.0f} | {faster} | {result['auc']:.4f} |")  # fmt: skip
     return "\n".join(lines)
 
 

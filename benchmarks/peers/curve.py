@@ -74,12 +74,13 @@ def measure(
     return points
 
 
-def seconds_to(points: Sequence[Point], target: float) -> float | None:
-    """Training seconds until the AUC first reaches the target, linear between evaluations; None: it never does."""
+def reach(points: Sequence[Point], target: float) -> Point | None:
+    """Where the AUC first reaches the target, linear between evaluations; None: it never does."""
     before = Point(0, 0.0, 0.5)
     for point in points:
         if point.auc >= target:
             share = (target - before.auc) / (point.auc - before.auc) if point.auc > before.auc else 1.0
-            return before.seconds + share * (point.seconds - before.seconds)
+            samples = before.samples + share * (point.samples - before.samples)
+            return Point(round(samples), before.seconds + share * (point.seconds - before.seconds), target)
         before = point
     return None
