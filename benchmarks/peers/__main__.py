@@ -6,7 +6,7 @@ Each round trains each program once over the rows, in a process of its own, and 
 eight times; time for evaluation and start-up does not count. --dlrm DIR is a clone of facebookresearch/dlrm, whose two
 programs run from their own files; without it they are left out, as are those whose packages --peer-python lacks.
 On a GPU (--device cuda) only TorchRec's own DLRM runs beside ours. --tune tries each learning rate of --rates instead
-of the one noted below. benchmarks/peers/README.md says how the peers' environment is made and what each is.
+of --rate. benchmarks/peers/README.md says how the peers' environment is made and what each is.
 """
 
 import argparse
@@ -36,23 +36,21 @@ class Program:
     Attributes:
         function: module:function in this package, of a Task.
         package: it is of, for its version; empty: it is of the repository.
-        rate: of --rates, the one with which it reached the AUC first (README.md).
         needs_dlrm: it is facebookresearch/dlrm's.
     """
 
     function: str
     package: str
-    rate: float
     needs_dlrm: bool = False
 
 
 PROGRAMS = {
-    OURS: Program("clickwork:run", "", 0.01),
-    "dlrm_s_pytorch": Program("facebookresearch:dlrm_s_pytorch", "", 0.01, needs_dlrm=True),
-    "torchrec_dlrm_main": Program("facebookresearch:torchrec_dlrm_main", "", 0.01, needs_dlrm=True),
-    "torchrec_dlrm": Program("torchrec_dlrm:run", "torchrec", 0.01),
-    "fuxictr_dlrm": Program("fuxictr_dlrm:run", "fuxictr", 0.01),
-    "deepctr_deepfm": Program("deepctr_deepfm:run", "deepctr-torch", 0.005),
+    OURS: Program("clickwork:run", ""),
+    "dlrm_s_pytorch": Program("facebookresearch:dlrm_s_pytorch", "", needs_dlrm=True),
+    "torchrec_dlrm_main": Program("facebookresearch:torchrec_dlrm_main", "", needs_dlrm=True),
+    "torchrec_dlrm": Program("torchrec_dlrm:run", "torchrec"),
+    "fuxictr_dlrm": Program("fuxictr_dlrm:run", "fuxictr"),
+    "deepctr_deepfm": Program("deepctr_deepfm:run", "deepctr-torch"),
 }
 
 
@@ -78,7 +76,7 @@ def main() -> None:
         found: dict[str, list[list[Point]]] = {name: [] for name in names}
         for number in range(arguments.rounds):
             for name, curves in found.items():
-                curves.append(run(name, number, PROGRAMS[name].rate, arguments))
+                curves.append(run(name, number, arguments.rate, arguments))
                 told(f"round {number + 1}: {name}", curves[-1], target)
     results = summarise(found, target, arguments)
     print(f"`{' '.join(['python -m benchmarks.peers', *sys.argv[1:]])}`\n")
@@ -105,11 +103,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=float, help="or this one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rate", type=float, default=0.005, help="learning rate of all programs")
     parser.add_argument("--tune", action="store_true", help="one round with each of --rates")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.005, 0.01, 0.02])
     parser.add_argument("--quick", action="store_true", help="so little that it shows only that they run")
     parser.add_argument("--out", type=Path)
-    for key, kind in (("one", str), ("work", Path), ("rate", float), ("seed", int)):
+    for key, kind in (("one", str), ("work", Path), ("seed", int)):
         parser.add_argument(f"--{key}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
@@ -192,7 +191,6 @@ def summarise(
     return {
         name: {
             "version": version(name, arguments) or "unknown",
-            "learning_rate": PROGRAMS[name].rate,
             "samples_per_second": statistics.median(rates[name]),
             "faster": statistics.median(a / b for a, b in zip(rates[OURS], rates[name], strict=True)),
             "seconds_to_auc": median([point and point.seconds for point in reached[name]]),
