@@ -5,8 +5,8 @@
 Each round trains each program once over the rows, in a process of its own, and evaluates it on the same held-out rows
 eight times; time for evaluation and start-up does not count. --dlrm DIR is a clone of facebookresearch/dlrm, whose two
 programs run from their own files; without it they are left out, as are those whose packages --peer-python lacks.
-On a GPU (--device cuda) only TorchRec's own DLRM runs beside ours. --tune tries each learning rate of --rates instead
-of --rate. benchmarks/peers/README.md says how the peers' environment is made and what each is.
+On a GPU (--device cuda) only TorchRec's own DLRM runs beside ours. --tune compares the learning rates of --rates.
+benchmarks/peers/README.md says how the peers' environment is made and what each is.
 """
 
 import argparse
