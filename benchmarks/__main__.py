@@ -24,7 +24,7 @@ QUICK = {
     "ideas": ["--rounds=1", "--batch=128"],
     "input_path": ["--rows=400000", "--rounds=1", "--processes", "1", "2"],
     "locality": ["--rows=100000", "--accesses=100000", "--runs=1"],
-    "peers": ["--rounds=1", "--rows=5000", "--batch=128"],
+    "peers": ["--quick"],
     "planted_truth": ["--rows=20000", "--models=lr"],
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
     "preprocess": ["--rows=200000", "--runs=1"],

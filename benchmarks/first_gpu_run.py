@@ -165,12 +165,13 @@ class FirstRun:
                 "microseconds_per_step": {name: total / steps for name, total in kernels.most_common(25)}}  # fmt: skip
 
     def _peers(self) -> dict[str, Any]:
-        sizes = ["--batch", "8192", "--rows", "409600", "--cap", "1000000", "--rounds", "3"]
-        if self._pretend:
-            sizes = ["--batch", "64", "--rows", "640", "--cap", "50", "--rounds", "1"]
-        printed = self._python("benchmarks.peers", "--device", "cuda", *sizes)
-        rates = dict(re.findall(r"^\| (\w+) \| ([\d,]+) \|", printed, re.MULTILINE))
-        return {"samples_per_second": {name: int(rate.replace(",", "")) for name, rate in rates.items()}}
+        sizes = (
+            ["--quick"] if self._pretend else ["--batch", "8192", "--rows", "655360", "--max-cardinality", "1000000"]
+        )
+        out = self._work / "peers.json"
+        self._python("benchmarks.peers", "--device", "cuda", "--out", str(out), *sizes)
+        programs = json.loads(out.read_bytes())["results"]["programs"]
+        return {"samples_per_second": {name: found["samples_per_second"] for name, found in programs.items()}}
 
     def _tests(self) -> dict[str, Any]:
         """The tests marked gpu, or one of them on a pretended device."""

@@ -1,5 +1,8 @@
-"""One entry lists and runs all benchmarks; what bench-check finds."""
+"""One entry lists and runs all benchmarks; what bench-check finds; how peers are given rows and timed."""
 
+import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,9 @@ import pytest
 
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower
+from benchmarks.peers import facebookresearch, rows
+from benchmarks.peers.curve import Point, reach
+from data_prep.dataset.format import load_manifest, open_shard
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,3 +41,93 @@ def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
     found = [[became_slower(list(factor * ratios), 1.03, ALPHA / 18) for ratios in noise] for factor in (1.0, 1.05)]
     assert np.mean(found[0]) == 0
     assert np.mean(found[1]) > 0.95
+
+
+def test_the_time_to_an_auc_is_linear_between_evaluations_and_none_if_it_is_not_reached() -> None:
+    points = [Point(100, 2.0, 0.6), Point(200, 4.0, 0.7), Point(300, 6.0, 0.65)]
+    assert reach(points, 0.65) == pytest.approx((150, 3.0, 0.65))
+    assert reach(points, 0.55) == pytest.approx((50, 1.0, 0.55))
+    assert reach(points, 0.71) is None
+
+
+# As the two programs print them, with the second in which each line came and ended.
+PRINTED: dict[facebookresearch.Program, list[tuple[float, float, str]]] = {
+    facebookresearch.DLRM_S: [
+        (0, 0, "Reading pre-processed data=none.npz"),
+        (1, 1, ':::MLLOG {"event_type": "INTERVAL_START", "key": "epoch_start", "value": null}'),
+        (4, 4, "Finished training it 20/40 of epoch 0, -1.00 ms/it, loss 0.5"),
+        (5, 5, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.6500, best auc 0.6500, accuracy 75 %, best 0 %"),
+        (7, 7, "Finished training it 40/40 of epoch 0, -1.00 ms/it, loss 0.4"),
+        (9, 9, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.7000, best auc 0.7000, accuracy 75 %, best 0 %"),
+    ],
+    facebookresearch.DLRM_MAIN: [
+        (1, 1.5, "Epoch 0:   0%|          | 0/40 [00:00<?, ?it/s]"),
+        (3, 4, "Epoch 0:  50%|#####     | 20/40 [00:03<00:03,  6.6it/s]Total number of iterations: 20"),
+        (4, 5, "Evaluating val set: 100%|###| 4/4 [00:01<00:00,  4.0it/s]AUROC over val set: 0.65."),
+        (7, 7, "Total number of iterations: 40"),
+        (8, 9, "AUROC over val set: 0.7."),
+        (9, 10, "AUROC over val set: 0.7."),
+        (10, 11, "AUROC over test set: 0.8."),
+    ],
+}
+
+
+@pytest.mark.parametrize("program", PRINTED, ids=lambda program: program.file)
+def test_the_programs_of_facebookresearch_are_timed_without_their_evaluations(
+    program: facebookresearch.Program,
+) -> None:
+    lines = [facebookresearch.Line(*line) for line in PRINTED[program]]
+    assert facebookresearch.read_points(program, lines, 10) == [Point(200, 3.0, 0.65), Point(400, 5.0, 0.7)]
+
+
+def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def draw(count: int) -> rows.Rows:
+        integers = rng.integers(0, 1000, (count, rows.NUM_DENSE))
+        return rows.Rows(rng.integers(0, 2, count).astype(np.float32), np.log(integers.astype(np.float32) + 1),
+                         rng.integers(0, 9, (count, rows.NUM_SPARSE)))  # fmt: skip
+
+    splits = {"train": draw(50), "test": draw(7)}
+    features = {f"cat_{i}": 9 for i in range(rows.NUM_SPARSE)}
+    rows.write_ours(tmp_path / "ours", splits, features)
+    rows.write_torchrec(tmp_path / "torchrec", splits)
+    rows.write_dlrm_s(tmp_path / "dlrm_s", splits, list(features.values()))
+    manifest = load_manifest(tmp_path / "ours")
+    for split, name, days, times in (("train", "train", range(23), 1), ("test", "val", [23], 2)):
+        wanted = splits[split]
+        (shard,) = manifest.splits[name].shards
+        ours = open_shard(tmp_path / "ours", name, shard, manifest)
+        npz = [np.load(tmp_path / f"dlrm_s/day_{day}_reordered.npz") for day in days]
+        for kind, key in (("labels", "y"), ("dense", "X_int"), ("sparse", "X_cat")):
+            expected = getattr(wanted, kind).reshape(len(wanted.labels), -1)
+            repeated = np.concatenate([expected] * times)
+            npy = np.concatenate([np.load(tmp_path / f"torchrec/day_{day}_{kind}.npy") for day in days])
+            theirs = np.concatenate([day[key] for day in npz]).reshape(len(repeated), -1)
+            np.testing.assert_array_equal(getattr(ours, kind), expected)
+            np.testing.assert_array_equal(npy, repeated)
+            np.testing.assert_array_equal(
+                np.log(theirs.astype(np.float32) + 1) if kind == "dense" else theirs, repeated
+            )
+
+
+@pytest.mark.slow
+def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
+    out, clone = tmp_path / "out.json", os.environ.get("DLRM")
+    command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)]
+    done = subprocess.run([*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_bytes())["results"]
+    assert {"clickwork", "torchrec_dlrm"} <= set(found["programs"])
+    for name, result in found["programs"].items():
+        (curve,) = result["curves"]
+        assert [point[0] for point in curve] == [512 * part for part in range(1, 9)], name
+        assert np.all(np.diff([point[1] for point in curve]) > 0), name
+        assert 0.7 < curve[-1][2] < found["best_auc"], name
+        assert f"| `{name}` | " in done.stdout
+    if importlib.util.find_spec("fuxictr") is None:
+        assert "has no fuxictr; see benchmarks/peers/README.md" in done.stderr
+    if not clone:
+        assert "dlrm_s_pytorch: needs --dlrm DIR" in done.stderr

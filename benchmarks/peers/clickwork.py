@@ -1,44 +1,33 @@
-"""Clickwork: shards on disk, read, shuffled and checked, through its training loop; no evaluation or checkpoints."""
+"""Clickwork: `python -m app.train` as it is, evaluations and log on; its checkpoint at the end is not timed."""
 
-import tempfile
-from pathlib import Path
+import json
+import subprocess
+import sys
 
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.config.runtime import Platform
-from app.runtime import platform
-from app.training import session
-from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
-from benchmarks.training_loop import time_loop
-from common.cli import compose_config
-from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
+from benchmarks.peers.curve import Point, Task
+from benchmarks.peers.rows import DENSE_ARCH, DIM, EPS, OVER_ARCH, REPOSITORY
 
 
-def seconds_of_epoch(rows: Rows, batch_size: int, threads: int, device: str = "cpu") -> float:
-    """Seconds to train on all rows once."""
-    overrides = [f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
-                 f"model.over_arch={list(OVER_ARCH)}", "optimizer=sgd",
-                 f"optimizer.lr={LEARNING_RATE}", "schedule=constant", "loss=bce",
-                 f"train.global_batch_size={batch_size}", f"runtime.num_threads={threads}"]  # fmt: skip
-    config = compose_config(AppConfig, CONFIG_DIR, [override.replace(" ", "") for override in overrides])
-    here = platform.start(
-        RuntimeConfig(Platform.cpu if device == "cpu" else Platform.auto, threads), seed=0, deterministic=False
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        this = session.build(config, here, root, _write(root, rows))
-        split = this.split("train")
-        steps = split.num_batches(batch_size)
-        seconds = time_loop(this, steps, this.on_device(split.train_batches(batch_size, 0, 0, 0)))
-        return seconds * len(rows.labels) / batch_size
-
-
-def _write(root: Path, rows: Rows) -> Manifest:
-    arrays = ShardArrays(rows.labels[:, None].astype("int32"), rows.dense, rows.sparse.astype("int32"))
-    shard = write_shard(root, "train", "00000", arrays)
-    features = {f"cat_{i}": count for i, count in enumerate(rows.tables)}
-    return Manifest(
-        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(features)},
-        encoding={"name": "benchmark"}, num_embeddings=features,
-        splits={"train": Split(len(rows.labels), 0.25, [shard])}, sources=[], rows=len(rows.labels), label_rate=0.25,
-        tool_version="benchmark",
-    )  # fmt: skip
+def run(task: Task) -> list[Point]:
+    """Train and evaluate."""
+    directory = task.work / "run"
+    overrides = [f"data.path={task.work / 'clickwork'}", f"run.dir={directory}", "checkpoint.resume=never",
+                 "checkpoint.overwrite=true", "checkpoint.keep_best=false",
+                 f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
+                 f"model.over_arch={list(OVER_ARCH)}", "loss=bce", "optimizer=adagrad", f"optimizer.lr={task.rate}",
+                 f"optimizer.eps={EPS}", "schedule=constant", f"train.global_batch_size={task.batch}",
+                 f"train.eval_every_steps={task.steps()}", f"train.log_every_steps={task.steps()}",
+                 "train.warmup_steps_excluded=0", f"train.seed={task.seed}", f"runtime.num_threads={task.threads}",
+                 f"runtime.platform={'cpu' if task.device == 'cpu' else 'auto'}"]  # fmt: skip
+    command = [sys.executable, "-m", "app.train", *(override.replace(" ", "") for override in overrides)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    seconds, points = 0.0, []
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "train":
+            seconds += event["steps"] * task.batch / event["samples_per_second"]
+        elif event["event"] == "eval":
+            points.append(Point(event["samples"], seconds, event["auc"]))
+    return points

@@ -1,23 +1,25 @@
-"""FuxiCTR: a DLRM of its own layers under its own `train_epoch`, batches by torch's DataLoader."""
+"""FuxiCTR, which has no DLRM: one of its own layers, under its own `train_step` and its own loader of .npz files."""
 
-import tempfile
-import time
 from collections import OrderedDict
 
+import numpy as np
 import torch
 from fuxictr.features import FeatureMap
+from fuxictr.pytorch.dataloaders.npz_dataloader import NpzDataLoader
 from fuxictr.pytorch.layers import FeatureEmbedding, InnerProductInteraction, MLP_Block
 from fuxictr.pytorch.models import BaseModel
-from torch.utils.data import DataLoader, TensorDataset
+from numpy.typing import NDArray
 
-from benchmarks.peers.rows import DENSE_ARCH, DIM, LEARNING_RATE, NUM_DENSE, OVER_ARCH, Rows
+from benchmarks.peers.curve import Point, Task, measure
+from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, OVER_ARCH, Rows, load_rows, load_tables
 
 
 class FuxiDLRM(BaseModel):
     """dense_arch, feature embeddings, inner products, over_arch: the layers that FuxiCTR offers for each."""
 
-    def __init__(self, feature_map: FeatureMap, directory: str) -> None:
-        super().__init__(feature_map, model_id="DLRM", gpu=-1, verbose=0, model_root=directory, metrics=["logloss"])
+    def __init__(self, feature_map: FeatureMap, task: Task) -> None:
+        super().__init__(feature_map, model_id="DLRM", gpu=-1, verbose=0, model_root=str(task.work),
+                         metrics=["logloss"])  # fmt: skip
         self.names = [name for name, spec in feature_map.features.items() if spec["type"] == "numeric"]
         self.embedding_layer = FeatureEmbedding(feature_map, DIM, not_required_feature_columns=self.names)
         fields = feature_map.num_fields - len(self.names) + 1
@@ -26,7 +28,7 @@ class FuxiDLRM(BaseModel):
         self.interaction = InnerProductInteraction(fields, output="inner_product")
         self.top = MLP_Block(DIM + fields * (fields - 1) // 2, output_dim=1, hidden_units=list(OVER_ARCH[:-1]),
                              hidden_activations="relu", output_activation=self.output_activation)  # fmt: skip
-        self.compile("SGD", "binary_crossentropy", LEARNING_RATE)
+        self.compile("Adagrad", "binary_crossentropy", task.rate)
         self.reset_parameters()
         self.model_to_device()
 
@@ -38,31 +40,36 @@ class FuxiDLRM(BaseModel):
         return {"y_pred": self.top(torch.cat([dense, self.interaction(vectors)], dim=1))}
 
 
-def seconds_of_epoch(rows: Rows, batch_size: int, threads: int) -> float:
-    """Seconds to train on all rows once."""
-    torch.set_num_threads(threads)
+def run(task: Task) -> list[Point]:
+    """Train and evaluate."""
+    torch.set_num_threads(task.threads)
+    torch.manual_seed(task.seed)
     dense = {f"int_{i}": {"source": "", "type": "numeric"} for i in range(NUM_DENSE)}
     sparse = {f"cat_{i}": {"source": "", "type": "categorical", "vocab_size": count, "padding_idx": None}
-              for i, count in enumerate(rows.tables)}  # fmt: skip
-    names = [*dense, *sparse]
-    columns = torch.from_numpy(rows.dense), torch.from_numpy(rows.sparse), torch.from_numpy(rows.labels)
+              for i, count in enumerate(load_tables(task.work))}  # fmt: skip
+    feature_map = FeatureMap("benchmark", str(task.work))
+    feature_map.features, feature_map.labels = OrderedDict({**dense, **sparse}), ["label"]
+    feature_map.num_fields, feature_map.default_emb_dim = len(feature_map.features), DIM
+    feature_map.set_column_index()
+    model = FuxiDLRM(feature_map, task)
+    model._max_gradient_norm = 10.0  # the default of its `fit`
 
-    def collate(items: list[tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
-        numbers, ids, labels = (torch.stack(part) for part in zip(*items, strict=True))
-        values = [*numbers.unbind(1), *ids.unbind(1)]
-        return {**dict(zip(names, values, strict=True)), "label": labels}
+    def loader(rows: Rows, name: str, shuffle: bool) -> NpzDataLoader:
+        path = task.work / f"{name}.npz"
+        columns = [*rows.dense.T, *rows.sparse.T, rows.labels]
+        np.savez(path, **dict(zip([*feature_map.features, "label"], columns, strict=True)))
+        return NpzDataLoader(feature_map, str(path), task.batch, shuffle, num_workers=0)
 
-    loader = DataLoader(TensorDataset(*columns), batch_size, shuffle=True, drop_last=True, collate_fn=collate)
-    with tempfile.TemporaryDirectory() as directory:
-        feature_map = FeatureMap("benchmark", directory)
-        feature_map.features, feature_map.labels = OrderedDict({**dense, **sparse}), ["label"]
-        feature_map.num_fields, feature_map.default_emb_dim = len(names), DIM
-        model = FuxiDLRM(feature_map, directory)
+    def train(batches: NpzDataLoader) -> None:
         model.train()
-        model._max_gradient_norm = 10.0
-        began = time.perf_counter()
-        count = 0
-        for batch in loader:
+        for batch in batches:
             model.train_step(batch)
-            count += batch_size
-        return (time.perf_counter() - began) * len(rows.labels) / count
+
+    def predict(rows: Rows) -> NDArray[np.float32]:
+        model.eval()
+        with torch.no_grad():
+            return np.concatenate([model(batch)["y_pred"].numpy()[:, 0] for batch in held_out])
+
+    held_out = loader(load_rows(task.work, "test"), "fuxictr_test", shuffle=False)
+    parts = [loader(rows, "fuxictr_train", shuffle=True) for rows in task.parts()]
+    return measure(task, parts, train, predict)
