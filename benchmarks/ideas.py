@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
 from app.config import RuntimeConfig
-from app.model.interaction import DotInteraction, join
+from app.model.interaction import DotInteraction
 from app.model.mlp import mlp
 from app.runtime import platform
 from app.training.window import FiniteChecks
@@ -54,25 +54,17 @@ def training(module: nn.Module, *inputs: Tensor) -> Callable[[], None]:
     return step
 
 
-class Ours(nn.Module):
-    """The dot interaction of the two kinds of vectors."""
+class OneProduct(nn.Module):
+    """The dot interaction, left to autograd, with the pairs' gradient made symmetric first: one product for two."""
 
-    def __init__(self, interaction: DotInteraction) -> None:
+    def __init__(self, ours: DotInteraction) -> None:
         super().__init__()
-        self.interaction = interaction
+        self.ours = ours
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
-        return self.interaction(dense, join(dense, sparse))
-
-
-class OneProduct(Ours):
-    """The same, with the pairs' gradient made symmetric first: one product for two, other roundings."""
-
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        """As Ours."""
-        ours = self.interaction
-        return torch.cat([dense, _Symmetric.apply(join(dense, sparse), ours.pairs, ours.pair_of)], dim=1)
+        """As DotInteraction, other roundings."""
+        vectors = torch.cat([dense.unsqueeze(1), sparse], dim=1)
+        return torch.cat([dense, _Symmetric.apply(vectors, self.ours.pairs, self.ours.pair_of)], dim=1)
 
 
 class _Symmetric(torch.autograd.Function):
@@ -91,12 +83,10 @@ class _Symmetric(torch.autograd.Function):
 def interactions(batch: int) -> Variants:
     """The dot interaction: flat index and own backward, TorchRec's, one product in the backward."""
     dense, sparse = torch.randn(batch, DIM), torch.randn(batch, NUM_SPARSE, DIM)
-    interaction = DotInteraction(NUM_SPARSE, DIM, itself=False)
-    modules = {"own backward": Ours(interaction), "TorchRec's": InteractionArch(NUM_SPARSE),
-               "one product": OneProduct(interaction)}  # fmt: skip
-    results = [module(dense, sparse) for module in modules.values()]
-    np.testing.assert_array_equal(results[0].numpy(), results[1].numpy())
-    torch.testing.assert_close(results[2], results[0])
+    ours, theirs = DotInteraction(NUM_SPARSE, DIM, itself=False), InteractionArch(NUM_SPARSE)
+    np.testing.assert_array_equal(ours(dense, sparse).numpy(), theirs(dense, sparse).numpy())
+    torch.testing.assert_close(OneProduct(ours)(dense, sparse), ours(dense, sparse))
+    modules = {"own backward": ours, "TorchRec's": theirs, "one product": OneProduct(ours)}
     return {name: training(module, dense.clone(), sparse.clone()) for name, module in modules.items()}
 
 

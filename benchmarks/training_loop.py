@@ -47,7 +47,6 @@ from app.data.batch import Batch
 from app.metrics.timing import StepTimer
 from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
-from app.model.interaction import join
 from app.runtime import platform
 from app.training import session
 from app.training.loop import TrainingLoop
@@ -236,8 +235,7 @@ def bare_step(this: session.Session) -> Step:
     def step(batch: Batch) -> None:
         ids, offsets = batch.sparse_features.values(), batch.sparse_features.offsets()
         sparse = tables(ids, offsets).view(-1, 26, 16)
-        dense = model.dense_arch(batch.dense_features)
-        logits = model.over_arch(model.interaction(dense, join(dense, sparse))).squeeze(1)
+        logits = model.over_arch(model.interaction(model.dense_arch(batch.dense_features), sparse)).squeeze(1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         sgd.zero_grad()
         loss.backward()

@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
 from app.config.model import DenseInit
-from app.model.interaction import join, make_interaction
+from app.model.interaction import Order, make_interaction
 from app.model.mlp import mlp
 from common.errors import UserError
 
@@ -41,9 +41,9 @@ class DLRM(nn.Module):
         dense = dense_arch(dense_features)  # while other processes' vectors are on their way
         return top(dense, *lookup())
 
-    def _top(self, dense: Tensor, sparse: Tensor, order: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
         """dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
-        return self.over_arch(self.interaction(dense, join(dense, sparse, order))).squeeze(1).float()
+        return self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
 
     def compile_dense_layers(self) -> None:
         """Have torch.compile make one program of them when training begins; evaluation keeps its bits.

@@ -4,7 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from app.config import ModelConfig
-from app.model.interaction import join, make_interaction
+from app.model.interaction import make_interaction
 from app.model.mlp import mlp
 
 
@@ -21,6 +21,5 @@ def training_flops(config: ModelConfig, num_dense: int, num_sparse: int) -> int:
         inputs = torch.empty(1, num_dense)
         vectors = torch.empty(1, num_sparse, config.embedding_dim, requires_grad=True)
         with FlopCounterMode(display=False) as counter:
-            dense = dense_arch(inputs)
-            over_arch(interaction.to("meta")(dense, join(dense, vectors))).sum().backward()
+            over_arch(interaction.to("meta")(dense_arch(inputs), vectors)).sum().backward()
     return int(counter.get_total_flops())

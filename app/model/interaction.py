@@ -1,7 +1,7 @@
 """Interactions: the dense vector and the F sparse ones of each sample to the over_arch's input.
 
 Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D]
-and the joined vectors [B, F + 1, D], of which the first is the dense one, to [B, num_outputs].
+and sparse [B, F, D] to [B, num_outputs]; `order` is `join`'s.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ DCN_RANK_PART = 4
 PROJECTION_VECTORS = 16
 
 
-def join(dense: Tensor, sparse: Tensor, order: tuple[Tensor, Tensor] | None = None) -> Tensor:
+Order = tuple[Tensor, Tensor] | None
+
+
+def join(dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
     """dense [B, D] and sparse [B, F, D] to [B, F + 1, D].
 
     order: the place [F] of each feature's vector in `sparse`, and its inverse; None: they are in the features' order.
@@ -104,8 +107,9 @@ class DotInteraction(nn.Module):
         self.register_buffer("pair_of", pair_of, persistent=False)
         self.num_outputs = embedding_dim + len(pairs)
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """dense [B, D] and vectors [B, F + 1, D] to [B, D + P]."""
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
+        vectors = join(dense, sparse, order)
         return torch.cat([dense, _PairProducts.apply(vectors, self.pairs, self.pair_of)], dim=1)
 
 
@@ -116,9 +120,9 @@ class CatInteraction(nn.Module):
         super().__init__()
         self.num_outputs = (num_sparse + 1) * embedding_dim
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """dense [B, D] and vectors [B, F + 1, D] to [B, (F + 1) * D]."""
-        return vectors.flatten(1)
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        return join(dense, sparse, order).flatten(1)
 
 
 class DCNInteraction(nn.Module):
@@ -133,9 +137,9 @@ class DCNInteraction(nn.Module):
         self.num_outputs = (num_sparse + 1) * embedding_dim
         self.crossnet = LowRankCrossNet(self.num_outputs, num_layers, low_rank_dim)
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """dense [B, D] and vectors [B, F + 1, D] to [B, (F + 1) * D]."""
-        return self.crossnet(vectors.flatten(1))
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        return self.crossnet(join(dense, sparse, order).flatten(1))
 
 
 class ProjectionInteraction(nn.Module):
@@ -152,9 +156,9 @@ class ProjectionInteraction(nn.Module):
         self.branch2 = mlp(num_inputs, branch2, final_relu=True)
         self.num_outputs = embedding_dim + (branch1[-1] // embedding_dim) * (branch2[-1] // embedding_dim)
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """dense [B, D] and vectors [B, F + 1, D] to [B, D + F1 * F2]."""
-        (batch, dim), flat = dense.shape, vectors.flatten(1)
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, D + F1 * F2]."""
+        (batch, dim), flat = dense.shape, join(dense, sparse, order).flatten(1)
         left, right = self.branch1(flat).view(batch, -1, dim), self.branch2(flat).view(batch, dim, -1)
         return torch.cat([dense, torch.bmm(left, right).flatten(1)], dim=1)
 
@@ -178,9 +182,9 @@ class ScalarPairsInteraction(nn.Module):
         self.mixes_samples = mixes_samples
         self.num_outputs = len(pairs) + embedding_dim
 
-    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """dense [B, D] and vectors [B, F + 1, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
-        sparse = vectors[:, 1:]
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] and sparse [B, F, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
+        sparse = sparse if order is None else sparse[:, order[0]]
         rows = sparse.transpose(0, 1) if self.mixes_samples else sparse
         elements = torch.cat([rows.reshape(len(dense), -1), dense], dim=1)
         products = _PairProducts.apply(elements.unsqueeze(2), self.pairs, self.pair_of)

@@ -33,7 +33,7 @@ def test_dot_interaction_and_its_gradient_equal_the_oracle(itself: bool) -> None
     torch.manual_seed(0)
     dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    ours = DotInteraction(3, DIM, itself)(dense, join(dense, sparse))
+    ours = DotInteraction(3, DIM, itself)(dense, sparse)
     theirs = reference.interact(dense, list(sparse.unbind(1)), "dot", itself)
     torch.testing.assert_close(ours, theirs)
     weights = torch.randn_like(ours)
@@ -52,8 +52,8 @@ def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> No
     for enabled in (False, True):
         inputs = [dense.clone().requires_grad_(), sparse.clone().requires_grad_()]
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            first, others = [vector.bfloat16() for vector in inputs] if enabled else inputs
-            outputs = DotInteraction(3, DIM, itself)(first, join(first, others))
+            vectors = [vector.bfloat16() for vector in inputs] if enabled else inputs
+            outputs = DotInteraction(3, DIM, itself)(*vectors)
         assert outputs.dtype is (torch.bfloat16 if enabled else torch.float32)
         results.append([outputs.float(), *torch.autograd.grad((outputs.float() * weights).sum(), inputs)])
     for ours, exact in zip(results[1], results[0], strict=True):
@@ -67,7 +67,7 @@ def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: t
     dense = torch.randn(BATCH, DIM, dtype=dtype, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, requires_grad=True)
     order = torch.tensor([2, 0, 1])
-    found, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order])
+    found, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order], None)
     assert found.dtype is expected.dtype
     assert torch.equal(found, expected)
     weights = torch.randn_like(found)
@@ -98,7 +98,7 @@ def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
 def test_cat_interaction_equals_the_oracle() -> None:
     dense, sparse = torch.randn(BATCH, DIM), torch.randn(BATCH, 3, DIM)
     expected = reference.interact(dense, list(sparse.unbind(1)), "cat", itself=False)
-    torch.testing.assert_close(CatInteraction(3, DIM)(dense, join(dense, sparse)), expected, rtol=0, atol=0)
+    torch.testing.assert_close(CatInteraction(3, DIM)(dense, sparse), expected, rtol=0, atol=0)
 
 
 def test_dcn_and_its_gradients_equal_the_oracle() -> None:
@@ -125,7 +125,7 @@ def _assert_equals_oracle(ours: torch.nn.Module, oracle: Callable[[Tensor, list[
     """Outputs and the gradients of inputs and parameters, in float64."""
     dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    found, expected = ours(dense, join(dense, sparse)), oracle(dense, list(sparse.unbind(1)))
+    found, expected = ours(dense, sparse), oracle(dense, list(sparse.unbind(1)))
     assert found.shape == (BATCH, ours.num_outputs)
     torch.testing.assert_close(found, expected)
     weights, inputs = torch.randn_like(found), [dense, sparse, *ours.parameters()]
@@ -269,7 +269,7 @@ def test_scalar_pairs_equal_the_blogs_computation(mixes: bool) -> None:
     torch.manual_seed(0)
     dense = torch.randn(BATCH, 4, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, 4, dtype=torch.float64, requires_grad=True)
-    ours = ScalarPairsInteraction(3, 4, mixes)(dense, join(dense, sparse))
+    ours = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
     theirs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     weights = torch.randn_like(ours)
