@@ -78,6 +78,7 @@ def test_imports_keep_the_contracts() -> None:
     assert not broken_contracts(ROOT), "\n".join(broken_contracts(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "code", "problem"),
     [

@@ -25,6 +25,7 @@ def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
+@pytest.mark.slow
 def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=mi300x", "topology.devices_per_node=8", "optimizer=rowwise_adagrad"]
     plan = planned(run_app, tmp_path, *overrides, "plan.topologies=[h100]", "plan.devices=[1,8]")

@@ -44,6 +44,7 @@ def logits(ranked: list[dict[str, Any]]) -> dict[str, float]:
     return {candidate["candidate"]: candidate["logit"] for candidate in ranked}
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_app: Command, tmp_path: Path) -> None:
     lines = (tmp_path / "raw.tsv").read_text().splitlines(keepends=True)
     test = lines[-(HELD_OUT // 2) :]

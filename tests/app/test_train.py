@@ -222,6 +222,7 @@ def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: P
         assert summary(pair)["eval"][key] == pytest.approx(summary(alone)["eval"][key], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
     """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
     rng = np.random.default_rng(0)

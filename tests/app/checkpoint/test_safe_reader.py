@@ -64,6 +64,7 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     return metadata
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

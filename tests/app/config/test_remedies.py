@@ -95,6 +95,7 @@ NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b"
          "a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_runs_that_are_refused(name: str) -> None:
     config = compose_config(AppConfig, CONFIG_DIR)
@@ -115,6 +116,7 @@ KEYS = {"data.path": AppConfig, "data.raw": AppConfig, "data.schema": AppConfig,
         "checkpoint.resume": AppConfig, "sharding.plan": AppConfig, "data.multi_hot.directory": AppConfig}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_can_be_typed(path: str) -> None:
     """As they are, or as the error says, which a shell hands on as it should."""

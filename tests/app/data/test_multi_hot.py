@@ -151,6 +151,7 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
         split(ragged, [1, 2, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     """MovieLens' columns in Parquet, no dense feature at all; nothing but a schema is written."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

@@ -11,6 +11,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.model.dlrm import DLRM
 from app.model.mlp import LARGE_BATCH, MLP, mlp
 from common.cli import compose_config
+from tests.app.model.given_vectors import GivenVectors
 
 WIDTHS = [24, 16, 1]
 
@@ -74,7 +75,7 @@ def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
 
     def losses(parts: int) -> Tensor:
         torch.manual_seed(0)
-        model = DLRM(config.model, 5, 3, nn.Identity())
+        model = DLRM(config.model, 5, 3, GivenVectors())
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
         found = []
         for _ in range(10):

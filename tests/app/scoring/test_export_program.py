@@ -204,6 +204,7 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, told: str) -> 
         np.testing.assert_allclose(found[str(samples)], program(*inputs).numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -2,21 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from app.config import Interaction, ModelConfig
 from app.model.dlrm import DLRM
-from app.model.embeddings import Vectors
 from app.training.window import FiniteChecks
+from tests.app.model.given_vectors import GivenVectors
 
 BATCH, DIM, NUM_SPARSE = 7, 4, 3
-
-
-class _Given(nn.Module):
-    """A lookup that returns its input."""
-
-    def forward(self, values: Tensor) -> object:
-        return lambda: Vectors(values)
 
 
 @pytest.mark.parametrize("interaction", list(Interaction))
@@ -26,7 +19,7 @@ def test_a_vector_that_is_not_finite_shows_in_the_loss_or_a_gradient(interaction
     config = ModelConfig(interaction, embedding_dim=DIM, dense_arch=[6, DIM], over_arch=[5, 1])
     for seed in range(20):
         torch.manual_seed(seed)
-        model = DLRM(config, 2, NUM_SPARSE, _Given())
+        model = DLRM(config, 2, NUM_SPARSE, GivenVectors())
         checks = FiniteChecks(dict(model.named_parameters()))
         vectors = torch.randn(BATCH, NUM_SPARSE, DIM)
         for spoiled in (False, True):

@@ -30,6 +30,7 @@ def scheduler() -> Iterator[Any]:
         yield made.scheduler_address
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
 @pytest.mark.parametrize(
     "encoding",

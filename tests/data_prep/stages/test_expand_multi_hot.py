@@ -34,6 +34,7 @@ def make(directory: Path, name: str, *overrides: str) -> Path:
     return directory / name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "more"),
     [
