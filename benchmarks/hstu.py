@@ -4,7 +4,8 @@
 
 DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
 packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,
-clipped Adam, and row-wise Adagrad in the backward of the tables. Rounds alternate. Without --reference ours alone.
+clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of the tables. Rounds
+alternate. Without --reference ours alone.
 """
 
 import argparse
@@ -110,10 +111,12 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _step_of(tables: nn.Module, dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor]) -> Callable[[Any], float]:
+def _step_of(
+    tables: nn.Module, dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool
+) -> Callable[[Any], float]:
     """A training step; the tables' optimizer is in their backward."""
     apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 1e-3, "eps": 1e-8})
-    adam = torch.optim.Adam(dense, lr=1e-4, betas=(0.95, 0.999), eps=1e-8)
+    adam = torch.optim.Adam(dense, lr=1e-4, betas=(0.95, 0.999), eps=1e-8, fused=fused)
 
     def step(batch: Any) -> float:
         adam.zero_grad()
@@ -153,7 +156,7 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
         logits = model(sequences, ids).squeeze(1)
         return 0.2 * nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"].float())
 
-    return _step_of(arch, dense, loss)
+    return _step_of(arch, dense, loss, fused=True)  # as app.optimizer makes it
 
 
 def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
@@ -205,7 +208,7 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         losses = model(history, candidates)[2]
         return torch.stack(list(losses.values())).sum()
 
-    return _step_of(model._embedding_collection, dense, loss)
+    return _step_of(model._embedding_collection, dense, loss, fused=False)  # as its train_ranker does
 
 
 if __name__ == "__main__":
