@@ -20,7 +20,8 @@ from app.config.hstu import Attention, triton_problem
 T = TypeVar("T")
 
 CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
-LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain
+LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain,
+FEW_POSITIONS = 64  # but of so few a bucket of its own would cost more
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,14 @@ class _Bucket:
 def _buckets(
     layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
 ) -> Iterator[_Bucket]:
-    """Sequences by length, in groups of which the longest has at most `alike` times the shortest's."""
+    """Sequences by length, in groups of which the longest has `alike` times the shortest's or FEW_POSITIONS more."""
     lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
     queries = candidates if candidates_only else lengths
     starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
     order = lengths.argsort(stable=True) if alike < math.inf else torch.arange(len(lengths))
     shortest, edges = 0, [0]
     for place, length in enumerate(lengths[order].tolist()):
-        if place and length > alike * max(shortest, 1):
+        if place and length > max(alike * shortest, shortest + FEW_POSITIONS):
             edges.append(place)
         if place == edges[-1]:
             shortest = length
