@@ -4,8 +4,8 @@
 
 DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
 packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,
-clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of the tables. Rounds
-alternate. Without --reference ours alone.
+clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of the tables.
+Rounds alternate. Without --reference ours alone.
 """
 
 import argparse
