@@ -31,6 +31,17 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candi
 
 
 @triton.jit
+def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
+    """Of a program's sequence: rows of its keys and of its queries, length of its history, its first query's number."""
+    sequence = tl.program_id(0)
+    first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
+    first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    history = tl.load(histories + sequence)
+    offset = history if candidates_only else history * 0
+    return first_key, past_keys, first_query, past_queries, history, offset
+
+
+@triton.jit
 def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
     """Offsets of one head's values in these rows, and which of them there are."""
     column = tl.arange(0, columns)
@@ -68,11 +79,9 @@ def _of_queries(
     value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
 ):  # fmt: skip
     """A block of queries: its result; backward, its gradient."""
-    sequence = tl.program_id(0)
-    first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
-    first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
-    history = tl.load(histories + sequence)
-    offset = history if candidates_only else history * 0  # number of the first query in the sequence
+    first_key, past_keys, first_query, past_queries, history, offset = _bounds(
+        key_starts, query_starts, histories, candidates_only
+    )
     start = tl.program_id(2) * block
     if first_query + start >= past_queries:
         return
@@ -111,11 +120,9 @@ def _of_keys(
     value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and of its values."""
-    sequence = tl.program_id(0)
-    first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
-    first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
-    history = tl.load(histories + sequence)
-    offset = history if candidates_only else history * 0
+    first_key, past_keys, first_query, past_queries, history, offset = _bounds(
+        key_starts, query_starts, histories, candidates_only
+    )
     start = tl.program_id(2) * block
     if first_key + start >= past_keys:
         return
