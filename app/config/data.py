@@ -70,9 +70,7 @@ class EventConfig:
     history: HistoryKind = HistoryKind.interleaved  # which earlier events a history is made of
     history_length: int = 200  # events of a history; interleaved: divided by the number of actions
     scan_events: int = 20_000  # events before a sample among which its history is looked for
-    tasks: list[str] = field(
-        default_factory=list
-    )  # actions to predict besides the label; their losses are added to its
+    tasks: list[str] = field(default_factory=list)  # actions to predict besides the label; their losses are added
     max_history: int | None = None  # a history is cut to its last events, this many; null: it is not
 
     @property
