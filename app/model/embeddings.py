@@ -24,6 +24,7 @@ from torchrec import (
 
 from app.config import ModelConfig
 from app.config.tables import Pooling, QROperation, RowWeights, Storage
+from app.model.interaction import Order
 from app.model.tables import REMAINDER, Embedding, TableSpec, make_embeddings
 from common.errors import UserError
 
@@ -37,7 +38,7 @@ class Vectors(NamedTuple):
     """
 
     values: Tensor
-    order: tuple[Tensor, Tensor] | None = None
+    order: Order = None
 
 
 class SparseArch(nn.Module):
@@ -80,7 +81,7 @@ class SparseArch(nn.Module):
                 self.projections[embedding.key] = _projection(embedding.width, embedding_dim)
             if embedding.row_weights is not None:
                 self.row_weights[embedding.key] = _RowWeights(embedding)
-        self._order: tuple[Tensor, Tensor] | None = None  # of pooled vectors, and its inverse; None: as they are
+        self._order: Order = None  # of pooled vectors, and its inverse; None: as they are
         self._order_known = False
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Callable[[], Vectors]:
