@@ -97,7 +97,7 @@ class MLPerf:
         return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
 
     def _start_block(self) -> None:
-        """Start the block that follows the last evaluation, once it is known that training goes on."""
+        """Start the block that follows the last evaluation, once training is known to continue."""
         if not self._in_block:
             step, began = self._block_from
             self._log.start(self._keys.BLOCK_START, metadata=self._at(step), time_ms=began)

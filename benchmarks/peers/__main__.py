@@ -77,7 +77,7 @@ def main() -> None:
         for number in range(arguments.rounds):
             for name, curves in found.items():
                 curves.append(run(name, number, arguments.rate, arguments))
-                told(f"round {number + 1}: {name}", curves[-1], target)
+                log_result(f"round {number + 1}: {name}", curves[-1], target)
     results = summarise(found, target, arguments)
     print(f"`{' '.join(['python -m benchmarks.peers', *sys.argv[1:]])}`\n")
     print(f"AUC {target}; of the true probabilities {best:.4f}\n")
@@ -161,8 +161,8 @@ def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> lis
     return [Point(*point) for point in json.loads(done.stdout.rsplit("\n", 2)[1])]
 
 
-def told(name: str, points: list[Point], target: float) -> None:
-    """Say how it went."""
+def log_result(name: str, points: list[Point], target: float) -> None:
+    """Log a run's rate, the time to the AUC, and the last AUC."""
     last, reached = points[-1], reach(points, target)
     after = "never reached" if reached is None else f"after {reached.seconds:.1f} s and {reached.samples:,} samples"
     rate = last.samples / last.seconds
@@ -176,7 +176,7 @@ def tune(names: list[str], target: float, arguments: argparse.Namespace) -> None
         cells = []
         for rate in arguments.rates:
             points = run(name, 0, rate, arguments)
-            told(f"{name} {rate}", points, target)
+            log_result(f"{name} {rate}", points, target)
             reached = reach(points, target)
             cells.append(f"{'never' if reached is None else f'{reached.samples:,}'}, {points[-1].auc:.4f}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -1,4 +1,4 @@
-"""A program's AUC on the held-out rows after so many training samples and seconds, evaluations not counted."""
+"""A program's AUC on the held-out rows by training samples and seconds, evaluations not counted."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Task:
     Attributes:
         work: the directory that `make_rows` has filled.
         batch: rows a step.
-        evaluations: the training rows are cut into so many parts, and the model is evaluated after each.
+        evaluations: number of parts of the training rows; the model is evaluated after each.
         rate: learning rate of all parameters.
         seed: of initial values and order.
         threads: of computation.

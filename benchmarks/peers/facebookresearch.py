@@ -1,7 +1,7 @@
 """facebookresearch/dlrm's two programs from their own files, unmodified, timed by the lines that they print.
 
-They run in a copy of the repository, as dlrm_s_pytorch.py writes a log beside itself. A program's training seconds are
-those from its line that an epoch begins, or an evaluation is done, to its line that so many steps are done.
+They run in a copy of the repository, as dlrm_s_pytorch.py writes a log beside itself. Training seconds are counted from
+the line at the start of an epoch, or after an evaluation, to the line with the number of steps done.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from benchmarks.peers.rows import DENSE_ARCH, DIM, EPS, NUM_DENSE, OVER_ARCH, lo
 
 @dataclass(frozen=True)
 class Program:
-    """A program's file, and what it prints when it begins, has trained so many steps, and has evaluated."""
+    """A program's file, and patterns of its lines at the start, after a number of steps, and after an evaluation."""
 
     file: str
     begins: str
