@@ -51,6 +51,8 @@ def main(config: BenchConfig) -> int:
                  here.num_threads)  # fmt: skip
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(here.device, dtype, config.seconds, here.highest)
+        if ceilings is None:
+            raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
         log.info("bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s", ceilings.bytes_per_second / 1e9,
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []

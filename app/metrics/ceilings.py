@@ -80,14 +80,17 @@ class Ceilings(NamedTuple):
 
 def measure_ceilings(
     device: torch.device, dtype: torch.dtype, seconds: float, agree: Callable[[float], float] = lambda number: number
-) -> Ceilings:
+) -> Ceilings | None:
     """Measure both on this process's device with its threads.
 
     The triad is McCalpin's (STREAM), counted as it counts: two arrays read, one written. The product is in `dtype`,
-    as the dense layers' are; float32 follows torch's TF32 setting. `agree` as for `measure`: all processes measure at
-    once, so that each gets its part of what they share.
+    as the dense layers' are; float32 follows torch's TF32 setting. `agree` as for `time_work`: all processes measure at
+    once, so that each gets its part of what they share. None if a process's GPU has less memory left than it takes.
     """
     kind = device.type
+    needed = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
+    if kind == "cuda" and agree(needed - _free_bytes(device)) > 0:
+        return None
     a, b, c = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
     triad = time_work(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds, agree)
     rows = MATRIX_ROWS[kind]
@@ -101,6 +104,14 @@ def measure_ceilings(
     )
 
 
-def higher(a: Ceilings, b: Ceilings) -> Ceilings:
+def _free_bytes(device: torch.device) -> int:
+    """What torch can still allocate on a GPU: the driver's free memory, and torch's own that holds no tensor."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
+
+
+def higher(a: Ceilings, b: Ceilings | None) -> Ceilings:
     """The higher of each: what disturbed one measurement may have spared another."""
+    if b is None:
+        return a
     return Ceilings(max(a.bytes_per_second, b.bytes_per_second), max(a.flops_per_second, b.flops_per_second), a.dtype)

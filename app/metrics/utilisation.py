@@ -1,5 +1,6 @@
 """Utilisation: what a run's steps computed and moved, against this machine's measured limits."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from app.optimizer.build import state_elements
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
+
+log = logging.getLogger("clickwork")
 
 MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the ceilings
 CEILING_SECONDS = 0.2
@@ -31,7 +34,8 @@ def utilisation(
     """FLOPs and bytes of a sample and a second, and their shares of ceilings measured here and now.
 
     Table bytes are those of lookups and updates if no cache served them: rows read forward, rows and optimizer state
-    read and written backward. Ceilings, and so shares, are None for a run that trained less than 20 seconds.
+    read and written backward. Ceilings, and so shares, are None for a run that trained less than 20 seconds,
+    or whose GPUs have no memory left to measure them.
     """
     flops = None  # of HSTU they depend on each history's length
     if config.model.hstu is None:
@@ -54,6 +58,9 @@ def utilisation(
     if runtime.highest(train_seconds) >= MIN_TRAIN_SECONDS:
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, CEILING_SECONDS, runtime.highest)
+        if ceilings is None:
+            log.info("utilisation: not measured (the GPUs have too little memory left)")
+            return figures
         figures |= {
             "matrix_flops_per_second": ceilings.flops_per_second,
             "memory_bytes_per_second": ceilings.bytes_per_second,

@@ -57,10 +57,16 @@ def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
 
 def test_bench(machine: Machine, tmp_path: Path) -> None:
     """Whole steps and the optimizer; torch's embedding bags have sparse gradients, which the device has not."""
-    command(machine, "tests.pretend_cuda.small_bench", tmp_path, "runtime.platform=cuda",
+    command(machine, "app.bench", tmp_path, "runtime.platform=cuda",
             "operators=[embedding_bag/tbe,optimizer_step,step]", "shape.batch_size=32", "shape.most_rows=50",
             "seconds=0.05", f"out={tmp_path}/bench.json")  # fmt: skip
     assert json.loads((tmp_path / "bench.json").read_text())
+
+
+def test_limits_are_not_measured_without_memory(machine: Machine, tmp_path: Path) -> None:
+    done = machine.run("app.bench", "runtime.platform=cuda", "operators=[step]", "seconds=0.01", cwd=tmp_path,
+                       environment={"PRETEND_CUDA_MEMORY": str(2 << 20)})  # fmt: skip
+    assert (done.returncode, "too little free memory on the GPU" in done.stderr) == (2, True), done.stderr
 
 
 def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path, tmp_path: Path) -> None:

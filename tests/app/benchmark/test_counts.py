@@ -95,6 +95,7 @@ def test_bytes_of_scoring() -> None:
 @pytest.mark.slow
 def test_ceilings_and_shares() -> None:
     found = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
+    assert found is not None
     assert found.bytes_per_second > 1e8
     assert found.flops_per_second > 1e8
     better = ceilings.higher(found, found._replace(bytes_per_second=1e15))
