@@ -4,8 +4,8 @@
 
 DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
 packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,
-clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of the tables.
-Rounds alternate. Without --reference ours alone.
+clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of FBGEMM's tables,
+as both programs train. Rounds alternate. Without --reference ours alone.
 """
 
 import argparse
@@ -14,21 +14,27 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
+from torch import distributed as dist
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 
 from app.config.hstu import Attention, HSTUConfig
 from app.config.tables import Storage
 from app.data.batch import Sequences
 from app.model.hstu import HSTU, EventArch, EventKeys
 from app.model.tables import TableInitRange, TableSpec
+from benchmarks.result_file import write_result
 
 CONTEXT = [f"context_{number}" for number in range(8)]
 HISTORY = ["item", "artist", "album"]
@@ -59,6 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     results = []
     for shape in [shape for shape in SHAPES if shape.history in arguments.histories]:
         batches = [_batch(shape, arguments.batch, seed) for seed in range(arguments.steps)]
@@ -67,8 +74,7 @@ def main() -> None:
             steps["reference"] = _reference(arguments.reference, shape)
         results.append(_measure(shape, steps, batches, arguments.rounds))
         print(json.dumps(results[-1]), flush=True)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_result(arguments, results)
 
 
 def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: list[Any], rounds: int) -> dict[str, Any]:
@@ -111,11 +117,22 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _step_of(
-    tables: nn.Module, dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool
-) -> Callable[[Any], float]:
+def _sharded(tables: EmbeddingCollection) -> nn.Module:
+    """The tables as a process of a training holds them: FBGEMM's, which apply row-wise Adagrad in their backward."""
+    on_this = {
+        table.name: table_wise(rank=0, device="cpu", compute_kernel="fused") for table in tables.embedding_configs()
+    }
+    sharder = EmbeddingCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3,
+                                          "eps": 1e-8})  # fmt: skip
+    plan = construct_module_sharding_plan(tables, on_this, sharder, local_size=1, world_size=1, device_type="cpu")
+    sharded = DistributedModelParallel(nn.ModuleDict({"tables": tables}), device=torch.device("cpu"),
+                                       plan=ShardingPlan({"tables": plan}), sharders=[sharder])  # fmt: skip
+    found: nn.Module = sharded.module["tables"]
+    return found
+
+
+def _step_of(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool) -> Callable[[Any], float]:
     """A training step; the tables' optimizer is in their backward."""
-    apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 1e-3, "eps": 1e-8})
     adam = torch.optim.Adam(dense, lr=1e-4, betas=(0.95, 0.999), eps=1e-8, fused=fused)
 
     def step(batch: Any) -> float:
@@ -137,7 +154,8 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
          for name, both in keys.items()]
     )  # fmt: skip
     assert isinstance(arch.rows, EmbeddingCollection)
-    arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
+    configs = [replace(table, init_fn=None) for table in arch.rows.embedding_configs()]
+    arch.rows = _sharded(EmbeddingCollection(tables=configs, device=torch.device("meta")))
     width = shape.dim // shape.heads
     config = HSTUConfig(dim=shape.dim, num_layers=shape.layers, num_heads=shape.heads, attention_dim=width,
                         hidden_dim=width, preprocessor_dim=256, item_dim=512, attention=Attention.bucketed)  # fmt: skip
@@ -156,7 +174,7 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
         logits = model(sequences, ids).squeeze(1)
         return 0.2 * nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"].float())
 
-    return _step_of(arch, dense, loss, fused=True)  # as app.optimizer makes it
+    return _step_of(dense, loss, fused=True)  # as app.optimizer makes it
 
 
 def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
@@ -190,7 +208,8 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
     tables = {name: EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=shape.dim, feature_names=both)
               for name, both in keys.items()}  # fmt: skip
     model = DlrmHSTU(hstu_configs=configs, embedding_tables=tables, is_inference=False, bf16_training=False)
-    model._embedding_collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("cpu"))
+    collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("meta"))
+    model._embedding_collection = _sharded(collection)
     model.recursive_setattr("_hammer_kernel", HammerKernel.PYTORCH)
     dense = [value for name, value in model.named_parameters() if not name.startswith("_embedding_collection")]
 
@@ -208,7 +227,7 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         losses = model(history, candidates)[2]
         return torch.stack(list(losses.values())).sum()
 
-    return _step_of(model._embedding_collection, dense, loss, fused=False)  # as its train_ranker does
+    return _step_of(dense, loss, fused=False)  # as its train_ranker does
 
 
 if __name__ == "__main__":

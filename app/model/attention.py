@@ -58,11 +58,11 @@ def attend(
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
     """All sequences padded to the longest, as the definition reads: memory B * H * longest^2."""
     (bucket,) = _buckets(layout, candidates_only, q.device, alike=math.inf)
-    keys, values = k[bucket.positions], v[bucket.positions]  # [B, n, H, width]
-    scores = torch.einsum("bihd,bjhd->bhij", q[bucket.query_rows], keys) / math.sqrt(q.shape[2])
+    keys, values = _rows(k, bucket.positions), _rows(v, bucket.positions)  # [B, n, H, width]
+    scores = torch.einsum("bihd,bjhd->bhij", _rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
     seen = bucket.seen(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
     weights = torch.nn.functional.silu(scores) * seen.unsqueeze(1) / layout.divisor
-    return torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1)[bucket.query_slots]
+    return _rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
 
 
 def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
@@ -150,7 +150,10 @@ def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Bucketed(torch.autograd.Function):
-    """Attention by buckets and chunks of queries; its backward computes the scores again instead of keeping them."""
+    """Attention by buckets and chunks of queries; its backward computes the scores again instead of keeping them.
+
+    Padded queries, keys and values are [b * H, m or n, width].
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
@@ -159,65 +162,71 @@ class _Bucketed(torch.autograd.Function):
         ctx.buckets = layout.once(("buckets", candidates_only), made)
         out = v.new_empty(q.shape[0], *v.shape[1:])
         for bucket in ctx.buckets:
-            queries, keys, values = (_by_head(tensor[rows]) for tensor, rows in _rows(bucket, q, k, v))
-            result = torch.empty(*queries.shape[:3], v.shape[2], dtype=v.dtype, device=v.device)
-            for start, stop, num_keys in _chunks(bucket, queries):
-                scores = _scores(queries[:, :, start:stop], keys[:, :, :num_keys])
+            queries, keys, values = _padded_by_head(bucket, q, k, v)
+            result = values.new_empty(*queries.shape[:2], values.shape[2])
+            for start, stop, num_keys in _chunks(bucket, q.shape[1]):
+                scores = _product(queries[:, start:stop], keys[:, :num_keys].mT, 1 / math.sqrt(q.shape[2]))
                 weights = torch.nn.functional.silu(scores, inplace=True)
                 _hide(weights, bucket, start, stop, num_keys)
-                result[:, :, start:stop] = weights @ values[:, :, :num_keys]
-            _spread(out, bucket.query_rows, bucket.query_slots, result / layout.divisor)
+                result[:, start:stop] = _product(weights, values[:, :num_keys], 1 / layout.divisor)
+            _spread(out, bucket.query_rows, bucket.query_slots, result)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v = ctx.saved_tensors
         to_q, to_k, to_v = (torch.empty_like(tensor) for tensor in (q, k, v))
+        of_scores, of_weights = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
         for bucket in ctx.buckets:
-            queries, keys, values = (_by_head(tensor[rows]) for tensor, rows in _rows(bucket, q, k, v))
-            grad = _gathered(grad_outputs[0], bucket.query_rows, bucket.query_slots) / ctx.layout.divisor
-            grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (queries, keys, values))
-            for start, stop, num_keys in _chunks(bucket, queries):
+            queries, keys, values = _padded_by_head(bucket, q, k, v)
+            grad = _gathered(grad_outputs[0], bucket.query_rows, bucket.query_slots)
+            grad_q, grad_k, grad_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
+            for start, stop, num_keys in _chunks(bucket, q.shape[1]):
                 part, seen_keys = slice(start, stop), slice(num_keys)
-                scores = _scores(queries[:, :, part], keys[:, :, seen_keys])
+                scores = _product(queries[:, part], keys[:, seen_keys].mT, of_scores)
                 sigmoid = scores.sigmoid()
-                weights = scores * sigmoid
-                _hide(weights, bucket, start, stop, num_keys)
-                grad_v[:, :, seen_keys] += weights.transpose(2, 3) @ grad[:, :, part]
+                _hide(sigmoid, bucket, start, stop, num_keys)
+                weights = scores.mul_(sigmoid)
+                grad_v[:, seen_keys].baddbmm_(weights.mT, grad[:, part], alpha=of_weights)
                 # silu's derivative: sigmoid * (1 + scores * (1 - sigmoid)) = sigmoid + weights * (1 - sigmoid)
                 slope = torch.addcmul(sigmoid, weights, 1 - sigmoid)
-                grad_scores = (grad[:, :, part] @ values[:, :, seen_keys].transpose(2, 3)).mul_(slope)
-                _hide(grad_scores, bucket, start, stop, num_keys)
-                grad_scores /= math.sqrt(q.shape[2])
-                grad_q[:, :, part] = grad_scores @ keys[:, :, seen_keys]
-                grad_k[:, :, seen_keys] += grad_scores.transpose(2, 3) @ queries[:, :, part]
+                grad_scores = _product(grad[:, part], values[:, seen_keys].mT, of_weights * of_scores).mul_(slope)
+                grad_q[:, part] = grad_scores @ keys[:, seen_keys]
+                grad_k[:, seen_keys].baddbmm_(grad_scores.mT, queries[:, part])
             _spread(to_q, bucket.query_rows, bucket.query_slots, grad_q)
             _spread(to_k, bucket.positions, bucket.key_slots, grad_k)
             _spread(to_v, bucket.positions, bucket.key_slots, grad_v)
         return to_q, to_k, to_v, None, None
 
 
-def _rows(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [(q, bucket.query_rows), (k, bucket.positions), (v, bucket.positions)]
+def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """factor * left @ right, matrix by matrix."""
+    return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=factor)
+
+
+def _rows(flat: Tensor, rows: Tensor) -> Tensor:
+    """flat[rows]; torch copies whole rows where it selects, single numbers where it indexes."""
+    return flat.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+
+def _padded_by_head(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (q, bucket.query_rows), (k, bucket.positions), (v, bucket.positions)
+    queries, keys, values = (_by_head(_rows(*of)) for of in rows)
+    return queries, keys, values
 
 
 def _by_head(padded: Tensor) -> Tensor:
-    """[b, n, H, width] to [b, H, n, width]."""
-    return padded.transpose(1, 2).contiguous()
+    """[b, n, H, width] to [b * H, n, width]."""
+    return padded.transpose(1, 2).flatten(0, 1)
 
 
-def _chunks(bucket: _Bucket, queries: Tensor) -> Iterator[tuple[int, int, int]]:
+def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of queries, and how many keys they see at most, so that their scores take CHUNK_BYTES at most."""
-    b, heads, m = queries.shape[:3]
-    n = bucket.positions.shape[1]
+    (b, n), m = bucket.positions.shape, bucket.query_rows.shape[1]
     rows = max(1, min(m, CHUNK_BYTES // (4 * b * heads * n)))
     for start in range(0, m, rows):
         stop = min(start + rows, m)
         yield start, stop, n if m < n else stop  # all positions are queries, or the candidates alone
-
-
-def _scores(queries: Tensor, keys: Tensor) -> Tensor:
-    return (queries @ keys.transpose(2, 3)).mul_(1 / math.sqrt(queries.shape[3]))
 
 
 def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
@@ -225,16 +234,17 @@ def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int)
     if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
         values[..., start:].tril_()
     else:
-        values *= bucket.seen(start, stop, num_keys).unsqueeze(1)
+        values.unflatten(0, (len(bucket.positions), -1)).mul_(bucket.seen(start, stop, num_keys).unsqueeze(1))
 
 
 def _gathered(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """[rows, H, width] to [b, H, m, width], 0 where there is padding."""
+    """[rows, H, width] to [b * H, m, width], 0 where there is padding."""
     padded = flat.new_zeros(rows.numel(), *flat.shape[1:])
-    padded[slots] = flat[rows.flatten()[slots]]
-    return _by_head(padded.view(*rows.shape, *flat.shape[1:]))
+    padded.index_copy_(0, slots, _rows(flat, rows.flatten()[slots]))
+    return _by_head(padded.unflatten(0, rows.shape))
 
 
 def _spread(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
-    """Write [b, H, m, width] without its padding to `rows` of [rows, H, width]."""
-    flat.index_copy_(0, rows.flatten()[slots], padded.transpose(1, 2).flatten(0, 1)[slots])
+    """Write [b * H, m, width] without its padding to `rows` of [rows, H, width]."""
+    by_sequence = padded.unflatten(0, (len(rows), -1)).transpose(1, 2).flatten(0, 1)
+    flat.index_copy_(0, rows.flatten()[slots], _rows(by_sequence, slots))

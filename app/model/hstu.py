@@ -106,21 +106,28 @@ def perceptron(num_in: int, hidden: int, num_out: int) -> nn.Sequential:
 
 
 class ActionEncoder(nn.Module):
-    """Bits of actions to vectors, one learned row a bit or zeros; candidates' actions are not known, so one for all."""
+    """Vectors of all that an event's actions can be: a learned row for each that is set, zeros for the others.
 
-    bits: Tensor
+    Their number is small, so whatever follows is computed for each once, not for each event.
+    """
+
+    is_set: Tensor
 
     def __init__(self, num_actions: int, dim: int) -> None:
         super().__init__()
         self.rows = nn.Parameter(torch.empty(num_actions, dim).normal_(std=0.1))
         self.candidate = nn.Parameter(torch.empty(1, num_actions * dim).normal_(std=0.1))
-        self.register_buffer("bits", 1 << torch.arange(num_actions), persistent=False)
+        bits = 1 << torch.arange(num_actions)
+        self.register_buffer("is_set", (torch.arange(1 << num_actions).unsqueeze(1) & bits) > 0, persistent=False)
 
-    def forward(self, actions: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-        """[E] bits to [E, num_actions * dim], and [num_candidates, num_actions * dim]."""
-        is_set = (actions.unsqueeze(1) & self.bits) > 0
-        history = (is_set.unsqueeze(2) * self.rows).flatten(1)
-        return history, self.candidate.expand(num_candidates, -1)
+    def forward(self) -> Tensor:
+        """[2**num_actions + 1, num_actions * dim] by the bits of actions; the last is a candidate's, not yet known."""
+        return torch.cat([(self.is_set.unsqueeze(2) * self.rows).flatten(1), self.candidate])
+
+    def numbers(self, actions: Tensor, num_candidates: int) -> Tensor:
+        """Rows [E + num_candidates] of that for events of these actions [E] and then candidates."""
+        candidate = len(self.is_set)
+        return nn.functional.pad(actions.long() & (candidate - 1), (0, num_candidates), value=candidate)
 
 
 class HSTULayer(nn.Module):
@@ -149,7 +156,7 @@ class HSTULayer(nn.Module):
                 part.split(self._widths, dim=-1) for part in (self.projection, self.bias)
             )
             v, k = torch.addmm(biases[1], normed, v_weight), torch.addmm(biases[3], normed, k_weight)
-            x, normed = x[candidates], normed[candidates]
+            x, normed = x.index_select(0, candidates), normed.index_select(0, candidates)
             u, q = torch.addmm(biases[0], normed, u_weight), torch.addmm(biases[2], normed, q_weight)
         q, k, v = (part.unflatten(1, (config.num_heads, -1)) for part in (q, k, v))
         attended = attend(config.attention, q, k, v, layout, candidates is not None).flatten(1)
@@ -238,7 +245,8 @@ class HSTU(nn.Module):
         x = self.content(events[0])
         if self.attributes is not None:
             x = x + self.attributes(torch.cat(events[1:], dim=1))
-        x = x + self.action(torch.cat(self.actions(sequences.actions, len(sequences.candidate_times))))
+        numbers_of_actions = self.actions.numbers(sequences.actions, len(sequences.candidate_times))
+        x = x + nn.functional.embedding(numbers_of_actions, self.action(self.actions()))
 
         order, candidates, distance = (part.to(device) for part in _places(num_context, histories, numbers))
         last = numbers.cumsum(0) - 1  # each sample's last candidate
@@ -247,10 +255,11 @@ class HSTU(nn.Module):
         )
         times = torch.cat([sequences.times.new_zeros(context.shape[0] * num_context), sequences.times,
                            sequences.candidate_times])[order]  # fmt: skip
-        x = torch.cat([context.flatten(0, 1), x])[order] * math.sqrt(self._config.dim)
+        x = torch.cat([context.flatten(0, 1), x]).index_select(0, order) * math.sqrt(self._config.dim)
         minutes = (newest - times).float().clamp(min=1e-6) / 60
         age = minutes.sqrt().long().clamp(max=len(self.ages) - 1)
-        return x + self.positions[distance.clamp(max=len(self.positions) - 1)] + self.ages[age], candidates
+        position = nn.functional.embedding(distance.clamp(max=len(self.positions) - 1), self.positions)
+        return x + position + nn.functional.embedding(age, self.ages), candidates
 
 
 class Head(nn.Module):
