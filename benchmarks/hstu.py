@@ -1,20 +1,24 @@
-"""HSTU's training step against the reference's PyTorch kernel: samples a second of one thread, the same batches.
+"""HSTU's training step against the reference's PyTorch kernel: samples a second of one thread, memory of a step.
 
-    python -m benchmarks.hstu --reference DIR
+    python -m benchmarks.hstu --reference DIR [--dims 64 256] [--histories 50 200 1000]
 
 DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
 packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,
 clipped Adam (each program's: ours is torch's in one operator), and row-wise Adagrad in the backward of FBGEMM's tables,
-as both programs train. Rounds alternate. Without --reference ours alone.
+as both programs train. Batches are the same; rounds alternate. Memory is by how much a process grows in its first step.
+Without --reference ours alone.
 """
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,15 +47,15 @@ ROWS, NUM_ACTIONS, TASK = 1_000, 3, "listen"
 
 
 class Shape(NamedTuple):
-    """Widths of tables and transducer, heads, layers, and the longest history."""
+    """Width of tables and transducer, and the longest history; two layers, of heads of at most 64."""
 
     dim: int
-    heads: int
-    layers: int
     history: int
+    layers: int = 2
 
-
-SHAPES = [Shape(64, 2, 2, 50), Shape(64, 2, 2, 200), Shape(64, 2, 2, 1000)]
+    @property
+    def heads(self) -> int:
+        return max(2, self.dim // 64)
 
 
 def main() -> None:
@@ -61,13 +65,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of each model in a round")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--histories", type=int, nargs="+", default=[shape.history for shape in SHAPES])
+    parser.add_argument("--dims", type=int, nargs="+", default=[64])
+    parser.add_argument("--histories", type=int, nargs="+", default=[50, 200, 1000])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     results = []
-    for shape in [shape for shape in SHAPES if shape.history in arguments.histories]:
+    for shape in starmap(Shape, product(arguments.dims, arguments.histories)):
         batches = [_batch(shape, arguments.batch, seed) for seed in range(arguments.steps)]
         steps = {"ours": _ours(shape)}
         if arguments.reference is not None:
@@ -78,10 +83,9 @@ def main() -> None:
 
 
 def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: list[Any], rounds: int) -> dict[str, Any]:
-    """Medians of samples a second, and of the ratios of each round."""
+    """Medians of samples a second and of the ratios of each round; MiB of a step."""
     rates: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step(batches[0])
+    grown = {f"{name}_step_mib": _growth(partial(step, batches[0])) for name, step in steps.items()}
     for _ in range(rounds):
         for name, step in steps.items():
             began = time.perf_counter()
@@ -89,12 +93,26 @@ def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: li
                 step(batch)
             samples = sum(len(batch["labels"]) for batch in batches)
             rates[name].append(samples / (time.perf_counter() - began))
-    found: dict[str, Any] = {**shape._asdict(), "batch": len(batches[0]["labels"])}
+    found: dict[str, Any] = {**shape._asdict(), "heads": shape.heads, "batch": len(batches[0]["labels"]), **grown}
     found |= {f"{name}_samples_per_second": round(statistics.median(values), 1) for name, values in rates.items()}
     if "reference" in rates:
         ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["reference"], strict=True)]
         found |= {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
     return found
+
+
+def _growth(work: Callable[[], object]) -> int:
+    """MiB that the process grows by, at its highest, over what it holds before."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is what it has now
+    before = _status_mib("VmRSS")
+    work()
+    return _status_mib("VmHWM") - before
+
+
+def _status_mib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
