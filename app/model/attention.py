@@ -91,7 +91,7 @@ _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, b
 class _Bucket:
     """b sequences that are padded to n positions, and to m queries.
 
-    positions: [b, n] places of the keys among T; where a sequence has ended, its last one's, which no query sees.
+    positions: [b, n] places of the keys among T; where a sequence has ended, 0, which no query sees.
     query_rows: [b, m] rows of the queries among those given, likewise; first_query: [b, 1] the first one's place in
         its sequence.
     query_slots, key_slots: flat places in [b, m] and [b, n] that are no padding, sequence by sequence.
@@ -143,10 +143,10 @@ def _buckets(
 
 
 def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [b, longest] of sequences that begin at `starts`, and the flat places of those that are no padding."""
+    """Rows [b, longest] of sequences that begin at `starts`, padding as row 0, and the flat places of the others."""
     place = torch.arange(int(lengths.max()))
-    rows = starts.unsqueeze(1) + torch.minimum(place, lengths.unsqueeze(1) - 1)
-    return rows, (place < lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)
+    is_real = place < lengths.unsqueeze(1)
+    return (starts.unsqueeze(1) + place) * is_real, is_real.flatten().nonzero().squeeze(1)
 
 
 class _Bucketed(torch.autograd.Function):
@@ -223,7 +223,7 @@ def _by_head(padded: Tensor) -> Tensor:
 def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of queries, and how many keys they see at most, so that their scores take CHUNK_BYTES at most."""
     (b, n), m = bucket.positions.shape, bucket.query_rows.shape[1]
-    rows = max(1, min(m, CHUNK_BYTES // (4 * b * heads * n)))
+    rows = max(1, min(m, CHUNK_BYTES // max(1, 4 * b * heads * n)))
     for start in range(0, m, rows):
         stop = min(start + rows, m)
         yield start, stop, n if m < n else stop  # all positions are queries, or the candidates alone
