@@ -4,9 +4,9 @@
                                    [--out FILE.json] [--report FILE.html]
 
 Each setting trains the same runs (`app.train`, the quickstart's synthetic day), one for each seed, settings in turn;
-`tables_int8` and `tables_int4` evaluate the fp32 runs with their tables quantized row by row. AUC and NE are told as
+`tables_int8` and `tables_int4` evaluate the fp32 runs with their tables quantized row by row. AUC and NE are given as
 means with 95% confidence intervals (Student's t over seeds), and as paired differences from fp32, seed by seed. What a
-platform does not have (TF32 and bf16 tables on CPU) is told, not left out in silence.
+platform does not have (TF32 and bf16 tables on CPU) is named, not left out in silence.
 """
 
 import argparse

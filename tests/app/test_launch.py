@@ -69,19 +69,19 @@ def test_a_number_that_is_none_is_one_line(option: str, value: str, said: str, t
 
 
 @pytest.mark.parametrize(
-    ("failures", "told"),
+    ("failures", "cause"),
     [
         ({1: (100, -9), 0: (100, 75)}, (1, -9)),
         ({0: (100, 75), 1: (100, -9)}, (1, -9)),  # both had ended when torchrun looked
         ({0: (100, 75), 1: (101, -9)}, (1, -9)),
-        ({0: (100, 75), 1: (100, -15)}, (0, 75)),  # process 1 was told to end, by torchrun
+        ({0: (100, 75), 1: (100, -15)}, (0, 75)),  # process 1 was ended by torchrun
         ({0: (100, 75), 1: (400, -9)}, (0, 75)),  # it did not
         ({0: (100, 2), 1: (100, 2)}, (0, 2)),
         ({1: (100, 1), 0: (101, 75)}, (1, 1)),
     ],
 )
-def test_the_cause_is_told_and_not_what_came_of_it(failures: dict[int, tuple[int, int]], told: tuple[int, int]) -> None:
-    assert first_failure(failures) == told
+def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, int]], cause: tuple[int, int]) -> None:
+    assert first_failure(failures) == cause
 
 
 @pytest.mark.slow
@@ -94,14 +94,14 @@ def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
     status, err = launcher.end()
     assert status == 75, err
     assert "Traceback" not in err
-    told = summary(tmp_path / "runs/a")
-    assert told["status"] == "interrupted"
-    assert told["steps"] > 50
+    result = summary(tmp_path / "runs/a")
+    assert result["status"] == "interrupted"
+    assert result["steps"] > 50
 
 
 @pytest.mark.slow
 def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path) -> None:
-    """One loss is made good, even in a job that was told to start over, and to the same bits; two are one too many."""
+    """One loss is made good, even in a job that was to start over, and to the same bits; two are one too many."""
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25",
                  "sharding.types=row_wise"]  # fmt: skip
     (tmp_path / "whole").mkdir()

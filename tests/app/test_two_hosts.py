@@ -88,10 +88,10 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
         ended = [launcher.end() for launcher in launchers]
         said = [err for _, err in ended]
-        told = [
+        result = [
             re.findall(r"error: process (\d): another process is lost or unreachable \(([^;]+);", err) for err in said
         ]
-        (process, reason), (other, its_reason) = (one for (one,) in told)  # each end says one thing
+        (process, reason), (other, its_reason) = (one for (one,) in result)  # each end says one thing
         assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say
         assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
         assert [status for status, _ in ended] == [75, 75], said

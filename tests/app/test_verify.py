@@ -30,9 +30,9 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
     for steps in (20, 40):
         done = run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
         assert done.returncode == 0, done.stderr
-    told = run_app("verify", "run=runs/run", processes=processes)
-    assert told.returncode == 0, told.stderr
-    report = json.loads(told.stdout)
+    result = run_app("verify", "run=runs/run", processes=processes)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["verdict"] == "identical"
     assert report["steps"] == 40
     assert report["losses"] is None
@@ -48,12 +48,12 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
     config = yaml.safe_load(path.read_text())
     config["optimizer"]["lr"] *= 1.5
     path.write_text(yaml.safe_dump(config))
-    told = run_app("verify", "run=runs/run")
-    assert told.returncode == 1, told.stderr
-    report = json.loads(told.stdout)
+    result = run_app("verify", "run=runs/run")
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
     assert report["verdict"] == "different"
     assert report["losses"]["first_step"] == 2  # the first loss comes before the first update
-    assert "losses differ from step 2 on" in told.stderr
+    assert "losses differ from step 2 on" in result.stderr
     assert report["tensors_at_step"] == 20
     assert set(report["tensors"]) >= {"t_cat_0", "over_arch.0.weight", "optimizer's t_cat_0.momentum1"}
     assert next(iter(report["tensors"])) == "t_cat_0"
@@ -64,12 +64,12 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
 def test_another_number_of_processes_is_within_tolerance(run_app: Command, dataset: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "optimizer=sgd"]
     assert run_app("train", *overrides, processes=2).returncode == 0
-    told = run_app("verify", "run=runs/run")
-    assert told.returncode == 0, told.stderr
-    report = json.loads(told.stdout)
+    result = run_app("verify", "run=runs/run")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["verdict"] == "equal within tolerance"
     assert 0 < report["largest_difference"] < 1e-4
-    assert "start with NPROC=2" in told.stderr
+    assert "start with NPROC=2" in result.stderr
     assert "world_size: 2 then, 1 now" in report["changed_since"]
 
 
@@ -78,9 +78,9 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
 ) -> None:
     assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=3").returncode == 0
     write_dataset(tmp_path / "other", seed=5)
-    told = run_app("verify", "run=runs/run", "data.path=other")
-    assert told.returncode == 2
-    assert "other: not the dataset that" in error_line(told.stderr)
+    result = run_app("verify", "run=runs/run", "data.path=other")
+    assert result.returncode == 2
+    assert "other: not the dataset that" in error_line(result.stderr)
 
 
 def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
@@ -92,15 +92,15 @@ def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
     assert run_app("train", *overrides).returncode == 0
     path = tmp_path / "runs/run/checkpoints/step_00000020"
     change_one_value(path, ".t_cat_2.weight", row=7, column=3)
-    told = run_app("verify", "run=runs/run")
-    assert told.returncode == 1, told.stderr
-    report = json.loads(told.stdout)
+    result = run_app("verify", "run=runs/run")
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
     assert report["compared_at"] == [10, 20, 30]
     assert report["losses"] is None
     assert report["tensors_at_step"] == 20
     assert list(report["tensors"]) == ["t_cat_2"]
     assert report["tensors"]["t_cat_2"]["first_element"] == [7, 3]
-    assert "at step 20 (of the checkpoints, 10, 20, 30) the first tensor that differs is t_cat_2" in told.stderr
+    assert "at step 20 (of the checkpoints, 10, 20, 30) the first tensor that differs is t_cat_2" in result.stderr
 
 
 def change_one_value(checkpoint: Path, name: str, row: int, column: int) -> None:
@@ -128,31 +128,31 @@ def test_a_record_without_checkpoints_is_verified_by_its_figures(
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "train.log_every_steps=7"]
     assert run_app("train", *overrides).returncode == 0
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
-    told = run_app("verify", "run=runs/run")
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["verdict"] == "identical"
-    assert json.loads(told.stdout)["same_digests"] == {"parameters": True, "losses": True}
+    result = run_app("verify", "run=runs/run")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "identical"
+    assert json.loads(result.stdout)["same_digests"] == {"parameters": True, "losses": True}
     path = tmp_path / "runs/run/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if line["event"] == "train" and line["step"] == 14:
             line["loss"] *= 1.01
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = run_app("verify", "run=runs/run")
-    assert told.returncode == 1
-    assert json.loads(told.stdout)["losses"]["first_step"] == 14
+    result = run_app("verify", "run=runs/run")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["losses"]["first_step"] == 14
 
 
 def test_the_golden_run_replays(run_app: Command) -> None:
     """tests/golden/run is the record of a run made once (`make golden`): to the bit on its kind of machine and stack,
     within the tolerance elsewhere."""
     golden = REPOSITORY / "tests/golden"
-    told = run_app("verify", f"run={golden}/run", f"data_path={golden}/data")
-    assert told.returncode == 0, told.stderr
-    report = json.loads(told.stdout)
+    result = run_app("verify", f"run={golden}/run", f"data_path={golden}/data")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["steps"] == 24
     assert report["compared_at"] == []
     assert report["evaluation"].keys() == {"logloss", "auc"}
     elsewhere = [line for line in report["changed_since"] if line.startswith(("versions ", "hardware cpu"))]
-    assert report["verdict"] == "identical" or elsewhere, told.stderr
+    assert report["verdict"] == "identical" or elsewhere, result.stderr
     assert report["largest_difference"] < 1e-4

@@ -66,11 +66,11 @@ def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
     assert groups_of(config_dir) == {"inner": ["wide"]}
     assert [key for key, *_ in keys_of(Outer)] == ["name", "inner.width", "inner.colour"]
     lines = list(describe(Outer, {"name": "???", "inner": {"width": 9, "colour": None}}, {"inner": ["wide"]}))
-    told = [" ".join(line.split()) for line in lines]
-    assert "inner: wide" in told
-    assert "name=(must be given) # of the thing" in told
-    assert "inner.width=9 # in metres" in told
-    assert "inner.colour=null # red | blue" in told
+    result = [" ".join(line.split()) for line in lines]
+    assert "inner: wide" in result
+    assert "name=(must be given) # of the thing" in result
+    assert "inner.width=9 # in metres" in result
+    assert "inner.colour=null # red | blue" in result
 
 
 @pytest.mark.parametrize("module", ["app.doctor", "data_prep"])

@@ -164,9 +164,9 @@ def test_what_is_odd_is_counted_and_told(tmp_path: Path, capsys: pytest.CaptureF
     assert (found["users"], found["short_users"]) == (3, 2)
     assert (found["repeated"], found["dropped"], found["unsorted"]) == (1, 1, 2)
     assert found["without_attribute"] == {"brand": 1}
-    told = capsys.readouterr().err
-    assert "2 users have too short histories for a sample" in told
-    assert "1 events have an item that brand's table does not have; their brand is 0" in told
+    result = capsys.readouterr().err
+    assert "2 users have too short histories for a sample" in result
+    assert "1 events have an item that brand's table does not have; their brand is 0" in result
     schema, events = opened(tmp_path / "out")
     keys = sorted(map(text_key, ("pen", "ink", "cup")))
     brands = {name: int(events.attributes[0, 1 + keys.index(text_key(name))]) for name in ("pen", "ink", "cup")}

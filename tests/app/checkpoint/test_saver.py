@@ -87,7 +87,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     assert saver.finished() == []
     with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint was not written: .*Not a directory"):
         save(saver, this, 2)
-    saver.wait()  # the error was told, once
+    saver.wait()  # the error was raised, once
     saver.close()
 
 

@@ -73,8 +73,8 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     (tmp_path / "runs/begun/log.txt").write_text("")
     found = {check.name: check for check in files.check_runs(tmp_path / "runs")}
     assert found[f"run {run}"].verdict is Verdict.ok
-    told = {name.rpartition("/")[2]: check.remedy for name, check in found.items()}
-    assert told == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
+    result = {name.rpartition("/")[2]: check.remedy for name, check in found.items()}
+    assert result == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
 
 
 @pytest.mark.slow

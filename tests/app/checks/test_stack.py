@@ -1,4 +1,4 @@
-"""Packages that do not belong together, or do not run, are told; those that do, pass."""
+"""Packages that do not belong together, or do not run, are reported; those that do, pass."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is too small or not allowed is told; bounds are set above or below what this machine has."""
+"""What is too small or not allowed is reported; bounds are set above or below what this machine has."""
 
 import os
 import resource

@@ -185,23 +185,23 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
 
 
 def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path) -> None:
-    """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker is told of it."""
+    """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker knows of it."""
     config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
     length, path = _length(config.train), tmp_path / "mllog.txt"
     first = length.next_evaluation(0)
     second = length.next_evaluation(first)
 
-    def told(tracker: MLPerf, *events: tuple[int, float | None]) -> None:
+    def send(tracker: MLPerf, *events: tuple[int, float | None]) -> None:
         for step, auc in events:
             loss = {"loss": 0.13, "lr": 1e-7}
             values = loss if auc is None else {"auc": auc, "eval_seconds": 0.0}
             tracker.event("train" if auc is None else "eval", step, step * 8192, values)
 
     tracker = MLPerf(path, config, YAMBDA, 8, 0)
-    told(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
+    send(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
     tracker.close(None)
     tracker = MLPerf(path, config, YAMBDA, 8, first)
-    told(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
+    send(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
     tracker.close({"status": "target_reached", "steps": second, "samples": second * 8192})
     entries = _require_compliant(path, "6.1.0")
     values = {entry["key"]: entry["value"] for entry in entries}

@@ -24,7 +24,7 @@ CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 def _rows(
     dataset: Path, name: str, batches: str, rank: int = 0, world_size: int = 1, lanes: int = 1, **arguments: int
 ) -> list[list[int]]:
-    """The numbers of the rows in each batch, told from dense feature 0; padding left out."""
+    """The numbers of the rows in each batch, known from dense feature 0; padding left out."""
     manifest = load_manifest(dataset)
     split = SplitReader(dataset, manifest, name, replace(CONFIG, shuffle_lanes=lanes), rank, world_size)
     return [

@@ -49,9 +49,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Pat
     assert losses(cut) == losses(whole)
     parameters = read(whole, "summary.json")["parameters"]
     assert parameters["embedding"] == sum(rows * width for rows, width in SIZES.values())
-    told = run_app("verify", "run=runs/cut")
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["verdict"] == "identical"
+    result = run_app("verify", "run=runs/cut")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "identical"
     refused = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
     assert refused.returncode == 2
     assert "model.tables" in refused.stderr
@@ -70,9 +70,11 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
     plan = read(pair, "manifest.json")["plan"]
     assert {name: entry["type"] for name, entry in plan.items()} == types
     np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
-    told = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")  # loads what two wrote
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["logloss"] == pytest.approx(read(pair, "summary.json")["eval"]["logloss"], abs=1e-6)
+    result = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")  # loads what two wrote
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["logloss"] == pytest.approx(
+        read(pair, "summary.json")["eval"]["logloss"], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(

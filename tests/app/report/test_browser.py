@@ -138,8 +138,8 @@ def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> N
     chart = driver.find_element(By.CSS_SELECTOR, "[data-chart=logloss]")
     assert "Arrow keys" in (chart.get_attribute("aria-label") or "")
     chart.send_keys(Keys.ARROW_LEFT)
-    told = driver.find_element(By.CSS_SELECTOR, "[data-reading=logloss]").get_attribute("textContent") or ""
-    assert told.startswith("step 300: train 0.4")
+    result = driver.find_element(By.CSS_SELECTOR, "[data-reading=logloss]").get_attribute("textContent") or ""
+    assert result.startswith("step 300: train 0.4")
 
 
 @pytest.mark.parametrize("width", [400, 800])

@@ -122,6 +122,6 @@ def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None
     text = write_report(write_run(tmp_path / "run")).read_text()
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
-    told = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
-    assert len(told) == len(CHARTS) - 1  # power was not measured
-    assert all("minimum" in words for words in told)
+    result = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
+    assert len(result) == len(CHARTS) - 1  # power was not measured
+    assert all("minimum" in words for words in result)

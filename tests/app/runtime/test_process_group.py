@@ -21,10 +21,10 @@ def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterru
                    fault="process 1 is lost:2")  # fmt: skip
     result = ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [EXIT_LOST, -signal.SIGKILL], result.stderr
-    told = [line for line in result.stderr.splitlines() if "another process is lost" in line]
-    assert len(told) == 1, result.stderr
-    assert told[0].startswith("error: process 0: ")
-    assert told[0].endswith("; start the same command again")
+    lines = [line for line in result.stderr.splitlines() if "another process is lost" in line]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: process 0: ")
+    assert lines[0].endswith("; start the same command again")
     assert "Traceback" not in result.stderr
 
 

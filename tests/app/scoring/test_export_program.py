@@ -188,14 +188,14 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
             done.stdout)  # fmt: skip
 
 
-def compare(program: Program, manifest: Manifest, tmp_path: Path, told: str) -> None:
+def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str) -> None:
     """model.pt2, loaded by a fresh process that has torch and what the file asks for, gives the program's logits."""
     given: dict[str, Any] = {}
     for samples in (1, 7):
         inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
         given |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
     np.savez(tmp_path / "inputs.npz", **given)
-    command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(told)["imports"]]
+    command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(exported)["imports"]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "inputs.npz.out.npz")

@@ -49,9 +49,9 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(
     assert resumed.returncode == 0, resumed.stderr
     assert "resume: from" in resumed.stderr
     assert summary(tmp_path / "runs/parts")["digest"] == summary(tmp_path / "runs/whole")["digest"]
-    told = run_app("verify", "run=runs/parts", processes=processes)
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["verdict"] == "identical"
+    result = run_app("verify", "run=runs/parts", processes=processes)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "identical"
 
 
 @pytest.mark.slow

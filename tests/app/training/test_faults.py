@@ -292,7 +292,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     stopped = tmp_path / "runs/stopped"
     forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)
     wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, forks)
-    os.kill(forks[1].pid, signal.SIGTERM)  # one of them is told; a launcher tells all: test_launch
+    os.kill(forks[1].pid, signal.SIGTERM)  # one of them gets it; a launcher sends it to all: test_launch
     ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [75, 75]
     assert "SIGTERM: another process was asked to stop" in (stopped / "log.txt").read_text()

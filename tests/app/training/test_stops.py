@@ -77,17 +77,17 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
 def test_windows_of_losses_do_not_depend_on_interruptions(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
-    """Logged every 25 steps, stopped after 31: the window from 26 to 50 is told of whole."""
+    """Logged every 25 steps, stopped after 31: the window from 26 to 50 is logged whole."""
     windows = [*overrides, "train.log_every_steps=25"]
     assert run_app("train", *windows, "run.name=whole").returncode == 0
     assert injected("stop:31", *windows, "run.name=cut", cwd=tmp_path).returncode == 75
     assert run_app("train", *windows, "run.name=cut").returncode == 0
-    told = [
+    result = [
         [(event["step"], event["steps"], event["loss"], event["accuracy"]) for event in events(tmp_path / run, "train")]
         for run in ("runs/whole", "runs/cut")
     ]
-    assert told[0] == told[1]
-    assert [step for step, *_ in told[0]] == [25, 50, 60]
+    assert result[0] == result[1]
+    assert [step for step, *_ in result[0]] == [25, 50, 60]
 
 
 PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "

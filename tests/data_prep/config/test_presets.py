@@ -7,7 +7,7 @@ from tests.data_prep.conftest import config
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["data.encoding=torchrec", "data.frequency_threshold=2"], None),
         (["data.encoding=torchrec", "data.dense_transform=raw"],
@@ -22,8 +22,8 @@ from tests.data_prep.conftest import config
     ],
 )  # fmt: skip
 def test_what_is_not_as_published_is_said(
-    capsys: pytest.CaptureFixture[str], overrides: list[str], told: str | None
+    capsys: pytest.CaptureFixture[str], overrides: list[str], message: str | None
 ) -> None:
     report_differences(resolve_rules(config("data.path=out", *overrides), num_sources=2))
     error = capsys.readouterr().err
-    assert (error == "") if told is None else error.endswith(told + "\n")
+    assert (error == "") if message is None else error.endswith(message + "\n")
