@@ -41,7 +41,7 @@ def main() -> int:
             ratios = compare(there, arguments.rounds, arguments.overrides)
         finally:
             git("worktree", "remove", "--force", str(there))
-    return tell(ratios, arguments.bound)
+    return print_table(ratios, arguments.bound)
 
 
 def git(*arguments: str) -> None:
@@ -73,7 +73,7 @@ def bench(tree: Path, overrides: list[str]) -> dict[str, float]:
         return {result["name"]: result["p10_ms"] for result in json.loads(out.read_bytes())["results"]}
 
 
-def tell(ratios: dict[str, list[float]], bound: float) -> int:
+def print_table(ratios: dict[str, list[float]], bound: float) -> int:
     """Print a line a case; 1 if one became slower."""
     slower = 0
     for name, found in ratios.items():

@@ -75,7 +75,7 @@ def main() -> None:
         if arguments.report:
             runs = [f"runs/{name}_0" for name in names if (Path(directory) / f"runs/{name}_0").is_dir()]
             call(["app.report", f"runs={json.dumps(runs)}", f"out={arguments.report.resolve()}"], Path(directory))
-    tell(found, missing)
+    print_table(found, missing)
     write_result(arguments, {"runs": found, "unavailable": missing})
 
 
@@ -132,7 +132,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return mean, float(stats.t.ppf(0.975, len(values) - 1)) * error
 
 
-def tell(found: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:
+def print_table(found: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:
     """A Markdown table."""
     print("| | AUC | AUC minus fp32's | NE | samples/s | tables, MiB |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
