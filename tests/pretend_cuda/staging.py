@@ -1,6 +1,7 @@
 """app.train whose checkpoints come from the device in blocks of 64 bytes; prints the thread's device at each save."""
 
 import runpy
+import sys
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -11,7 +12,8 @@ save = dcp.save
 
 
 def reporting(*arguments: object, **keywords: object) -> object:
-    print("saved with GPU", torch.cuda.current_device(), flush=True)
+    sys.stdout.write(f"saved with GPU {torch.cuda.current_device()}\n")  # whole: two processes write to one pipe
+    sys.stdout.flush()
     return save(*arguments, **keywords)
 
 
