@@ -171,7 +171,7 @@ class FirstRun:
             ["--quick"] if self._pretend else ["--batch", "8192", "--rows", "655360", "--max-cardinality", "1000000"]
         )
         out = self._work / "peers.json"
-        self._python("benchmarks.peers", "--device", "cuda", "--out", str(out), *sizes)
+        self._python("benchmarks.peers", "--programs", "torchrec_dlrm", "--device", "cuda", "--out", str(out), *sizes)
         programs = json.loads(out.read_bytes())["results"]["programs"]
         return {"samples_per_second": {name: found["samples_per_second"] for name, found in programs.items()}}
 

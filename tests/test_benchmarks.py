@@ -120,7 +120,7 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_bytes())["results"]
-    assert {"clickwork", "torchrec_dlrm"} <= set(found["programs"])
+    assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(found["programs"])
     for name, result in found["programs"].items():
         (curve,) = result["curves"]
         assert [point[0] for point in curve] == [512 * part for part in range(1, 9)], name

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.peers.curve import Point, Task, reach
 from benchmarks.peers.rows import REPOSITORY, make_rows
 
-OURS = "clickwork"
-SUPPORTS_GPUS = (OURS, "torchrec_dlrm")
+OURS, OURS_BF16 = "clickwork", "clickwork_bf16"
+SUPPORTS_GPUS = (OURS, OURS_BF16, "torchrec_dlrm")
 QUICK = {"rounds": 1, "rows": 4096, "batch": 64, "max_cardinality": 100, "margin": 0.25}
 
 
@@ -46,6 +46,7 @@ class Program:
 
 PROGRAMS = {
     OURS: Program("clickwork:run", ""),
+    OURS_BF16: Program("clickwork:run_in_bf16", ""),
     "dlrm_s_pytorch": Program("facebookresearch:dlrm_s_pytorch", "", needs_dlrm=True),
     "torchrec_dlrm_main": Program("facebookresearch:torchrec_dlrm_main", "", needs_dlrm=True),
     "torchrec_dlrm": Program("torchrec_dlrm:run", "torchrec"),
@@ -149,7 +150,7 @@ def version(name: str, arguments: argparse.Namespace) -> str | None:
 
 def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> list[Point]:
     """The curve of one of them, in a process of its own."""
-    python = sys.executable if name == OURS else arguments.peer_python
+    python = sys.executable if name in (OURS, OURS_BF16) else arguments.peer_python
     command = [str(python), "-m", "benchmarks.peers", "--one", name, "--seed", str(seed), "--rate", str(rate)]
     for key in ("work", "batch", "rows", "evaluations", "threads", "device"):
         command += [f"--{key}", str(getattr(arguments, key))]
@@ -188,6 +189,12 @@ def summarise(
     """Medians over rounds, of the ratios within rounds too; None where a round did not reach the AUC."""
     rates = {name: [curve[-1].samples / curve[-1].seconds for curve in curves] for name, curves in found.items()}
     reached = {name: [reach(curve, target) for curve in curves] for name, curves in found.items()}
+
+    def later(name: str, than: str) -> float | None:
+        """How many times as long it takes to the AUC."""
+        pairs = zip(reached[name], reached.get(than, [None]), strict=False)
+        return median([a and b and a.seconds / b.seconds for a, b in pairs])
+
     return {
         name: {
             "version": version(name, arguments) or "unknown",
@@ -195,8 +202,8 @@ def summarise(
             "faster": statistics.median(a / b for a, b in zip(rates[OURS], rates[name], strict=True)),
             "seconds_to_auc": median([point and point.seconds for point in reached[name]]),
             "samples_to_auc": median([point and point.samples for point in reached[name]]),
-            "sooner": median([a and b and b.seconds / a.seconds
-                              for a, b in zip(reached[OURS], reached[name], strict=True)]),
+            "later": later(name, OURS),
+            "later_than_bf16": later(name, OURS_BF16),
             "auc": statistics.median(curve[-1].auc for curve in curves),
             "curves": curves,
         }
@@ -216,13 +223,16 @@ def markdown(results: dict[str, dict[str, Any]], target: float) -> str:
     def shown(value: float | None, form: str, absent: str = "") -> str:
         return absent if value is None else format(value, form)
 
-    lines = [f"| | version | seconds to AUC {target} | theirs / ours | samples to it | samples/s | ours / theirs "
-             "| AUC at the end |", "|" + "---|" * 8]  # fmt: skip
+    lines = [f"| | version | seconds to AUC {target} | theirs / ours | theirs / ours in bf16 | samples to it "
+             "| samples/s | ours / theirs | AUC at the end |", "|" + "---|" * 9]  # fmt: skip
     for name, result in results.items():
         seconds = shown(result["seconds_to_auc"], ".1f", "not reached")
-        sooner, faster = (shown(None if name == OURS else result[key], ".2f") for key in ("sooner", "faster"))
+        later, bf16, faster = (
+            shown(None if name in (OURS, OURS_BF16) else result[key], ".2f")
+            for key in ("later", "later_than_bf16", "faster")
+        )
         samples = shown(result["samples_to_auc"], ",.0f")
-        lines.append(f"| `{name}` | {result['version']} | {seconds} | {sooner} | {samples} "
+        lines.append(f"| `{name}` | {result['version']} | {seconds} | {later} | {bf16} | {samples} "
                      f"| {result['samples_per_second']:,.0f} | {faster} | {result['auc']:.4f} |")  # fmt: skip
     return "\n".join(lines)
 

@@ -8,7 +8,12 @@ from benchmarks.peers.curve import Point, Task
 from benchmarks.peers.rows import DENSE_ARCH, DIM, EPS, OVER_ARCH, REPOSITORY
 
 
-def run(task: Task) -> list[Point]:
+def run_in_bf16(task: Task) -> list[Point]:
+    """Train and evaluate with dense layers in bf16, tables in fp32."""
+    return run(task, "runtime.precision=bf16")
+
+
+def run(task: Task, *more: str) -> list[Point]:
     """Train and evaluate."""
     directory = task.work / "run"
     overrides = [f"data.path={task.work / 'clickwork'}", f"run.dir={directory}", "checkpoint.resume=never",
@@ -18,7 +23,7 @@ def run(task: Task) -> list[Point]:
                  f"optimizer.eps={EPS}", "schedule=constant", f"train.global_batch_size={task.batch}",
                  f"train.eval_every_steps={task.steps()}", f"train.log_every_steps={task.steps()}",
                  "train.warmup_steps_excluded=0", f"train.seed={task.seed}", f"runtime.num_threads={task.threads}",
-                 f"runtime.platform={'cpu' if task.device == 'cpu' else 'auto'}"]  # fmt: skip
+                 f"runtime.platform={'cpu' if task.device == 'cpu' else 'auto'}", *more]  # fmt: skip
     command = [sys.executable, "-m", "app.train", *(override.replace(" ", "") for override in overrides)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
