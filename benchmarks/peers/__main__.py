@@ -226,7 +226,7 @@ def markdown(results: dict[str, dict[str, Any]], target: float) -> str:
     lines = [f"| | version | seconds to AUC {target} | theirs / ours | theirs / ours in bf16 | samples to it "
              "| samples/s | ours / theirs | AUC at the end |", "|" + "---|" * 9]  # fmt: skip
     for name, result in results.items():
-        seconds = shown(result["seconds_to_auc"], ".1f", "not reached")
+        seconds = shown(result["seconds_to_auc"], ".1f", "not in all rounds")
         later, bf16, faster = (
             shown(None if name in (OURS, OURS_BF16) else result[key], ".2f")
             for key in ("later", "later_than_bf16", "faster")
