@@ -193,6 +193,7 @@ def compiled_steps(this: session.Session) -> dict[str, Step]:
 
 def measure_compiled(this: session.Session, batches: list[Batch], arguments: argparse.Namespace) -> dict[str, Any]:
     """Rounds of each precision, eager and compiled in turn, once everything is compiled."""
+    torch.compiler.reset()  # torch keeps the programs of eight shapes at most
     steps = compiled_steps(this)
     for step in steps.values():
         time_plain(step, batches, 2)
