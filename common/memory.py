@@ -2,20 +2,18 @@
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # <malloc.h>
 
 
 def keep_freed_memory() -> bool:
     """Reuse the memory of freed large arrays. Returns whether the C library can (glibc can).
 
     glibc returns large blocks to the system when they are freed, so the next array of that size gets fresh pages,
-    which the system clears first: 27 % of over_arch's time at a batch of 65,536 (docs/performance.md). All threads
-    share one arena: each arena would keep what its threads have freed, unused by the others. Processes forked from
-    this one inherit the setting.
+    which the system clears first: 27 % of over_arch's time at a batch of 65,536 (docs/performance.md). Processes forked
+    from this one inherit the setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    settings = (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)
-    return mallopt is not None and all(bool(mallopt(*setting)) for setting in settings)
+    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def give_back_freed_memory() -> None:

@@ -200,18 +200,18 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            coming.append(readers.submit(_read_range, part))
+            coming.append(readers.submit(_read_range, part, empty_pages(part.page_bytes)))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
 
 
-def _read_range(part: FileRange) -> NDArray[np.uint8]:
-    """Read the whole pages around a range; the range in them."""
+def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Read the whole pages around a range into `out`; the range in them."""
     first = part.offset // PAGE_BYTES * PAGE_BYTES
     wanted = part.offset - first + part.num_bytes
-    out = empty_pages(-(-wanted // PAGE_BYTES) * PAGE_BYTES)
+    out = out[: -(-wanted // PAGE_BYTES) * PAGE_BYTES]
     file = os.open(part.path, os.O_RDONLY)
     try:
         is_direct = set_direct(file, True)

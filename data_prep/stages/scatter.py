@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
+from common.memory import give_back_freed_memory
 from data_prep.dataset.bags import BAG_KINDS, pack, unpack
 from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.engine.executor import Worker
@@ -194,7 +195,9 @@ class ScatterGroup:
     def run(self, worker: Worker) -> list[ChunkRecord]:
         """Scatter the chunks; their records, in order."""
         with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(lambda task: task.run(worker), self.tasks))
+            records = list(threads.map(lambda task: task.run(worker), self.tasks))
+        give_back_freed_memory()  # of these threads, which no other could use
+        return records
 
 
 def group_chunks(tasks: list[ScatterTask], max_rows: int, workers: int) -> list[ScatterGroup]:

@@ -38,53 +38,8 @@ def test_large_blocks_are_used_again() -> None:
     """A page of 4 KiB (or a huge one) is faulted in each time it is fresh; kept memory has its pages."""
     done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
     if done.stderr.strip() == "not glibc":
-        pytest.skip("only glibc's allocator can be set to keep memory")
+        pytest.skip("only glibc's allocator is set to keep memory")
     assert done.returncode == 0, done.stderr
     given_back, kept = map(int, done.stdout.split())
     assert given_back > 1000  # of 244,000 pages, 500 where they are huge
     assert kept < given_back / 5
-
-
-# Eight threads that live at once and in turn write to and free 40 MB: MiB that the process is larger afterwards.
-THREADS = """
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
-
-from common.memory import keep_freed_memory
-
-if not keep_freed_memory():
-    sys.exit("not glibc")
-
-
-def resident():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmRSS"))
-
-
-lock, all_there = threading.Lock(), threading.Barrier(8)
-
-
-def work():
-    all_there.wait()
-    with lock:
-        np.ones(40_000_000, np.uint8)
-
-
-before = resident()
-with ThreadPoolExecutor(8) as threads:
-    for task in [threads.submit(work) for _ in range(8)]:
-        task.result()
-    print(resident() - before)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-def test_threads_use_what_others_have_freed() -> None:
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
-    if done.stderr.strip() == "not glibc":
-        pytest.skip("only glibc's allocator can be set to keep memory")
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 80  # 305 where each thread keeps its own
