@@ -200,7 +200,8 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            coming.append(readers.submit(_read_range, part, empty_pages(part.page_bytes)))
+            out = empty_pages(part.page_bytes)  # from this thread: what a reader allocates, no later one uses again
+            coming.append(readers.submit(_read_range, part, out))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
         while coming:
