@@ -11,11 +11,13 @@ machine was not quiet enough. Ends with 1 if a case has become slower. Seconds o
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +36,21 @@ def main() -> int:
     parser.add_argument("--bound", type=float, default=1.03, help="ratio of times that counts as slower")
     parser.add_argument("overrides", nargs="*", help="of app.bench, after --")
     arguments = parser.parse_args()
+    with checkout(arguments.against) as there:
+        ratios = compare(there, arguments.rounds, arguments.overrides)
+    return print_table(ratios, arguments.bound)
+
+
+@contextlib.contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A directory with the files of a commit, which goes away."""
     with tempfile.TemporaryDirectory() as directory:
         there = Path(directory) / "checkout"
-        git("worktree", "add", "--detach", str(there), arguments.against)
+        git("worktree", "add", "--detach", str(there), commit)
         try:
-            ratios = compare(there, arguments.rounds, arguments.overrides)
+            yield there
         finally:
             git("worktree", "remove", "--force", str(there))
-    return print_table(ratios, arguments.bound)
 
 
 def git(*arguments: str) -> None:

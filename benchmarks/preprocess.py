@@ -1,24 +1,27 @@
-"""Rows per second of preprocessing, against TorchRec's three steps and against inflating alone.
+"""Rows per second of preprocessing, against TorchRec's three steps and inflating alone, or against another commit.
 
-    python benchmarks/preprocess.py [--rows N] [--runs N] [--real FILE] [--raw-in DIR] [--out FILE.json]
+    python -m benchmarks.preprocess [--rows N] [--runs N] [--real FILE] [--raw-in DIR] [--out FILE.json]
+    python -m benchmarks.preprocess --against COMMIT [--jobs NAME ...]
 
 Everything runs on the same synthetic days, in the same session, in turn, `--runs` times after one round that does not
 count (it compiles); but TorchRec, being slow, runs once, on the same days. The raw files lie in `--raw-in`, by
 default in memory (/dev/shm): what is compared is the programs, not how fast this machine's disk is read. What is
 written goes to the disk. "one file" is one day, which two workers read in chunks, and once more to sum it; else each
-worker reads files of its own. Medians are printed as a Markdown table and as JSON with the command, the machine and
-the commit. A rate of `parse` is of that stage alone (for `hash` it is all the work on rows: parse, encode, write,
-sum); `whole` is of the whole job in its process, start-up of Python and loading of kernels excluded. One worker is
-pinned to one core, but for `.gz`, which is inflated beside it. With `--real` the `.gz` file is these rows again and
-again, which compress as in the original, as gzip does not see that far back.
+worker reads files of its own. A rate of `parse` is of that stage alone (for `hash` it is all the work on rows: parse,
+encode, write, sum); `whole` is of the whole job in its process, start-up of Python and loading of kernels excluded.
+One worker is pinned to one core, but for `.gz`, which is inflated beside it. With `--real` the `.gz` file is these rows
+again and again, which compress as in the original, as gzip does not see that far back.
+
+With `--against` each job runs once in a checkout of the commit and once here, which goes first changing from round to
+round; a ratio is the median over rounds of this tree's rate to the commit's.
 """
 
 import argparse
 import contextlib
+import functools
 import gzip
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -28,31 +31,44 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
+import numpy as np
+from isal import igzip
 
-import numpy as np  # noqa: E402
-from isal import igzip  # noqa: E402
+from benchmarks.check import REPOSITORY, checkout
+from benchmarks.result_file import write_result
 
-from data_prep.dataset.format import load_manifest  # noqa: E402
+Rates = dict[str, float]
 
-FIXED_2 = "torchrec_fixed, 2 workers"
 TORCHREC = "TorchRec's three steps, one process as made"
-HASH_2 = "hash, 2 workers"
 FROM_GZ = "hash from .gz, 1 worker and its threads"
 INFLATE = "inflating that .gz alone"
 ROW_BYTES_IN_MEMORY = 600  # a row's text, its shards until the text is there, and packed or as TorchRec's
-RATIOS = {
-    "hash, 2 workers / 1": (HASH_2, "hash, 1 worker"),
-    "torchrec_fixed / TorchRec": (FIXED_2, TORCHREC),
-    "inflating alone / hash from .gz": (INFLATE, FROM_GZ),
+DAYS, ONE_DAY, GZ = "days", "days/day_0.tsv", "day_0.gz"  # raw files
+
+
+class Job(NamedTuple):
+    """A job of preprocessing: its encoding, processes and raw files."""
+
+    encoding: str
+    workers: int
+    raw: str = DAYS
+
+
+JOBS = {
+    "hash, 1 worker": Job("hash", 1),
+    "vocabulary, 1 worker": Job("vocabulary", 1),
+    "torchrec_fixed, 1 worker": Job("torchrec_fixed", 1),
+    "hash, 2 workers": Job("hash", 2),
+    "torchrec_fixed, 2 workers": Job("torchrec_fixed", 2),
+    "hash, 2 workers, one file": Job("hash", 2, ONE_DAY),
+    FROM_GZ: Job("hash", 1, GZ),
 }
-OURS = {
-    "hash": ["data.encoding=hash", "data.max_ind_range=1000000"],
-    "vocabulary": ["data.encoding=vocabulary"],
-    "torchrec_fixed": ["data.encoding=torchrec_fixed"],
+RATIOS = {
+    "hash, 2 workers / 1": ("hash, 2 workers", "hash, 1 worker"),
+    "torchrec_fixed / TorchRec": ("torchrec_fixed, 2 workers", TORCHREC),
+    "inflating alone / hash from .gz": (INFLATE, FROM_GZ),
 }
 
 
@@ -63,18 +79,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--real", type=Path, help="real rows, of which the .gz day is to be made")
     parser.add_argument("--raw-in", type=Path, help="where raw files lie; by default /dev/shm, where it has room")
-    parser.add_argument("--out", type=Path, help="write the JSON here as well")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit instead of other programs")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="NAME", help="with --against")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    arguments.raw_in = arguments.raw_in or memory_with_room(ROW_BYTES_IN_MEMORY * arguments.rows)
-    with tempfile.TemporaryDirectory(dir=arguments.raw_in) as raw, tempfile.TemporaryDirectory() as directory:
-        results = measure(arguments, Path(raw), Path(directory))
-    command = " ".join([Path(sys.executable).name, *sys.argv])
-    raw_in = str(arguments.raw_in or tempfile.gettempdir())
-    document = {"command": command, **machine(), "raw_files_in": raw_in, "results": results}
-    print(markdown(document))
-    print(json.dumps(document, indent=1))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    raw_in = arguments.raw_in or memory_with_room(ROW_BYTES_IN_MEMORY * arguments.rows)
+    with tempfile.TemporaryDirectory(dir=raw_in) as raw, tempfile.TemporaryDirectory() as out:
+        make_days(arguments.rows, Path(raw))
+        packed_rows = pack(arguments, Path(raw))
+        if arguments.against is None:
+            results = measure(arguments, Path(raw), Path(out), packed_rows)
+            print(markdown(results))
+        else:
+            with checkout(arguments.against) as there:
+                results = compare(arguments, there, Path(raw), Path(out))
+    write_result(arguments, results)
 
 
 def memory_with_room(num_bytes: int) -> Path | None:
@@ -83,88 +102,104 @@ def memory_with_room(num_bytes: int) -> Path | None:
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > num_bytes else None
 
 
-def measure(arguments: argparse.Namespace, raw: Path, directory: Path) -> list[dict[str, Any]]:
-    """All measurements in turn, several times over; raw files in the first directory, what is written in the other."""
-    days = make_days(arguments, raw)
-    packed, packed_rows = pack(arguments, days, raw)
-    tasks: dict[str, Callable[[], dict[str, float]]] = {}
-    for name, overrides in OURS.items():
-        tasks[f"{name}, 1 worker"] = lambda o=overrides: ours(directory, days, 1, o)  # type: ignore[misc]
-    for name in ("hash", "torchrec_fixed"):
-        tasks[f"{name}, 2 workers"] = lambda o=OURS[name]: ours(directory, days, 2, o)  # type: ignore[misc]
-    tasks[f"{HASH_2}, one file"] = lambda: ours(directory, days / "day_0.tsv", 2, OURS["hash"])
-    tasks[FROM_GZ] = lambda: ours(directory, packed, 1, OURS["hash"], pinned=False)
-    tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(packed)}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
+def measure(arguments: argparse.Namespace, raw: Path, out: Path, packed_rows: int) -> list[dict[str, Any]]:
+    """All measurements in turn, several times over; `packed_rows` are those of the .gz file."""
+    tasks: dict[str, Callable[[], Rates]] = {
+        name: functools.partial(run_job, REPOSITORY, job, raw, out) for name, job in JOBS.items()
+    }
+    tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(raw / GZ)}
+    found: dict[str, list[Rates]] = {name: [] for name in tasks}
     for round_number in range(arguments.runs + 1):
         for name, task in tasks.items():
             rates = task()
             if round_number:
                 found[name].append(rates)
-    packed.unlink()  # TorchRec wants the memory
-    found[TORCHREC] = [{"whole": arguments.rows / torchrec_steps(directory, days)}]
-    return [
-        {"what": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
-        for name, runs in found.items()
-    ]
+    (raw / GZ).unlink()  # TorchRec wants the memory
+    found[TORCHREC] = [{"whole": arguments.rows / torchrec_steps(out, raw / DAYS)}]
+    return [{"what": name, **medians(runs), "runs": runs} for name, runs in found.items()]
 
 
-def make_days(arguments: argparse.Namespace, raw: Path) -> Path:
-    """A directory with two synthetic days."""
-    overrides = [f"data.synthetic.rows={arguments.rows}", "data.synthetic.days=2"]
+def compare(arguments: argparse.Namespace, there: Path, raw: Path, out: Path) -> list[dict[str, Any]]:
+    """Each job in both trees in turn, several times over; a line is printed for each job."""
+    results = []
+    for name in arguments.jobs:
+        runs: dict[Path, list[Rates]] = {there: [], REPOSITORY: []}
+        for round_number in range(arguments.runs + 1):
+            for tree in [there, REPOSITORY] if round_number % 2 else [REPOSITORY, there]:
+                rates = run_job(tree, JOBS[name], raw, out)
+                if round_number:
+                    runs[tree].append(rates)
+        ratios = [new["whole"] / old["whole"] for old, new in zip(runs[there], runs[REPOSITORY], strict=True)]
+        old, new = medians(runs[there]), medians(runs[REPOSITORY])
+        print(
+            f"{name}: {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
+            f"{old['whole']:,.0f} rows/s and {old['peak_mib']:,.0f} MiB at {arguments.against}, "
+            f"{new['whole']:,.0f} and {new['peak_mib']:,.0f} here",
+            flush=True,
+        )
+        results.append({"what": name, "ratios": ratios, "there": runs[there], "here": runs[REPOSITORY]})
+    return results
+
+
+def medians(runs: list[Rates]) -> Rates:
+    """The median of each figure."""
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def make_days(rows: int, raw: Path) -> None:
+    """Two synthetic days."""
+    overrides = [f"data.synthetic.rows={rows}", "data.synthetic.days=2"]
     overrides += ["data.synthetic.max_cardinality=1000000", "data.synthetic.drift=0"]
-    run_ours(["data=synthetic", *overrides, f"data.path={raw}/first", *OURS["hash"]])
-    days = raw / "days"
-    days.mkdir()
+    run_data_prep(REPOSITORY, ["data=synthetic", *overrides, f"data.path={raw}/first", "data.encoding=hash"])
+    (raw / DAYS).mkdir()
     for day in ("day_0.tsv", "day_1.tsv"):
-        shutil.move(raw / "first" / "raw" / day, days / day)
+        shutil.move(raw / "first" / "raw" / day, raw / DAYS / day)
     shutil.rmtree(raw / "first")
-    return days
 
 
-def pack(arguments: argparse.Namespace, days: Path, raw: Path) -> tuple[Path, int]:
-    """A compressed file of the synthetic or the real rows, and how many it has."""
-    packed, rows = raw / "day_0.gz", arguments.rows
-    with gzip.open(packed, "wb", compresslevel=6) as target:
+def pack(arguments: argparse.Namespace, raw: Path) -> int:
+    """A compressed file of the synthetic or the real rows; how many it has."""
+    if arguments.against is not None and FROM_GZ not in arguments.jobs:
+        return 0
+    with gzip.open(raw / GZ, "wb", compresslevel=6) as target:
         if arguments.real is None:
-            for day in sorted(days.iterdir()):
+            for day in sorted((raw / DAYS).iterdir()):
                 with open(day, "rb") as file:
                     shutil.copyfileobj(file, target, 1 << 20)
-            return packed, rows
+            return arguments.rows
         content = arguments.real.read_bytes().rstrip(b"\n") + b"\n"
-        times = max(1, rows // content.count(b"\n"))
+        times = max(1, arguments.rows // content.count(b"\n"))
         for _ in range(times):
             target.write(content)
-        return packed, times * content.count(b"\n")
+        return times * content.count(b"\n")
 
 
-def run_ours(arguments: list[str], pinned: bool = False) -> None:
-    """Run `python -m data_prep`, on one core only if wanted."""
-    command = [sys.executable, "-m", "data_prep", *arguments]
+def run_data_prep(tree: Path, overrides: list[str], pinned: bool = False) -> None:
+    """Run a checkout's `python -m data_prep`, on one core only if wanted."""
+    command = [sys.executable, "-m", "data_prep", *overrides]
     before = os.sched_getaffinity(0)
     try:
         if pinned:
             os.sched_setaffinity(0, {max(before)})
-        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+        subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     finally:
         os.sched_setaffinity(0, before)
 
 
-def ours(
-    directory: Path, raw: Path, workers: int, overrides: list[str], pinned: bool | None = None
-) -> dict[str, float]:
-    """Rates in rows per second, peak memory, and bytes on disk per row, of one job."""
-    out = directory / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    arguments = [f"data.raw={raw}", f"data.path={out}", f"data.workers={workers}", *overrides]
-    run_ours(arguments, workers == 1 if pinned is None else pinned)
-    manifest = load_manifest(out)
-    size = sum(path.stat().st_size for path in out.rglob("*.npy"))
+def run_job(tree: Path, job: Job, raw: Path, out: Path) -> Rates:
+    """Rates in rows per second, peak memory, and bytes on disk per row, of one job by a checkout's code."""
+    path = out / "dataset"
+    shutil.rmtree(path, ignore_errors=True)
+    overrides = [f"data.raw={raw / job.raw}", f"data.path={path}", f"data.workers={job.workers}"]
+    overrides += [f"data.encoding={job.encoding}"] + ["data.max_ind_range=1000000"] * (job.encoding == "hash")
+    run_data_prep(tree, overrides, pinned=job.workers == 1 and job.raw != GZ)
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    rows, extra = manifest["rows"], manifest["extra"]
     return {
-        "whole": manifest.rows / manifest.extra["seconds"],
-        "parse": manifest.rows / manifest.extra["stage_seconds"]["parse"],
-        "peak_mib": manifest.extra["peak_memory_bytes"] / 2**20,
-        "bytes_per_row": size / manifest.rows,
+        "whole": rows / extra["seconds"],
+        "parse": rows / extra["stage_seconds"]["parse"],
+        "peak_mib": extra["peak_memory_bytes"] / 2**20,
+        "bytes_per_row": sum(file.stat().st_size for file in path.rglob("*.npy")) / rows,
     }
 
 
@@ -210,39 +245,18 @@ def provide_iopath() -> None:
     sys.modules["iopath.common.file_io"] = module
 
 
-def machine() -> dict[str, Any]:
-    """What this was measured on."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    model = platform.processor()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
-    load = os.getloadavg()[0]
-    return {
-        "commit": commit,
-        "cpu": model,
-        "cpus": os.cpu_count(),
-        "load_at_end": round(load, 2),
-        "python": platform.python_version(),
-    }
-
-
-def markdown(document: dict[str, Any]) -> str:
+def markdown(results: list[dict[str, Any]]) -> str:
     """The table for benchmarks/README.md."""
     lines = [
-        f"`{document['command']}` on {document['cpus']} × {document['cpu']}, commit {document['commit']}, "
-        f"load {document['load_at_end']}; medians.",
-        "",
         "| | whole job, rows/s | parse stage, rows/s | peak memory, MiB | bytes on disk per row |",
         "|---|---|---|---|---|",
     ]
-    for result in document["results"]:
+    for result in results:
         cells = [result.get(key) for key in ("whole", "parse", "peak_mib", "bytes_per_row")]
         lines.append(f"| {result['what']} | " + " | ".join("" if c is None else f"{c:,.0f}" for c in cells) + " |")
-    whole = {result["what"]: result["whole"] for result in document["results"]}
+    whole = {result["what"]: result["whole"] for result in results}
     lines += ["", *(f"{name}: {whole[one] / whole[other]:.2f}" for name, (one, other) in RATIOS.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
