@@ -45,6 +45,11 @@ TORCHREC = "TorchRec's three steps, one process as made"
 FROM_GZ = "hash from .gz, 1 worker and its threads"
 INFLATE = "inflating that .gz alone"
 ROW_BYTES_IN_MEMORY = 600  # a row's text, its shards until the text is there, and packed or as TorchRec's
+ENCODINGS = {
+    "hash": ["data.encoding=hash", "data.max_ind_range=1000000"],
+    "vocabulary": ["data.encoding=vocabulary"],
+    "torchrec_fixed": ["data.encoding=torchrec_fixed"],
+}
 DAYS, ONE_DAY, GZ = "days", "days/day_0.tsv", "day_0.gz"  # raw files
 
 
@@ -150,7 +155,7 @@ def make_days(rows: int, raw: Path) -> None:
     """Two synthetic days."""
     overrides = [f"data.synthetic.rows={rows}", "data.synthetic.days=2"]
     overrides += ["data.synthetic.max_cardinality=1000000", "data.synthetic.drift=0"]
-    run_data_prep(REPOSITORY, ["data=synthetic", *overrides, f"data.path={raw}/first", "data.encoding=hash"])
+    run_data_prep(REPOSITORY, ["data=synthetic", *overrides, f"data.path={raw}/first", *ENCODINGS["hash"]])
     (raw / DAYS).mkdir()
     for day in ("day_0.tsv", "day_1.tsv"):
         shutil.move(raw / "first" / "raw" / day, raw / DAYS / day)
@@ -181,9 +186,11 @@ def run_data_prep(tree: Path, overrides: list[str], pinned: bool = False) -> Non
     try:
         if pinned:
             os.sched_setaffinity(0, {max(before)})
-        subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=tree, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     finally:
         os.sched_setaffinity(0, before)
+    if done.returncode:
+        raise SystemExit(done.stdout.decode())
 
 
 def run_job(tree: Path, job: Job, raw: Path, out: Path) -> Rates:
@@ -191,8 +198,7 @@ def run_job(tree: Path, job: Job, raw: Path, out: Path) -> Rates:
     path = out / "dataset"
     shutil.rmtree(path, ignore_errors=True)
     overrides = [f"data.raw={raw / job.raw}", f"data.path={path}", f"data.workers={job.workers}"]
-    overrides += [f"data.encoding={job.encoding}"] + ["data.max_ind_range=1000000"] * (job.encoding == "hash")
-    run_data_prep(tree, overrides, pinned=job.workers == 1 and job.raw != GZ)
+    run_data_prep(tree, [*overrides, *ENCODINGS[job.encoding]], pinned=job.workers == 1 and job.raw != GZ)
     manifest = json.loads((path / "manifest.json").read_bytes())
     rows, extra = manifest["rows"], manifest["extra"]
     return {

@@ -57,7 +57,7 @@ from data_prep.stages.parse import (
     refuse_empty,
     refuse_wrong_sums,
 )
-from data_prep.stages.scatter import RowLayout, group_chunks, plan_scatter
+from data_prep.stages.scatter import RowLayout, plan_scatter
 from data_prep.stages.shuffle_order import ordering
 from data_prep.stages.split import (
     BuiltShard,
@@ -325,8 +325,7 @@ def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Execu
     layout = RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
     scatter, kept = plan_scatter(job, chunks, layout)
     with _stage("scatter", sum(task.size[0] for task in scatter), result, executor):
-        groups = group_chunks(scatter, job.shard_rows, executor.workers)
-        moved = [record for records in executor.map(groups) for record in records if record.rows]
+        moved = [record for record in executor.map(scatter) if record.rows]
     tasks = gather_tasks(job, moved, kept, result.rows, layout, rows_per_shard(job, result.records))
     with _stage("gather", sum(task.size[0] for task in tasks), result, executor):
         gathered = executor.map(tasks)

@@ -4,7 +4,6 @@ In bounded memory, on any number of processes; data_prep/stages/gather.py is the
 packed into few bytes: ids of a feature take no more than its largest one needs.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
-from common.memory import give_back_freed_memory
 from data_prep.dataset.bags import BAG_KINDS, pack, unpack
 from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.engine.executor import Worker
@@ -184,33 +182,6 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         for begin, rows in encoded_blocks(self.chunk, worker):
             self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
         return self._write(MOVED_SUFFIX, packed)
-
-
-@dataclass(frozen=True)
-class ScatterGroup:
-    """Consecutive chunks that one worker scatters two at a time: one is sorted while the other is written."""
-
-    tasks: tuple[ScatterTask, ...]
-
-    def run(self, worker: Worker) -> list[ChunkRecord]:
-        """Scatter the chunks; their records, in order."""
-        with ThreadPoolExecutor(2) as threads:
-            records = list(threads.map(lambda task: task.run(worker), self.tasks))
-        give_back_freed_memory()  # of these threads, which no other could use
-        return records
-
-
-def group_chunks(tasks: list[ScatterTask], max_rows: int, workers: int) -> list[ScatterGroup]:
-    """Divide tasks into groups of at most `max_rows` rows (or one task), smaller towards the end to balance workers."""
-    groups: list[list[ScatterTask]] = []
-    rows = size = 0
-    for number, task in enumerate(tasks):
-        rows += task.chunk.record.rows
-        if not groups or len(groups[-1]) == size or rows > max_rows:
-            groups.append([])
-            rows, size = task.chunk.record.rows, -(-(len(tasks) - number) // (2 * workers))
-        groups[-1].append(task)
-    return [ScatterGroup(tuple(group)) for group in groups]
 
 
 @dataclass(frozen=True)
