@@ -8,7 +8,6 @@ import http.client
 import io
 import json
 import os
-import queue
 import re
 import threading
 import urllib.error
@@ -16,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,35 +243,13 @@ def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], s
 
     The threads are daemons: one that waits for a mirror's next byte does not keep the process from ending.
     """
-    results: dict[int, ResultT] = {}
-    waiting = queue.SimpleQueue[tuple[int, TaskT]]()
-    done = queue.SimpleQueue[tuple[int, ResultT | None, BaseException | None]]()
-    for entry in enumerate(tasks):
-        waiting.put(entry)
-
-    def work() -> None:
-        while not stop.is_set():
-            try:
-                number, task = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put((number, function(task), None))
-            except BaseException as error:  # noqa: BLE001  raised where it is waited for
-                done.put((number, None, error))
-
-    for _ in range(min(PARALLEL_FILES, len(tasks))):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        while len(results) < len(tasks):
-            number, result, error = done.get()
-            if error is not None:
-                raise error
-            results[number] = result  # type: ignore[assignment]
-    except BaseException:
-        stop.set()
-        raise
-    return [results[number] for number in range(len(tasks))]
+    with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
+        try:
+            done = dict(threads.imap_unordered(lambda entry: (entry[0], function(entry[1])), enumerate(tasks)))
+        except BaseException:
+            stop.set()
+            raise
+    return [done[number] for number in range(len(tasks))]
 
 
 def _size(path: Path) -> int:
