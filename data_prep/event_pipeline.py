@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
-from data_prep.io.progress import Progress
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
@@ -71,7 +69,6 @@ class EventJob:
     known: list[NDArray[np.bool_]] = field(default_factory=list)
     vocabulary: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_embeddings: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def run_events(self) -> int:
@@ -95,7 +92,6 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
         found = find_finished(root, parameters, schema.to_manifest(), everything, data.overwrite)
         if found is not None:
-            print(f"{root}: already done ({found.rows:,} events)", file=sys.stderr)
             return found
         refuse_foreign_files(root, work, everything)
         _check_input(path, schema, logs, tables)
@@ -155,7 +151,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
     workers = within_budget(data, min(data.workers or usable_cpus(), len(sorting)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with _stage("sort", sum(task.chunk.bytes for task in sorting), job, executor):
+        with executor.stage("sort", sum(task.chunk.bytes for task in sorting)):
             records = list(executor.map(sorting))
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
@@ -163,15 +159,15 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         runs = tuple(run for task, record in zip(sorting, records, strict=True) for run in task.run_stems(record))
         events = sum(record.rows for record in records)
         require_room([Need(root, events * 2 * PIECE_BYTES, "for the dataset", about=True)])
-        with _stage("ids", 0, job, executor):
+        with executor.stage("ids", 0):
             users = count_users(runs, job.key_limit)
             moves = _fit_ids(job, records, runs)
         executor.release()
         merging = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
-        with _stage("merge", sum(task.size[0] for task in merging), job, executor):
+        with executor.stage("merge", sum(task.size[0] for task in merging)):
             merged = list(executor.map(merging))
         executor.release(1)
-        with _stage("join", sum(record.rows for record in merged) * PIECE_BYTES, job, executor):
+        with executor.stage("join", sum(record.rows for record in merged) * PIECE_BYTES):
             shard = _join(job, merging, merged, executor)
         peak = executor.peak_bytes
     moves += [(f"{kind}.npy", str(shard_path(Path(), EVENTS, SHARD_NAME, kind))) for kind in shard.files]
@@ -180,18 +176,10 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         "peak_memory_bytes": peak,
         "workers": workers,
         "seconds": round(time.monotonic() - begin, 3),
-        "stage_seconds": job.seconds,
+        "stage_seconds": executor.seconds,
         "source_mtime_ns": [source.mtime_ns for source in job.sources],
     }
     return _describe(job, parameters, shard, records, sorting, digests), moves
-
-
-@contextmanager
-def _stage(name: str, total_bytes: int, job: EventJob, executor: Executor) -> Iterator[None]:
-    begin = time.monotonic()
-    with Progress(name, total_bytes, executor.counters):
-        yield
-    job.seconds[name] = round(time.monotonic() - begin, 3)
 
 
 def _refuse_unreadable(

@@ -16,7 +16,6 @@ from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.parsing.event_yaml import describes_events, schema_path
-from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import Source, own_path, resolve_sources
 from data_prep.sources.remote import find_remote
 from data_prep.synthetic.days import synthetic_sources
@@ -59,15 +58,6 @@ def find_sources(data: DataConfig, root: Path) -> list[Source]:
     if data.scheduler is not None:
         return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
     return sources
-
-
-def user_table(data: DataConfig, sources: tuple[Source, ...]) -> Table | None:
-    """The user's own table, or None for Criteo's rows.
-
-    Raises:
-        UserError: a schema that cannot be, or an encoding that is of Criteo's rows only.
-    """
-    return None if data.schema is None else load_table(Path(data.schema), sources)
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:

@@ -7,8 +7,6 @@ after a kill. What is written depends on the sources and the parameters alone: n
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -41,8 +39,8 @@ from data_prep.engine.memory_budget import (
 )
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.event_pipeline import prepare_events
-from data_prep.io.progress import Progress
-from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early, user_table
+from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early
+from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.data_checks import constant_columns, warnings
@@ -95,13 +93,12 @@ def preprocess(data: DataConfig) -> Manifest:
         with claimed(root) as work:
             sources = tuple(find_sources(data, root))
             rules = resolve_rules(data, len(sources))
-            table = user_table(data, sources)
+            table = None if data.schema is None else load_table(Path(data.schema), sources)
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
             found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
             if found is not None:
-                print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
                 return found
             report_differences(rules)
             refuse_foreign_files(root, work, sources)
@@ -201,23 +198,14 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         if job.bags is not None:
             executor.release()
             _expand(job, result, executor)
-        result.peak_bytes = executor.peak_bytes
+        result.peak_bytes, result.seconds = executor.peak_bytes, executor.seconds
     return result
-
-
-@contextmanager
-def _stage(name: str, total_bytes: int, result: Result, executor: Executor) -> Iterator[None]:
-    """Show a stage's progress and take its time."""
-    begin = time.monotonic()
-    with Progress(name, total_bytes, executor.counters):
-        yield
-    result.seconds[name] = round(time.monotonic() - begin, 3)
 
 
 def _parse(job: Job, executor: Executor, whole: bool) -> Result:
     """Raw rows to chunks."""
     result = Result([], [], job.schema.sparse, executor.workers)
-    with _stage("parse", sum(source.work_bytes for source in job.sources), result, executor):
+    with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
         for reading in executor.map(reading_tasks(job, whole)):
             result.records.extend(reading.records)
             result.digests += [] if reading.digest is None else [reading.digest]
@@ -236,7 +224,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         if ordered is None:
             result.rows = split_rows(job, result.records)
         else:
-            with _stage("arrange", 0, result, executor):
+            with executor.stage("arrange", 0):
                 result.rows = ordered.result()
     refuse_no_train_rows(job, result.rows)
     if job.rules.order is not None and not fits_all:
@@ -248,10 +236,10 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
     """Vocabularies of the rows at positions below the limit, and which features they leave."""
     counting = plan_counting(job, result.records, limit)
-    with _stage("count", sum(task.record.value_bytes for task in counting if not task.is_done), result, executor):
+    with executor.stage("count", sum(task.record.value_bytes for task in counting if not task.is_done)):
         counts = count_chunks(counting, executor)
     num_bytes = sum(each.record.files[each.suffix].bytes for each in counts)
-    with _stage("vocabulary", num_bytes, result, executor):
+    with executor.stage("vocabulary", num_bytes):
         result.vocabularies = fit_vocabularies(job, counts, counts_bytes(data), executor)
     max_values = job.rules.max_categories
     if max_values is not None:
@@ -304,9 +292,9 @@ def _encode(
     """Ids by the vocabularies, integers by their statistics; the chunks as they are then."""
     for number, slices in enumerate(passes):
         value_bytes = sum(chunk.record.value_bytes for chunk in chunks)
-        with _stage(f"pass {number + 1} of {len(passes)}", value_bytes, result, executor):
+        with executor.stage(f"pass {number + 1} of {len(passes)}", value_bytes):
             list(executor.map(PassTask(job, chunk.record, number, slices, chunk.digests) for chunk in chunks))
-    with _stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks), result, executor):
+    with executor.stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks)):
         records = list(executor.map(chunks))
     return [replace_fields(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
 
@@ -314,7 +302,7 @@ def _encode(
 def _cut(job: Job, result: Result, executor: Executor) -> None:
     """Chunks to shards, in their order."""
     tasks = [CutTask(job, each) for each in plan_slices(result.records, result.rows)]
-    with _stage("cut", sum(task.copied_bytes for task in tasks), result, executor):
+    with executor.stage("cut", sum(task.copied_bytes for task in tasks)):
         result.built = list(executor.map(tasks))
 
 
@@ -324,10 +312,10 @@ def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Execu
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
     layout = RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
     scatter, kept = plan_scatter(job, chunks, layout)
-    with _stage("scatter", sum(task.size[0] for task in scatter), result, executor):
+    with executor.stage("scatter", sum(task.size[0] for task in scatter)):
         moved = [record for record in executor.map(scatter) if record.rows]
     tasks = gather_tasks(job, moved, kept, result.rows, layout, rows_per_shard(job, result.records))
-    with _stage("gather", sum(task.size[0] for task in tasks), result, executor):
+    with executor.stage("gather", sum(task.size[0] for task in tasks)):
         gathered = executor.map(tasks)
         result.built = [built_shard(task, shard) for task, shard in zip(tasks, gathered, strict=True)]
 
@@ -337,10 +325,10 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
     assert job.bags is not None
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
-    with _stage("multi-hot tables", job.bags.table_bytes(sizes), result, executor):
+    with executor.stage("multi-hot tables", job.bags.table_bytes(sizes)):
         count = executor.counters.add
         MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda drawn: count(drawn, 0))
-    with _stage("multi-hot", sum(task.size[0] for task in tasks), result, executor):
+    with executor.stage("multi-hot", sum(task.size[0] for task in tasks)):
         expanded = executor.map(tasks)
         result.built = [task.result(shard) for task, shard in zip(tasks, expanded, strict=True)]
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
@@ -23,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 from common import signals
 from common.errors import UserError
 from common.memory import give_back_freed_memory
+from data_prep.io.progress import Progress, Tally
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -85,20 +87,6 @@ class Counters:
         self._stop.value = 1
 
 
-class LocalCounters:
-    """Counters of one task, where memory is not shared."""
-
-    def __init__(self) -> None:
-        self.bytes = self.rows = 0
-        self._lock = threading.Lock()  # a task may have several threads
-
-    def add(self, num_bytes: int, num_rows: int) -> None:
-        """Count work done."""
-        with self._lock:
-            self.bytes += num_bytes
-            self.rows += num_rows
-
-
 class Cache:
     """The last thing that the tasks of a process have loaded."""
 
@@ -124,7 +112,7 @@ class Cache:
 class Worker:
     """Services of a process for its tasks: counters of work done, and a cache that outlives a task."""
 
-    def __init__(self, counters: Counters | LocalCounters, cache: Cache) -> None:
+    def __init__(self, counters: Counters | Tally, cache: Cache) -> None:
         self.counters, self.cache = counters, cache
 
     def count(self, num_bytes: int, num_rows: int = 0) -> None:
@@ -149,6 +137,7 @@ class Executor:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
+        self.seconds: dict[str, float] = {}  # of each stage
         self._here = Worker(self.counters, Cache())
         self._peaks: dict[str, int] = {}  # of the processes there are
         self._peak = 0  # of those before the last release
@@ -161,6 +150,14 @@ class Executor:
         if kind is not None:
             self.counters.stop()
         self._shut_down()
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total_bytes: int) -> Iterator[None]:
+        """Show the progress of a stage's tasks, and note how long they take."""
+        begin = time.monotonic()
+        with Progress(name, total_bytes, self.counters):
+            yield
+        self.seconds[name] = round(time.monotonic() - begin, 3)
 
     def map(self, tasks: Iterable[Task[ResultT]]) -> Iterator[ResultT]:
         """Results of all tasks, in their order; the first failure in that order is raised.
@@ -353,7 +350,7 @@ def peak_memory(pid: int | None = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-_worker = Worker(LocalCounters(), Cache())  # this process as a worker: nothing else of it outlives a task
+_worker = Worker(Tally(), Cache())  # this process as a worker: nothing else of it outlives a task
 
 
 def _start_worker(shared: Counters) -> None:
@@ -377,7 +374,7 @@ def _run_in_worker(task: Task[ResultT]) -> tuple[ResultT, str, int]:
 
 def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
     """Run a task as `_run_in_worker` does; return also the bytes and rows it counted."""
-    counters = LocalCounters()
+    counters = Tally()
     result = task.run(Worker(counters, _worker.cache))
     return (result, f"{socket.gethostname()}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows
 

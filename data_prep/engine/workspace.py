@@ -123,7 +123,7 @@ def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> N
 def find_finished(
     root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], overwrite: bool
 ) -> Manifest | None:
-    """The dataset at `root` if it is the one asked for; None if there is none, or it is to be replaced.
+    """The dataset at `root` if it is the one asked for, which is logged; None if there is none or it is replaced.
 
     Raises:
         UserError: there is another one.
@@ -140,6 +140,7 @@ def find_finished(
     if overwrite:  # also where nothing differs: its files may be damaged
         return None
     if difference is None:
+        print(f"{root}: already done ({manifest.rows:,} {'events' if manifest.is_events else 'rows'})", file=sys.stderr)
         return manifest
     raise UserError(
         f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"

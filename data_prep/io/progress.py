@@ -36,7 +36,7 @@ class WorkCounter(Protocol):
 class Tally:
     """Counters of the threads of this process; `at_hand` bytes were done before."""
 
-    def __init__(self, at_hand: int) -> None:
+    def __init__(self, at_hand: int = 0) -> None:
         self._at_hand = at_hand
         self._lock = threading.Lock()
         self.reset()

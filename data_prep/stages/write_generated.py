@@ -51,7 +51,6 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
     with claimed(root) as work:
         found = find_finished(root, generator.encoding, None, (), data.overwrite)
         if found is not None:
-            print(f"{root}: already done ({found.rows:,} rows)", file=sys.stderr)
             return found
         refuse_foreign_files(root, work, ())
         needed = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
