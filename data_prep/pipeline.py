@@ -59,12 +59,13 @@ from data_prep.stages.scatter import RowLayout, plan_scatter
 from data_prep.stages.shuffle_order import ordering
 from data_prep.stages.split import (
     BuiltShard,
-    CutTask,
     built_shard,
+    is_whole_chunk,
     moves_to_dataset,
-    plan_slices,
+    plan_cut,
     refuse_no_train_rows,
     split_rows,
+    whole_chunk,
 )
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import Generator, write_generated
@@ -194,7 +195,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         if job.rules.is_arranged:
             _shuffle(job, result, chunks, executor)
         else:
-            _cut(job, result, executor)
+            _cut(job, result, chunks, executor)
         if job.bags is not None:
             executor.release()
             _expand(job, result, executor)
@@ -299,18 +300,26 @@ def _encode(
     return [replace_fields(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
 
 
-def _cut(job: Job, result: Result, executor: Executor) -> None:
+def _row_layout(job: Job, result: Result) -> RowLayout:
+    """How rows are packed on their way to another shard."""
+    single = [feature for feature in result.features if feature not in job.schema.ragged]
+    largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
+    return RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
+
+
+def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
     """Chunks to shards, in their order."""
-    tasks = [CutTask(job, each) for each in plan_slices(result.records, result.rows)]
-    with executor.stage("cut", sum(task.copied_bytes for task in tasks)):
-        result.built = list(executor.map(tasks))
+    tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
+    cut = [task for task in tasks if not is_whole_chunk(task)]
+    with executor.stage("cut", sum(task.size[0] for task in cut)):
+        gathered = iter(list(executor.map(cut)))
+    for task in tasks:
+        result.built.append(whole_chunk(task) if is_whole_chunk(task) else built_shard(task, next(gathered)))
 
 
 def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
     """Rows to the shards that their positions say."""
-    single = [feature for feature in result.features if feature not in job.schema.ragged]
-    largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
-    layout = RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
+    layout = _row_layout(job, result)
     scatter, kept = plan_scatter(job, chunks, layout)
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
         moved = [record for record in executor.map(scatter) if record.rows]

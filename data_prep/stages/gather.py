@@ -137,6 +137,13 @@ class GatherTask(LoggedTask[GatheredShard]):
                 # copies: a mapped file is an open one, and chunks may be many
                 parts.append(tuple(bags.copy() for bags in its_bags))
                 positions.append(np.array(open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))[part]))
+        for kept in self.kept:
+            start, stop = kept.rows_between(self.start, self.stop)
+            values, offsets = (
+                open_array(kept.chunk.stem.with_name(f"{kept.chunk.stem.name}.{kind}.npy")) for kind in BAG_KINDS
+            )
+            parts.append(tuple(bags.part(start, stop) for bags in unpack(values, offsets, num_features)))
+            positions.append(kept.position + np.arange(start, stop))
         order = np.argsort(np.concatenate(positions))
         return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
 

@@ -92,7 +92,7 @@ def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: p
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000", "data.workers=1"))
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_slices", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pipeline, "plan_cut", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     directory = tmp_path / "out" / ".work" / "chunks"
@@ -114,7 +114,7 @@ def test_the_work_of_another_release_is_discarded(
     arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
     with monkeypatch.context() as patch:
         patch.setattr(workspace, "WORK_FORMAT", vars(workspace)["WORK_FORMAT"] - 1)
-        patch.setattr(pipeline, "plan_slices", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pipeline, "plan_cut", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(arguments)
     for record in (tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"):
