@@ -31,7 +31,6 @@ from data_prep.stages.scatter import MOVED_SUFFIX, POSITIONS_SUFFIX, KeptChunk, 
 from data_prep.stages.shuffle_order import Positions
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
-LAST_ROWS = 1 << 15  # at its end, so that little is left to be written when all is made
 PART_ROWS = 1 << 9  # of a chunk read at once: on average at least
 
 Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
@@ -99,7 +98,7 @@ class GatherTask(LoggedTask[GatheredShard]):
             if part.start < part.stop:
                 positions = open_array(job.chunk_path(*chunk, POSITIONS_SUFFIX))[part]
                 moved.append(MovedChunk(job.chunk_path(*chunk, MOVED_SUFFIX), part.start, positions - self.start))
-        bounds = window_bounds(rows, PART_ROWS * len(moved))
+        bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
         moved_rows = MovedRows(self.layout, moved, bounds)
         kept_rows = KeptRows(self.kept, self.start, self.stop, worker)
         unknown = np.zeros(self.layout.width("sparse"), np.int64)
@@ -174,16 +173,6 @@ def gather_tasks(
             tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, chunks, its_kept, layout))
         first += rows[split]
     return tasks
-
-
-def window_bounds(rows: int, min_rows: int) -> list[int]:
-    """Bounds of a shard's windows; the last ones get smaller, but none below `min_rows`."""
-    bounds = [0]
-    while bounds[-1] < rows:
-        left = rows - bounds[-1]
-        size = max(min(WINDOW_ROWS, left // 2), LAST_ROWS, min_rows)
-        bounds.append(bounds[-1] + min(size, left))
-    return bounds
 
 
 @dataclass(frozen=True)
