@@ -81,10 +81,10 @@ def _planned(
         chosen = from_config.choices(config.sharding, name, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
-    found = forecast_plan(tables, plan, work, chosen, possible)
+    costs, ranks, whole = forecast_plan(tables, plan, work, chosen, possible)
     content = plan.to_json()
-    for row in found.tables:
-        content["tables"][row.name].update(row._asdict())
+    for table, cost in costs.items():
+        content["tables"][table].update(cost)
     return {
         **content,
         "nodes": resolved.nodes,
@@ -92,9 +92,8 @@ def _planned(
         "global_batch_size": config.train.global_batch_size,
         "optimizer": name.value,
         "types": plan.summary(),
-        "ranks": [{**asdict(rank), "total_ms": rank.total_ms} for rank in found.ranks],
-        "forecast": {"fits": found.fits, "capacity_bytes": found.capacity_bytes, "step_ms": found.step_ms,
-                     "headroom_bytes": found.headroom_bytes, "imbalance": found.imbalance},
+        "ranks": ranks,
+        "forecast": whole,
         "notes": _notes(config, tables, bag_sizes, work.local_batch_size),
     }  # fmt: skip
 

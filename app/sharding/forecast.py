@@ -1,82 +1,15 @@
 """What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.types import ShardingOption
 
-from app.sharding.plan import Plan, ShardedTable, TablePlan, table_types
+from app.sharding.plan import Plan, TablePlan, table_types
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
 
 _RIGHT = set("0123456789-.")
-
-
-class TableForecast(NamedTuple):
-    """A table's bytes over all processes; milliseconds a step on its busiest process."""
-
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    bytes: int
-    lookup_ms: float
-    communication_ms: float
-    reason: str
-
-
-@dataclass
-class RankForecast:
-    """A process's part: bytes of tables, optimizer's state and buffers, in device and host memory; ms a step."""
-
-    rank: int
-    device_bytes: int = 0
-    host_bytes: int = 0
-    lookup_ms: float = 0.0
-    communication_ms: float = 0.0
-
-    @property
-    def total_ms(self) -> float:
-        """Lookup and communication, forward and backward, one after the other."""
-        return self.lookup_ms + self.communication_ms
-
-
-@dataclass
-class Forecast:
-    """Cost of a whole plan.
-
-    Attributes:
-        capacity_bytes: memory that tables may take on a device (of the host, for a CPU), without the reserve.
-        headroom_bytes: capacity left on the fullest process; negative if the plan does not fit.
-        step_ms: of the slowest process; imbalance: that, divided by the mean.
-    """
-
-    tables: list[TableForecast]
-    ranks: list[RankForecast]
-    capacity_bytes: int
-    headroom_bytes: int = field(init=False)
-    step_ms: float = field(init=False)
-    imbalance: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        on_host = all(rank.device_bytes == 0 for rank in self.ranks)
-        fullest = max(rank.host_bytes if on_host else rank.device_bytes for rank in self.ranks)
-        self.headroom_bytes = self.capacity_bytes - fullest
-        self.step_ms = max(rank.total_ms for rank in self.ranks)
-        mean = sum(rank.total_ms for rank in self.ranks) / len(self.ranks)
-        self.imbalance = self.step_ms / mean if mean else 1.0
-
-    @property
-    def fits(self) -> bool:
-        """Whether every process has memory for its part."""
-        return self.headroom_bytes >= 0
-
-
-class _Cost(NamedTuple):
-    """Cost of one way to shard a table: ms on its busiest process and bytes on its fullest."""
-
-    ms: float
-    bytes: int
 
 
 def forecast_plan(
@@ -85,29 +18,43 @@ def forecast_plan(
     workload: Workload,
     chosen: Mapping[str, Choice],
     possible: Mapping[str, Choice],
-) -> Forecast:
-    """The forecast of a plan made within `chosen`; reasons look at all that is `possible`."""
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """The cost of a plan made within `chosen`, as its file has it; reasons look at all that is `possible`.
+
+    Returns:
+        By table, its bytes over all processes and milliseconds a step on its busiest process; each process's part; and
+        of the whole: capacity_bytes, which tables may take on a device (of the host, for a CPU) without the reserve;
+        headroom_bytes, of that left on the fullest process, negative if the plan does not fit; step_ms, of the slowest
+        process; imbalance, that divided by the mean.
+    """
     parts = estimates(model, plan, workload)
     every = sharding_options(model, possible, workload)
     ways = {name: _by_type(found, plan.world_size) for name, found in every.items()}
-    ranks = [RankForecast(rank) for rank in range(plan.world_size)]
-    rows = []
+    ranks = [Estimate(rank) for rank in range(plan.world_size)]
+    tables = {}
     for table in table_types(model):
-        shards, planned = parts[table.name], plan.tables[table.name]
+        shards = parts[table.name]
         for shard in shards:
-            rank = ranks[shard.rank]
-            rank.device_bytes += shard.device_bytes
-            rank.host_bytes += shard.host_bytes
-            rank.lookup_ms += shard.lookup_ms
-            rank.communication_ms += shard.communication_ms
-        busiest = max(shards, key=lambda shard: shard.lookup_ms + shard.communication_ms)
-        choice = chosen.get(table.name)
+            ranks[shard.rank] = ranks[shard.rank].plus(shard)
+        own, choice = _busiest(shards), chosen.get(table.name)
         forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
-        reason = forced if choice is None or choice.is_forced else _reason(table, planned, shards, ways[table.name])
-        size = sum(shard.device_bytes + shard.host_bytes for shard in shards)
-        rows.append(TableForecast(table.name, table.num_embeddings, table.embedding_dim, size,
-                                  busiest.lookup_ms, busiest.communication_ms, reason))  # fmt: skip
-    return Forecast(rows, ranks, capacity(workload))
+        is_forced = choice is None or choice.is_forced
+        tables[table.name] = {
+            "name": table.name,
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "bytes": sum(shard.total_bytes for shard in shards),
+            "lookup_ms": own.lookup_ms,
+            "communication_ms": own.communication_ms,
+            "reason": forced if is_forced else _reason(plan.tables[table.name], own, ways[table.name]),
+        }
+    on_host = all(rank.device_bytes == 0 for rank in ranks)
+    room = capacity(workload)
+    headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
+    step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
+    whole = {"fits": headroom >= 0, "capacity_bytes": room, "step_ms": step_ms, "headroom_bytes": headroom,
+             "imbalance": step_ms / mean if mean else 1.0}  # fmt: skip
+    return tables, [{**rank._asdict(), "total_ms": rank.total_ms} for rank in ranks], whole
 
 
 def capacity(workload: Workload) -> int:
@@ -118,43 +65,39 @@ def capacity(workload: Workload) -> int:
     return int(storage.hbm * (1 - workload.reserve))
 
 
-def _by_type(found: Sequence[ShardingOption], world_size: int) -> dict[str, _Cost]:
+def _by_type(found: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
     """The fastest way of each sharding type."""
-    best: dict[str, _Cost] = {}
+    best: dict[str, Estimate] = {}
     for option in found:
-        parts = [estimate_shard(shard, 0, world_size) for shard in option.shards]
-        cost = _cost(parts)
-        if option.sharding_type not in best or cost.ms < best[option.sharding_type].ms:
+        cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
+        if option.sharding_type not in best or cost.total_ms < best[option.sharding_type].total_ms:
             best[option.sharding_type] = cost
     return best
 
 
-def _cost(shards: Sequence[Estimate]) -> _Cost:
-    return _Cost(
-        max(shard.lookup_ms + shard.communication_ms for shard in shards),
-        max(shard.device_bytes + shard.host_bytes for shard in shards),
-    )
+def _busiest(shards: Sequence[Estimate]) -> Estimate:
+    """The part that takes longest; of those, the one with most bytes."""
+    return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
-def _reason(table: ShardedTable, planned: TablePlan, shards: Sequence[Estimate], ways: Mapping[str, _Cost]) -> str:
+def _reason(planned: TablePlan, own: Estimate, ways: Mapping[str, Estimate]) -> str:
     """The reason for the planner's choice, in the figures that it compared."""
-    own = _cost(shards)
+    ms, size = own.total_ms, _size(own.total_bytes)
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
-    num_shards = len(planned.ranks)
     if planned.type == "data_parallel":
-        text = f"small enough to copy ({_size(own.bytes)} a rank): its gradient takes {own.ms:.3f} ms"
-        text += f", exchanging its vectors {whole.ms:.3f} (table_wise)" if whole else ""
+        text = f"small enough to copy ({size} a rank): its gradient takes {ms:.3f} ms"
+        text += f", exchanging its vectors {whole.total_ms:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
-        text = f"whole on one rank, {own.ms:.3f} ms"
+        text = f"whole on one rank, {ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.ms:.3f} ms, {_size(copied.bytes)} a rank"
+            text += f"; a copy on each: {copied.total_ms:.3f} ms, {_size(copied.total_bytes)} a rank"
     else:
-        text = f"over {num_shards} rank(s), {own.ms:.3f} ms and {_size(own.bytes)} on each"
-        text += f"; whole on one: {whole.ms:.3f} ms, {_size(whole.bytes)}" if whole else ""
-    others = {kind: cost for kind, cost in ways.items() if kind != planned.type and cost.ms < own.ms * 0.999}
+        text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {size} on each"
+        text += f"; whole on one: {whole.total_ms:.3f} ms, {_size(whole.total_bytes)}" if whole else ""
+    others = {kind: way.total_ms for kind, way in ways.items() if kind != planned.type and way.total_ms < ms * 0.999}
     if others:
-        kind = min(others, key=lambda kind: others[kind].ms)
-        text += f"; {kind} alone {others[kind].ms:.3f} ms, but the slowest rank counts"
+        kind = min(others, key=lambda kind: others[kind])
+        text += f"; {kind} alone {others[kind]:.3f} ms, but the slowest rank counts"
     if planned.kernel != "fused" and planned.type != "data_parallel":
         text += f"; {planned.kernel}: device memory is short"
     return text

@@ -194,10 +194,25 @@ class Estimate(NamedTuple):
     """Cost of a table's part on its process: bytes, and milliseconds a step forward and backward."""
 
     rank: int
-    device_bytes: int
-    host_bytes: int
-    lookup_ms: float
-    communication_ms: float
+    device_bytes: int = 0
+    host_bytes: int = 0
+    lookup_ms: float = 0.0
+    communication_ms: float = 0.0
+
+    @property
+    def total_bytes(self) -> int:
+        """In device and host memory: weights, optimizer's state and buffers."""
+        return self.device_bytes + self.host_bytes
+
+    @property
+    def total_ms(self) -> float:
+        """Lookup and communication, one after the other."""
+        return self.lookup_ms + self.communication_ms
+
+    def plus(self, other: "Estimate") -> "Estimate":
+        """Both parts on this process."""
+        return Estimate(self.rank, self.device_bytes + other.device_bytes, self.host_bytes + other.host_bytes,
+                        self.lookup_ms + other.lookup_ms, self.communication_ms + other.communication_ms)  # fmt: skip
 
 
 def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
