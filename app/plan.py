@@ -25,7 +25,7 @@ from app.model.make import make_tables
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
 from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
-from app.sharding.plan import Plan, table_types
+from app.sharding.plan import Plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE, run_command
@@ -75,7 +75,7 @@ def _planned(
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
-    parts, name = table_types(tables), config.optimizer.name
+    parts, name = tables_in_order(tables), config.optimizer.name
     chosen = {}
     if config.sharding.plan is None:
         chosen = from_config.choices(config.sharding, name, parts, device, plan.world_size)

@@ -14,6 +14,7 @@ from app.benchmark.operators import flops_of, lookup_bytes, update_bytes
 from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, random_batch
 from app.config.commands import BenchConfig, TablePrecision, row_bytes
 from app.data.batch import Batch
+from app.model.tables import table_of
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training import session
@@ -116,10 +117,11 @@ def _served(
 ) -> tuple[Score, int]:
     """The model of random weights, unsharded, and the number of its dense parameters."""
     model = served_model.unsharded(config, manifest)
-    tables = {parameter for module in served_model.table_modules(model) for parameter in module.parameters()}
-    dense = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
-    with torch.no_grad():
-        for table in tables:
-            table.uniform_(-0.05, 0.05)
+    dense = 0
+    for name, parameter in model.named_parameters():
+        if table_of(name):
+            nn.init.uniform_(parameter, -0.05, 0.05)
+        else:
+            dense += parameter.numel()
     served = served_model.in_precision(model, precision, here.device)
     return Predictor(config, here, root, manifest, served).forward, dense

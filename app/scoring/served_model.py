@@ -4,7 +4,6 @@ Shapes: B bags a feature, L ids, n rows of a table, d its width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,14 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    JaggedTensor,
-    KeyedJaggedTensor,
-    KeyedTensor,
-    PoolingType,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from app.checkpoint.model_state import read_tensors
 from app.config import AppConfig
 from app.config.commands import BITS, SCALE_AND_BIAS_BYTES, TablePrecision
 from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch, make_sparse_arch
+from app.model.tables import TableSpec
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
 
@@ -37,15 +30,7 @@ _TYPES = {
     TablePrecision.int4: SparseType.INT4,
 }
 PACKED = tuple(_TYPES)
-
-
-@dataclass(frozen=True)
-class TableSource:
-    """A table to be packed: the keys of ids that index it, and its values [n, d]."""
-
-    keys: tuple[str, ...]
-    weight: Tensor
-    mean: bool
+Source = tuple[TableSpec, Tensor]  # a table to be packed and its values [n, d]
 
 
 def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tensor | None]:
@@ -71,24 +56,24 @@ class _Lookup(nn.Module):
     weights: Tensor
 
     def __init__(
-        self, sources: Sequence[TableSource], precision: TablePrecision, pooling: PoolingMode, device: torch.device
+        self, sources: Sequence[Source], precision: TablePrecision, pooling: PoolingMode, device: torch.device
     ) -> None:
         super().__init__()
-        self.keys = [key for source in sources for key in source.keys]
-        owners = [number for number, source in enumerate(sources) for _ in source.keys]
-        self.dims = [sources[owner].weight.shape[1] for owner in owners]
+        self.keys = [key for table, _ in sources for key in table.keys]
+        owners = [number for number, (table, _) in enumerate(sources) for _ in table.keys]
+        self.dims = [sources[owner][0].embedding_dim for owner in owners]
         self._pooling = pooling
         location = EmbeddingLocation.HOST if device.type == "cpu" else EmbeddingLocation.DEVICE
         layout = IntNBitTableBatchedEmbeddingBagsCodegen(
-            [("", *source.weight.shape, _TYPES[precision], location) for source in sources],
+            [("", *weight.shape, _TYPES[precision], location) for _, weight in sources],
             feature_table_map=owners,
             pooling_mode=pooling,
             device=device,
             output_dtype=SparseType.FP32,
         )
         layout.initialize_weights()
-        for source, targets in zip(sources, layout.split_embedding_weights(), strict=True):
-            for target, values in zip(targets, packed_rows(source.weight, precision), strict=True):
+        for (_, weight), targets in zip(sources, layout.split_embedding_weights(), strict=True):
+            for target, values in zip(targets, packed_rows(weight, precision), strict=True):
                 if target is not None and values is not None:
                     target.copy_(values)
         self.register_buffer("weights", layout.weights_host if device.type == "cpu" else layout.weights_dev)
@@ -120,11 +105,11 @@ class _Lookup(nn.Module):
 class PackedBags(nn.Module):
     """In place of an EmbeddingBagCollection: tables whose lookup pools the rows."""
 
-    def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
+    def __init__(self, sources: Sequence[Source], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
         lookups = []
         for mean, pooling in ((False, PoolingMode.SUM), (True, PoolingMode.MEAN)):
-            group = [source for source in sources if source.mean is mean]
+            group = [source for source in sources if source[0].mean is mean]
             if group:
                 lookups.append(_Lookup(group, precision, pooling, device))
         self.lookups = nn.ModuleList(lookups)
@@ -141,7 +126,7 @@ class PackedBags(nn.Module):
 class PackedRows(nn.Module):
     """In place of an EmbeddingCollection: tables, all of one width, whose lookup returns the rows one by one."""
 
-    def __init__(self, sources: Sequence[TableSource], precision: TablePrecision, device: torch.device) -> None:
+    def __init__(self, sources: Sequence[Source], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
         self.lookup = _Lookup(sources, precision, PoolingMode.NONE, device)
 
@@ -171,7 +156,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     multi_hot = from_config.multi_hot_features(config, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
-    for collection in table_modules(model):
+    for collection in sparse_arch.collections:
         collection.to_empty(device=torch.device("cpu"))
     return model
 
@@ -197,38 +182,20 @@ def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -
     """
     arch = model.sparse_arch
     assert isinstance(arch, SparseArch)
+    specs = {table.name: table for table in arch.tables}
+
+    def sources(tables: nn.ModuleDict) -> list[Source]:
+        return [(specs[name], table.get_parameter("weight")) for name, table in tables.items()]
+
     if precision in PACKED:
         if isinstance(arch.bags, EmbeddingBagCollection):
-            arch.bags = PackedBags(_bag_sources(arch.bags), precision, device)
+            arch.bags = PackedBags(sources(arch.bags.embedding_bags), precision, device)
         for name, rows in list(arch.rows.items()):
             assert isinstance(rows, EmbeddingCollection)
-            arch.rows[name] = PackedRows(_row_sources(rows), precision, device)
+            arch.rows[name] = PackedRows(sources(rows.embeddings), precision, device)
     else:
-        for collection in table_modules(model):
+        for collection in arch.collections:
             for parameter in collection.parameters():
                 rounded = parameter.data.bfloat16() if precision is TablePrecision.bf16 else parameter.data
                 parameter.data = rounded.float()
     return model.to(device).eval().requires_grad_(False)
-
-
-def table_modules(model: DLRM) -> list[nn.Module]:
-    """The modules whose parameters are tables."""
-    arch = model.sparse_arch
-    assert isinstance(arch, SparseArch)
-    return [*([] if arch.bags is None else [arch.bags]), *arch.rows.values()]
-
-
-def _bag_sources(bags: EmbeddingBagCollection) -> list[TableSource]:
-    return [
-        TableSource(
-            tuple(table.feature_names), bags.embedding_bags[table.name].weight, table.pooling is PoolingType.MEAN
-        )
-        for table in bags.embedding_bag_configs()
-    ]
-
-
-def _row_sources(rows: EmbeddingCollection) -> list[TableSource]:
-    return [
-        TableSource(tuple(table.feature_names), rows.embeddings[table.name].weight, mean=False)
-        for table in rows.embedding_configs()
-    ]

@@ -11,6 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel, dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
@@ -27,7 +28,7 @@ from torchrec.distributed.types import (
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.model.tables import table_of
-from app.sharding.plan import BY_ID_TYPES, Plan, table_collections
+from app.sharding.plan import BY_ID_TYPES, Plan
 from common.streams import without_native_stdout
 
 BLOCK_BYTES = 1 << 26  # of a table, as it travels to rank 0
@@ -68,8 +69,8 @@ def distribute(
     """Shard the model's tables over the process group as planned and replicate the rest; a collective call."""
     tables = plan.to_torchrec(device.type)
     parts = {
-        path: EmbeddingModuleShardingPlan({table.name: tables[table.name] for table in part})
-        for path, part in table_collections(model).items()
+        path: EmbeddingModuleShardingPlan({name: tables[name] for name in names})
+        for path, names in table_collections(model).items()
     }
     with without_native_stdout():  # some kinds of sharding make process groups
         sharded = DistributedModelParallel(
@@ -84,6 +85,17 @@ def distribute(
             for lookup in module._lookups:
                 count_empty_shards(lookup)
     return sharded
+
+
+def table_collections(model: nn.Module) -> dict[str, list[str]]:
+    """Names of the tables of each collection of an unsharded model, by the collection's path."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            found[path] = list(module.embedding_bags)
+        elif isinstance(module, EmbeddingCollection):
+            found[path] = list(module.embeddings)
+    return found
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:

@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
 from torchrec.distributed.planner.types import ShardingOption
 
-from app.sharding.plan import Plan, TablePlan, table_types
+from app.model.embeddings import SparseArch
+from app.model.hstu import EventArch
+from app.sharding.plan import Plan, TablePlan, tables_in_order
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
 
 _RIGHT = set("0123456789-.")
 
 
 def forecast_plan(
-    model: nn.Module,
+    model: SparseArch | EventArch,
     plan: Plan,
     workload: Workload,
     chosen: Mapping[str, Choice],
@@ -32,7 +33,7 @@ def forecast_plan(
     ways = {name: _by_type(found, plan.world_size) for name, found in every.items()}
     ranks = [Estimate(rank) for rank in range(plan.world_size)]
     tables = {}
-    for table in table_types(model):
+    for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
             ranks[shard.rank] = ranks[shard.rank].plus(shard)

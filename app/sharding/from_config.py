@@ -14,10 +14,11 @@ from app.config.data import multi_hot_bags
 from app.config.sharding import refuse_columns, with_default_types
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch, EventKeys
+from app.model.tables import TableSpec
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
-from app.sharding.plan import Plan, ShardedTable, read_plan, table_types
+from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
@@ -63,7 +64,7 @@ def decide(
     own, name = config.topology, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
-    parts = table_types(tables)
+    parts = tables_in_order(tables)
     if config.sharding.plan is not None:
         plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
         for table in plan.tables.values():
@@ -89,7 +90,7 @@ def decide(
 
 
 def choices(
-    config: ShardingConfig, name: OptimizerName, parts: Sequence[ShardedTable], device: torch.device, world_size: int
+    config: ShardingConfig, name: OptimizerName, parts: Sequence[TableSpec], device: torch.device, world_size: int
 ) -> dict[str, Choice]:
     """What the configuration leaves open of each table on `world_size` such devices. Raises UserError as `decide`."""
     asked = with_an_update_for_tables(with_default_types(config, world_size, device.type), name, parts, device)
@@ -107,8 +108,7 @@ def workload(
         reserve=resolved.reserve,
         local_batch_size=max(1, config.train.global_batch_size // world_size),
         pooling_factors={
-            table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.features]
-            for table in table_types(tables)
+            table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
         },
         optimizer=config.optimizer.name,
         qcomm=config.sharding.qcomm,
@@ -144,7 +144,7 @@ def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
 
 
 def with_an_update_for_tables(
-    config: ShardingConfig, name: OptimizerName, tables: Sequence[ShardedTable], device: torch.device
+    config: ShardingConfig, name: OptimizerName, tables: Sequence[TableSpec], device: torch.device
 ) -> ShardingConfig:
     """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
 

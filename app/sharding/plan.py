@@ -8,29 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
-from torchrec import DataType, EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 
 from app.config.sharding import COLUMN_TYPES
+from app.config.tables import Storage
+from app.model.embeddings import SparseArch
+from app.model.hstu import EventArch
+from app.model.tables import TableSpec
 from common.errors import UserError
 
 FORMAT = 1
 # TorchRec's for an EmbeddingCollection, but for data_parallel: with several tables FBGEMM reads wrong rows on CPU.
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
-
-
-class ShardedTable(NamedTuple):
-    """A table as far as sharding cares."""
-
-    name: str
-    features: tuple[str, ...]
-    num_embeddings: int
-    embedding_dim: int
-    by_id: bool = False  # looked up id by id, not pooled
-    is_fp32: bool = True
 
 
 class TableBlock(NamedTuple):
@@ -123,7 +114,7 @@ class Plan:
         return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
 
 
-def shardable(key: str, kinds: Sequence[str], table: ShardedTable) -> list[str]:
+def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
     """Those of the sharding types that the table can have.
 
     Raises:
@@ -136,7 +127,7 @@ def shardable(key: str, kinds: Sequence[str], table: ShardedTable) -> list[str]:
             f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted, of bags), which can be "
             f"{', '.join(BY_ID_TYPES)}"
         )
-    if not table.is_fp32 and "data_parallel" in left:
+    if table.storage is not Storage.fp32 and "data_parallel" in left:
         left.remove("data_parallel")
         reason = "is not stored as fp32 (model.tables.storage), and torch would compute its update in that precision"
     if not left:
@@ -144,7 +135,7 @@ def shardable(key: str, kinds: Sequence[str], table: ShardedTable) -> list[str]:
     return left
 
 
-def blocks(kind: str, table: ShardedTable, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
+def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
     """The parts into which TorchRec's kernels cut a table; their ranks are all 0 as yet."""
     shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
     sizes, offsets = calculate_shard_sizes_and_offsets(
@@ -155,7 +146,7 @@ def blocks(kind: str, table: ShardedTable, world_size: int, local_world_size: in
     ]
 
 
-def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local_world_size: int) -> Plan:
+def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
     """A plan from its file, checked against tables and processes.
 
     Raises:
@@ -185,7 +176,7 @@ def read_plan(path: Path, tables: Sequence[ShardedTable], world_size: int, local
     return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
 
 
-def _require_same(path: Path, table: ShardedTable, plan: Plan) -> None:
+def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
     """A table's shards must be those that TorchRec cuts from a table of this size for this number of processes."""
     planned = plan.tables[table.name]
     shardable(f"sharding.plan={path}", [planned.type], table)
@@ -203,30 +194,6 @@ def _require_same(path: Path, table: ShardedTable, plan: Plan) -> None:
         )
 
 
-def table_collections(model: nn.Module) -> dict[str, list[ShardedTable]]:
-    """The tables of each collection of an unsharded model, by the collection's path."""
-    found = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            configs, by_id = module.embedding_bag_configs(), False
-        elif isinstance(module, EmbeddingCollection):
-            configs, by_id = module.embedding_configs(), True
-        else:
-            continue
-        found[path] = [
-            ShardedTable(
-                table.name,
-                tuple(table.feature_names),
-                table.num_embeddings,
-                table.embedding_dim,
-                by_id,
-                table.data_type is DataType.FP32,
-            )
-            for table in configs
-        ]
-    return found
-
-
-def table_types(model: nn.Module) -> list[ShardedTable]:
-    """All tables of an unsharded model."""
-    return [table for tables in table_collections(model).values() for table in tables]
+def tables_in_order(arch: SparseArch | EventArch) -> list[TableSpec]:
+    """Tables in the order of a plan: those whose lookup pools the rows, then the others by width."""
+    return sorted(arch.tables, key=lambda table: (table.by_id, table.embedding_dim if table.by_id else 0))

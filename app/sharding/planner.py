@@ -25,8 +25,11 @@ from app.config.sharding import (
     of_table,
     types_allowed,
 )
+from app.model.embeddings import SparseArch
+from app.model.hstu import EventArch
+from app.model.tables import TableSpec
 from app.sharding.execute import codecs, make_sharders
-from app.sharding.plan import Plan, ShardedTable, TableBlock, TablePlan, blocks, shardable, table_types
+from app.sharding.plan import Plan, TableBlock, TablePlan, blocks, shardable, tables_in_order
 from common.errors import UserError
 
 # By how many values an element of a table is kept: TorchRec's estimates ask the class of the optimizer for that.
@@ -59,20 +62,20 @@ class Choice:
 
 
 def table_choices(
-    config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[ShardedTable], device_type: str
+    config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[TableSpec], device_type: str
 ) -> dict[str, Choice]:
     """Each table's choice.
 
     Raises:
         UserError: a table that there is not, no option, or a kernel that this device has not.
     """
-    names = {name for table in tables for name in (table.name, *table.features)}
+    names = {name for table in tables for name in (table.name, *table.keys)}
     for name in config.tables:
         if name not in names:
             raise UserError(f"sharding.tables.{name}: no such table or feature; there are {', '.join(sorted(names))}")
     result = {}
     for table in tables:
-        key, own = of_table(config, table.name, list(table.features))
+        key, own = of_table(config, table.name, list(table.keys))
         types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
         kernels = kernels_allowed(own.kernels, types, own.types == AUTO_SHARDING, f"{key}.kernels")
         if device_type == "cpu" and (asked := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
@@ -110,7 +113,7 @@ class _Loads:
 
 
 def place_tables(
-    tables: Sequence[ShardedTable], chosen: Mapping[str, Choice], world_size: int, local_world_size: int
+    tables: Sequence[TableSpec], chosen: Mapping[str, Choice], world_size: int, local_world_size: int
 ) -> Plan:
     """The plan of tables to which nothing is left to choose, largest first.
 
@@ -136,7 +139,7 @@ def require_equal_machines(world_size: int, local_world_size: int) -> None:
         )
 
 
-def _placed_shards(kind: str, table: ShardedTable, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
+def _placed_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
     world, local, machines = len(loads.of_rank), len(loads.machines[0]), len(loads.machines)
     max_shards = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
     columns = shard_columns(table.embedding_dim, max_shards, min_partition)
@@ -215,7 +218,7 @@ class Estimate(NamedTuple):
                         self.lookup_ms + other.lookup_ms, self.communication_ms + other.communication_ms)  # fmt: skip
 
 
-def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
+def search(model: SparseArch | EventArch, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
     """The best plan that TorchRec's planner finds within the choices; needs no process group.
 
     Raises:
@@ -238,7 +241,7 @@ def search(model: nn.Module, chosen: Mapping[str, Choice], workload: Workload) -
         raise UserError(_no_plan(model, workload)) from error
     planned = {option.name: _table_plan(option, chosen[option.name]) for option in best.options}
     topology = workload.topology
-    order = {table.name: planned[table.name] for table in table_types(model)}
+    order = {table.name: planned[table.name] for table in tables_in_order(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
 
 
@@ -334,15 +337,14 @@ def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
     return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 
-def _no_plan(model: nn.Module, workload: Workload) -> str:
-    parts = table_types(model)
-    gib = sum(table.num_embeddings * table.embedding_dim for table in parts) * 4 / 2**30
+def _no_plan(model: SparseArch | EventArch, workload: Workload) -> str:
+    gib = sum(table.num_embeddings * table.embedding_dim for table in model.tables) * 4 / 2**30
     devices = workload.topology.devices
     device = devices[0].storage
     have = (device.ddr if workload.topology.compute_device == "cpu" else device.hbm) / 2**30
     state = "with the optimizer's state" if workload.optimizer in ADAGRADS else "and the optimizer's state"
     return (
-        f"topology: no plan fits: {len(parts)} tables of {gib:.1f} GiB {state} on {len(devices)} devices of "
+        f"topology: no plan fits: {len(model.tables)} tables of {gib:.1f} GiB {state} on {len(devices)} devices of "
         f"{have:.1f} GiB, of which {workload.reserve:.0%} stay free (topology.reserve); use more devices, row-wise "
         "types among sharding.types, sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
     )

@@ -21,7 +21,7 @@ from app.record import provenance
 from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from app.sharding.plan import table_types
+from app.sharding.plan import tables_in_order
 from app.training import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
@@ -76,7 +76,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
                           "bytes": table.num_embeddings * table.embedding_dim * 4}
-             for table in table_types(sparse_arch)}  # fmt: skip
+             for table in tables_in_order(sparse_arch)}  # fmt: skip
     manifest: dict[str, Any] = {
         **provenance.describe_run(),
         "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},
