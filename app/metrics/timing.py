@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +17,11 @@ SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # marks cost nothing compared to a step 
 STEP_TIME_BINS = 60
 
 
-class Phases:
-    """Marks on the device's own clock within some of the steps.
-
-    `mark` makes a mark; `between` gives the seconds from one to another, once the device is done with both.
-    """
-
-    def __init__(self, device: torch.device, mark: Any, between: Any) -> None:
-        self._every, self._mark, self._between = SAMPLED_EVERY.get(device.type, 1), mark, between
-        self._count = 0
-        self._marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
-
-    def step_begins(self) -> None:
-        """The step's batch has arrived."""
-        self._count += 1
-        if self._count % self._every == 0:
-            self._marks.append(("", self._mark()))
-
-    def done(self, phase: str) -> None:
-        """The step has completed one of PHASES."""
-        if self._count % self._every == 0:
-            self._marks.append((phase, self._mark()))
-
-    def take(self) -> dict[str, float]:
-        """Seconds a step of each phase since the last call, means over the sampled steps; empty if there was none."""
-        totals: dict[str, float] = {}
-        steps = sum(name == "" for name, _ in self._marks)
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
-            if name:
-                totals[name] = totals.get(name, 0.0) + self._between(before, after)
-        self._marks.clear()
-        return {name: seconds / steps for name, seconds in totals.items()}
-
-
 class StepTimer:
     """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
 
     A step lasts from the end of the one before, its wait for input included; a step after an interruption
-    (evaluation, checkpoint) lasts from the end of the interruption.
+    (evaluation, checkpoint) lasts from the end of the interruption. Phases are timed within some of the steps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,16 +30,19 @@ class StepTimer:
         self._input_wait = 0.0
         self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
-        self._phases = Phases(device, self._mark, self._between)
+        self._every, self._count = SAMPLED_EVERY.get(device.type, 1), 0
+        self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
         self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` with a sampled step
 
     def step_begins(self) -> None:
         """The step's batch has arrived."""
-        self._phases.step_begins()
+        self._count += 1
+        self.phase_done("")
 
     def phase_done(self, phase: str) -> None:
         """The step has completed one of PHASES."""
-        self._phases.done(phase)
+        if self._count % self._every == 0:
+            self._phase_marks.append((phase, self._mark()))
 
     def step_done(self, input_wait: float) -> None:
         """Note the end of a step, of which `input_wait` seconds were spent waiting for its batch."""
@@ -88,13 +59,10 @@ class StepTimer:
     def take(self) -> tuple[NDArray[np.float32], float]:
         """Seconds of each step since the last call, [steps] float32, and their input wait; synchronises."""
         self._synchronise()
-        seconds = np.array(
-            [self._between(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)],
-            dtype=np.float32,
-        )
+        seconds = np.array([self._between(a, b) for a, b in pairwise(self._marks)], dtype=np.float32)
         wait, self._input_wait = self._input_wait, 0.0
         self._marks = self._marks[-1:]
-        self.phases = self._phases.take() or self.phases
+        self.phases = self._phase_means() or self.phases
         now = time.perf_counter()
         self.spent["train"] += now - self._began
         self._began = now
@@ -112,6 +80,16 @@ class StepTimer:
             self.spent[kind] += time.perf_counter() - began
             if self._marks:
                 self.start()
+
+    def _phase_means(self) -> dict[str, float]:
+        """Seconds a step of each phase since the last call, means over the sampled steps; empty if there was none."""
+        totals: dict[str, float] = {}
+        marks, self._phase_marks = self._phase_marks, []
+        for (_, before), (name, after) in pairwise(marks):
+            if name:
+                totals[name] = totals.get(name, 0.0) + self._between(before, after)
+        steps = sum(name == "" for name, _ in marks)
+        return {name: seconds / steps for name, seconds in totals.items()}
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":
