@@ -175,10 +175,7 @@ def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, fl
         UserError: there is neither, or the numbers do not fit together.
     """
     rows, events, encoding = _table_sizes(config)
-    if events is None:
-        sizes = from_config.bag_sizes(config, list(rows), encoding)
-    else:
-        sizes = from_config.event_bag_sizes(config, events)
+    sizes = from_config.bag_sizes(config, list(rows), encoding, events)
     if (given := config.plan.bag_sizes) is not None:
         if len(given) != len(sizes):
             raise UserError(f"plan.bag_sizes: {len(given)} given for {len(sizes)} features; give one for each")

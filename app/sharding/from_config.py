@@ -115,26 +115,27 @@ def workload(
     )
 
 
-def bag_sizes(config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any]) -> dict[str, float]:
-    """Ids a bag of each feature: expanded while reading, or as in the shards; 1 if unknown."""
+def bag_sizes(
+    config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any], events: EventSchema | None = None
+) -> dict[str, float]:
+    """Ids a bag of each feature: expanded while reading, or as in the shards; 1 if unknown.
+
+    Of events, by key, with histories as long as they can be.
+    """
+    if events is not None:
+        keys, asked, hstu = EventKeys.of(events), config.data.events, config.model.hstu
+        room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else asked.history_length
+        length = float(min(asked.history_length, asked.max_history or asked.history_length, room))
+        return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
     bags = multi_hot_bags(config.data)
     sizes = list(bags.sizes) if bags is not None else encoding.get("multi_hot", {}).get("sizes", [1] * len(features))
     return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}
 
 
-def event_bag_sizes(config: AppConfig, schema: EventSchema) -> dict[str, float]:
-    """Ids a sample of each key of events, with histories as long as they can be."""
-    keys, events, hstu = EventKeys.of(schema), config.data.events, config.model.hstu
-    room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else events.history_length
-    length = float(min(events.history_length, events.max_history or events.history_length, room))
-    return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
-
-
 def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
     """Return the mean bag size of each feature of a dataset; of events, by key, with histories taken to be full."""
-    if manifest.is_events:
-        return event_bag_sizes(config, EventSchema.from_manifest(manifest.encoding["raw_schema"]))
-    return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding)
+    events = EventSchema.from_manifest(manifest.encoding["raw_schema"]) if manifest.is_events else None
+    return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding, events)
 
 
 def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:

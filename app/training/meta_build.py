@@ -44,11 +44,10 @@ def meta_model(config: AppConfig) -> DLRM | HSTU:
     """The configured model with published table sizes, on the meta device.
 
     Raises:
-        UserError: the configuration names no published sizes.
+        UserError: as `published_arch` does.
     """
-    tables, _ = _tables(config)
-    num_sparse, num_tasks = len(_published(config)), config.data.events.num_tasks
-    return make_model(config.model, tables, NUM_DENSE, num_sparse, _events(config), num_tasks).to("meta")
+    tables, sizes, events = published_arch(config)
+    return make_model(config.model, tables, NUM_DENSE, len(sizes), events, config.data.events.num_tasks).to("meta")
 
 
 def parameter_counts(model: DLRM | HSTU) -> dict[str, int]:
@@ -70,9 +69,8 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     runtime.on_rank_0(record.open)
     if whole_checkpoints(record.checkpoints):
         raise UserError(f"run.dir={record.path}: contains a trained run; give another run.name")
-    model = meta_model(config)
-    counts = parameter_counts(model)
-    sparse_arch, bag_sizes = _tables(config)
+    counts = parameter_counts(meta_model(config))
+    sparse_arch, bag_sizes, _ = published_arch(config)
     plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
                           "bytes": table.num_embeddings * table.embedding_dim * 4}
@@ -90,17 +88,24 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     }  # fmt: skip
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(summary.summarise_untrained(runtime.world_size, counts, time.perf_counter() - began))
+    record.summary(summary.summarise_untrained(config, runtime.world_size, counts, time.perf_counter() - began))
     log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
              Path(record.path), config.data.published_tables, f"{counts['total']:,}",
              f"{counts['embedding']:,}")  # fmt: skip
     return EXIT_DONE
 
 
-def _published(config: AppConfig) -> dict[str, int]:
-    if config.data.published_tables is None:
+def published_arch(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str, float], EventSchema | None]:
+    """Tables of published sizes, mean ids a bag of each feature, and the schema of their data if it is of events.
+
+    Raises:
+        UserError: the configuration names no published sizes, or the model learns from the other kind of data.
+    """
+    name = config.data.published_tables
+    if name is None:
         raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
-    return published_tables(config.data.published_tables)
+    rows, events = published_tables(name), published_schema(name, config.model)
+    return make_tables(config.model, rows, events), from_config.bag_sizes(config, list(rows), {}, events), events
 
 
 def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
@@ -114,15 +119,3 @@ def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
         kind, other = ("rows", "model=hstu") if events is None else ("events", "DLRM")
         raise UserError(f"table sizes of {name}: of {kind}, which {other} does not learn from; choose another")
     return events
-
-
-def _events(config: AppConfig) -> EventSchema | None:
-    return published_schema(config.data.published_tables or "", config.model)
-
-
-def _tables(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:
-    """The tables, and mean ids a bag of each feature."""
-    published, events = _published(config), _events(config)
-    sizes = (from_config.bag_sizes(config, list(published), {}) if events is None
-             else from_config.event_bag_sizes(config, events))  # fmt: skip
-    return make_tables(config.model, published, events), sizes

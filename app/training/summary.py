@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.config import AppConfig
 from app.metrics import clicks, users
 from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
@@ -27,9 +28,10 @@ def summarise(
     """The content of summary.json; a collective call. `gauges`: phases and power."""
     runtime = session.runtime
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    figures = _figures(session, state, status=status)
+    figures = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
     tables, rate = session.model.module.sparse_arch.tables, figures["throughput"]["samples_per_second_per_device"]
     return {
+        "status": status,
         **figures,
         "memory": {
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
@@ -47,49 +49,44 @@ def summarise(
 
 def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
     """The summary of a run that failed, by one process without the others."""
-    return {
-        **_figures(session, state, status="failed", error=f"{type(error).__name__}: {error}"),
-        "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
-        "power": None,
-        "seconds": seconds,
-        "digest": {"parameters": None, "losses": None},
-    }
+    counts, world_size = session.parameter_counts(), session.runtime.world_size
+    figures = _figures(session.config, state, counts, world_size, session.is_logloss)
+    return {"status": "failed", "error": f"{type(error).__name__}: {error}", **figures, **_of_one_process(seconds)}
 
 
-def _figures(session: Session, state: RunState, **ending: str) -> dict[str, Any]:
-    """The figures that one process knows without the others; `ending`: status, and error if there is one."""
-    config, losses, measured = session.config, state.all_losses(), state.all_step_seconds()
+def summarise_untrained(
+    config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float
+) -> dict[str, Any]:
+    """The summary of a run that was built and not trained."""
+    spent = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+    figures = _figures(config, RunState(), parameters, world_size, is_logloss=True)
+    return {"status": "completed", **figures, **_of_one_process(spent)}
+
+
+def _figures(
+    config: AppConfig, state: RunState, parameters: dict[str, int], world_size: int, is_logloss: bool
+) -> dict[str, Any]:
+    """The figures that one process knows without the others."""
+    losses, measured, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     loss = mean_loss(losses[-config.train.log_every_steps :])  # of the last window
-    batch_size, world_size = config.train.global_batch_size, session.runtime.world_size
-    excluded = len(losses) - len(measured)
     return {
-        **ending,
         "steps": state.step,
         "samples": state.step * batch_size,
         "world_size": world_size,
-        "parameters": session.parameter_counts(),
-        "train": {"loss": loss, "logloss": loss if session.is_logloss else None, "skipped_steps": state.skipped},
+        "parameters": parameters,
+        "train": {"loss": loss, "logloss": loss if is_logloss else None, "skipped_steps": state.skipped},
         "best": state.best,
         "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
-        "throughput": throughput(measured, state.input_wait, batch_size, world_size, excluded),
+        "throughput": throughput(measured, state.input_wait, batch_size, world_size, len(losses) - len(measured)),
     }
 
 
-def summarise_untrained(world_size: int, parameters: dict[str, int], seconds: float) -> dict[str, Any]:
-    """The summary of a run that was built and not trained."""
+def _of_one_process(seconds: dict[str, float]) -> dict[str, Any]:
+    """What a summary ends with that one process makes without the others."""
     return {
-        "status": "completed",
-        "steps": 0,
-        "samples": 0,
-        "world_size": world_size,
-        "parameters": parameters,
-        "train": {"loss": None, "logloss": None, "skipped_steps": 0},
-        "best": None,
-        "eval": dict.fromkeys(clicks.NAMES),
-        "throughput": throughput(np.empty(0, np.float32), 0.0, 1, 1, 0),
         "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
         "power": None,
-        "seconds": {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0},
+        "seconds": seconds,
         "digest": {"parameters": None, "losses": None},
     }
 
