@@ -20,6 +20,7 @@ from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, Precision, validate
 from app.config.commands import BenchConfig, chosen_operators, validate_bench
+from app.config.data import multi_hot_bags
 from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.train import with_batch_of_all
@@ -32,7 +33,6 @@ from app.training import session
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.format import write_atomically
-from data_prep.dataset.multi_hot import MultiHot
 
 log = logging.getLogger("clickwork")
 
@@ -88,8 +88,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     rows = asked.num_embeddings or [min(count, asked.most_rows) for count in published]
     bags = asked.bag_sizes
     if bags is None:
-        chosen = config.data.multi_hot
-        expanded = MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
+        expanded = multi_hot_bags(config.data)
         bags = list(expanded.sizes) if expanded is not None else [1] * len(rows)
     if len(bags) != len(rows):
         raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")

@@ -1,9 +1,11 @@
 """From shards to batches on the device: reading, shuffling, expanding to bags, building, copying."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +61,7 @@ def input_cases(
         ids = sum(shape.bag_sizes) if name.endswith("multi_hot") else len(shape.num_embeddings)
         # a row is read, gathered, and its features written feature-major
         moved = shape.batch_size * (3 * row_bytes + VALUE_BYTES * ids)
-        yield Case(name, f"B={shape.batch_size}, {ids} ids a sample", _NextBatch(root, manifest, settings, shape),
+        yield Case(name, f"B={shape.batch_size}, {ids} ids a sample", _next_batch(root, manifest, settings, shape),
                    shape.batch_size, moved, 0)  # fmt: skip
     yield _building(shape, row_bytes)
     if device.type == "cuda":
@@ -71,22 +73,11 @@ def _bags(shape: Shape) -> MultiHotConfig:
     return MultiHotConfig(sizes=list(shape.bag_sizes) if several else None)
 
 
-class _NextBatch:
+def _next_batch(root: Path, manifest: Manifest, config: DataConfig, shape: Shape) -> Callable[[], Batch]:
     """The next batch of an endless stream over epochs."""
-
-    def __init__(self, root: Path, manifest: Manifest, config: DataConfig, shape: Shape) -> None:
-        self._split = SplitReader(root, manifest, "train", config, rank=0, world_size=1)
-        self._batch_size = shape.batch_size
-        self._stream = self._batches()
-
-    def _batches(self) -> Iterator[Batch]:
-        epoch = 0
-        while True:
-            yield from self._split.train_batches(self._batch_size, seed=0, epoch=epoch, first=0)
-            epoch += 1
-
-    def __call__(self) -> Batch:
-        return next(self._stream)
+    split = SplitReader(root, manifest, "train", config, rank=0, world_size=1)
+    epochs = (split.train_batches(shape.batch_size, seed=0, epoch=epoch, first=0) for epoch in count())
+    return partial(next, chain.from_iterable(epochs))
 
 
 def _building(shape: Shape, row_bytes: int) -> Case:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +19,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from app.benchmark.case import Case
 from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, keyed, random_ids
-from app.config import Interaction, ModelConfig
+from app.config import Interaction, ModelConfig, OptimizerName
 from app.model.interaction import make_interaction
 from app.model.mlp import mlp
-from app.optimizer.build import state_elements
+from app.optimizer.build import FUSED, FUSED_ON_CPU, state_elements
 
 log = logging.getLogger("clickwork")
 
 MAX_PRODUCTS_BYTES = 1 << 34  # of the interaction that multiplies all elements with each other
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
 
 
 def lookup_bytes(shape: Shape) -> int:
@@ -51,16 +47,16 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
     values, offsets = bags.values().long(), bags.offsets().long()
     grad = torch.ones(shape.batch_size, len(shape.num_embeddings) * shape.embedding_dim, device=device)
     yield from _torch_cases(shape, device, values, offsets, grad)
-    for name, optimizer in OPTIMIZERS.items():
+    for name in FUSED_ON_CPU:
         for pooling in (PoolingMode.SUM, PoolingMode.MEAN):
-            if pooling is PoolingMode.MEAN and optimizer is not EmbOptimType.EXACT_SGD:
+            if pooling is PoolingMode.MEAN and name is not OptimizerName.sgd:
                 continue  # pooling and optimizer are independent: one combination each is enough
-            tables = _batched(shape, device, optimizer, pooling)
-            label = f"embedding_bag/tbe_{name}_{pooling.name.lower()}"
-            if optimizer is EmbOptimType.EXACT_SGD:
-                yield Case(f"{label}_forward", str(shape), _lookup(tables, values, offsets), shape.batch_size,
-                           lookup_bytes(shape), 0)  # fmt: skip
-            moved = lookup_bytes(shape) + update_bytes(shape, name)
+            tables = _batched(shape, device, FUSED[name], pooling)
+            label = f"embedding_bag/tbe_{name.value}_{pooling.name.lower()}"
+            if name is OptimizerName.sgd:
+                yield Case(f"{label}_forward", str(shape), torch.no_grad()(partial(tables, values, offsets)),
+                           shape.batch_size, lookup_bytes(shape), 0)  # fmt: skip
+            moved = lookup_bytes(shape) + update_bytes(shape, name.value)
             train = _lookup_and_update(tables, values, offsets, grad)
             yield Case(f"{label}_train", str(shape), train, shape.batch_size, moved, 0)
             del tables
@@ -76,14 +72,6 @@ def _batched(shape: Shape, device: torch.device, optimizer: EmbOptimType, poolin
         [(rows, shape.embedding_dim, *location) for rows in shape.num_embeddings],
         optimizer=optimizer, learning_rate=0.01, pooling_mode=pooling, device=device,
     )  # fmt: skip
-
-
-def _lookup(tables: Any, values: Tensor, offsets: Tensor) -> Callable[[], Any]:
-    def work() -> None:
-        with torch.no_grad():
-            tables(values, offsets)
-
-    return work
 
 
 def _lookup_and_update(tables: Any, values: Tensor, offsets: Tensor, grad: Tensor) -> Callable[[], Any]:

@@ -30,22 +30,17 @@ Score = Callable[[Batch], Tensor]
 def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
     """One training step and one forward, through DistributedModelParallel."""
     device, world_size = session.runtime.device, session.runtime.world_size
-    batches = [random_batch(shape, seed, device) for seed in range(BATCHES)]
-    turn = [0]
-
-    def following() -> Any:
-        turn[0] += 1
-        return batches[turn[0] % BATCHES]
+    batches = cycle([random_batch(shape, seed, device) for seed in range(BATCHES)])
 
     def train() -> None:
-        batch = following()
+        batch = next(batches)
         session.optimizer.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(session.forward(batch), batch.labels).backward()
         session.optimizer.step()
 
     def inference() -> None:
         with torch.no_grad():
-            session.forward(following())
+            session.forward(next(batches))
 
     dense = FLOAT_BYTES * session.parameter_counts()["dense"]
     forward_bytes = lookup_bytes(shape) + dense

@@ -18,7 +18,7 @@ from app.model.tables import table_of
 from app.optimizer.adams import Lamb, RowAdam, with_state
 
 TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
-_FUSED = {
+FUSED = {
     OptimizerName.sgd: EmbOptimType.EXACT_SGD,
     OptimizerName.adagrad: EmbOptimType.EXACT_ADAGRAD,
     OptimizerName.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
@@ -27,7 +27,7 @@ _FUSED = {
     OptimizerName.lamb: EmbOptimType.LAMB,
     OptimizerName.rowwise_lamb: EmbOptimType.PARTIAL_ROWWISE_LAMB,
 }
-_FUSED_ON_CPU = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
+FUSED_ON_CPU = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
 # torch's names of an optimizer's state, and FBGEMM's. Steps are not kept with tables: see `set_step`.
 _FUSED_STATE = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq"}
 
@@ -65,7 +65,7 @@ def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
     """Arguments for FBGEMM's table-batched embedding that select the tables' optimizer."""
     params: dict[str, Any] = {
-        "optimizer": _FUSED[config.name],
+        "optimizer": FUSED[config.name],
         "learning_rate": config.table_lr,
         "stochastic_rounding": False,
     }  # of fp16 tables: it could not be replayed
@@ -78,7 +78,7 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
 
 def has_fused(name: OptimizerName, device: torch.device) -> bool:
     """Return whether FBGEMM has the algorithm for tables on this kind of device."""
-    return device.type != "cpu" or name in _FUSED_ON_CPU
+    return device.type != "cpu" or name in FUSED_ON_CPU
 
 
 def set_step(optimizer: CombinedOptimizer, step: int) -> None:
