@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.data.batch import Batch
+from app.data.batch import Batch, layout_of
 
 FLOAT_BYTES = ID_BYTES = 4
 
@@ -61,15 +61,8 @@ def random_ids(shape: Shape, seed: int) -> list[NDArray[np.int32]]:
 
 def keyed(shape: Shape, ids: list[NDArray[np.int32]]) -> KeyedJaggedTensor:
     """Ids as the model takes them."""
-    lengths = np.repeat(np.array(shape.bag_sizes, np.int32), shape.batch_size)
-    return KeyedJaggedTensor(
-        keys=shape.features,
-        values=torch.from_numpy(np.concatenate(ids)),
-        lengths=torch.from_numpy(lengths),
-        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)),
-        stride=shape.batch_size,
-        length_per_key=[shape.batch_size * size for size in shape.bag_sizes],
-    )
+    layout = layout_of(shape.features, [np.full(shape.batch_size, size) for size in shape.bag_sizes])
+    return layout.bags(torch.from_numpy(np.concatenate(ids)))
 
 
 def random_batch(shape: Shape, seed: int, device: torch.device) -> Batch:

@@ -1,7 +1,7 @@
 """A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -87,6 +87,19 @@ class Layout:
             length_per_key=np.diff(self.offset_per_key).tolist(),  # else counted on the device, and waited for
             offset_per_key=self.offset_per_key,
         )
+
+
+def layout_of(keys: list[str], lengths: Sequence[NDArray[np.integer]]) -> Layout:
+    """The layout of bags with so many ids each, [B] for each key.
+
+    Raises:
+        UserError: more ids than int32 can count.
+    """
+    stride, offsets = len(lengths[0]), offsets_of(np.concatenate(lengths))
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise UserError(f"a batch of {stride} rows has {offsets[-1]:,} ids; use a smaller batch")
+    lengths_32 = torch.from_numpy(np.diff(offsets).astype(np.int32))
+    return Layout(keys, lengths_32, torch.from_numpy(offsets.astype(np.int32)), offsets[::stride].tolist())
 
 
 @dataclass
@@ -217,7 +230,7 @@ class BatchBuilder:
         self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
         self._sizes = [1] * len(features) if tables is None else tables.sizes
         self._is_one_hot = not ragged and max(self._sizes) == 1
-        self._full = None if ragged else self._layout([np.full(local_batch_size, size) for size in self._sizes])
+        self._full = None if ragged else layout_of(features, [np.full(local_batch_size, size) for size in self._sizes])
 
     def batch(self, rows: RowArrays) -> Batch:
         """Rows, padded to the batch size with zeros and, of a multi-hot feature, empty bags.
@@ -228,7 +241,7 @@ class BatchBuilder:
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
         is_full = self._is_one_hot or num_valid == self._stride
-        layout = (self._full if is_full else None) or self._layout(list(self._lengths(rows, num_valid)))
+        layout = (self._full if is_full else None) or layout_of(self._features, [*self._lengths(rows, num_valid)])
         sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
         return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid,
                      layout=layout if layout is self._full else None)  # fmt: skip
@@ -255,14 +268,6 @@ class BatchBuilder:
                 yield rows.bags[column].lengths
             else:
                 yield np.where((np.arange(self._stride) < num_valid) | (size == 1), size, 0)
-
-    def _layout(self, lengths: list[NDArray[np.int64]]) -> Layout:
-        offsets = offsets_of(np.concatenate(lengths))
-        if offsets[-1] > np.iinfo(np.int32).max:
-            raise UserError(f"a batch of {self._stride} rows has {offsets[-1]:,} ids; use a smaller batch")
-        lengths_32 = torch.from_numpy(np.diff(offsets).astype(np.int32))
-        offsets_32 = torch.from_numpy(offsets.astype(np.int32))
-        return Layout(self._features, lengths_32, offsets_32, offsets[:: self._stride].tolist())
 
 
 def _padded(rows: RowArrays, count: int) -> RowArrays:

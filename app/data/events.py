@@ -18,13 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchrec import KeyedJaggedTensor
 
 from app.config import DataConfig
 from app.config.data import AnchorOrder, HistoryKind, WindowRest
 from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
-from app.data.batch import Batch, Sequences
+from app.data.batch import Batch, Sequences, layout_of
 from app.data.histories import Histories, gather_histories, hash_rows, longest_history, wrong_item
 from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
 from common.errors import UserError
@@ -152,7 +151,7 @@ class EventReader:
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Every sample once, by user; the last batch is padded to the size of the others."""
         numbers = range(-(-self.rows // global_batch_size))
-        return self._batches(global_batch_size, numbers, _ends(self._counts), None)
+        return self._batches(global_batch_size, numbers, offsets_of(self._counts), None)
 
     def _batches(
         self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
@@ -175,7 +174,7 @@ class EventReader:
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
         """Place of each window's first sample in the order of training, and of the end, [windows + 1]."""
         is_cut = self._config.rest is WindowRest.drop
-        return _ends(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
+        return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
     def _window(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
         """Positions of a window's samples in their order, shuffled by a key of seed and epoch."""
@@ -253,8 +252,8 @@ class EventReader:
         )  # fmt: skip
         each = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
         labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
-        return Batch(torch.empty((size, 0)), self._keyed(values, lengths), torch.from_numpy(labels),
-                     len(items), sequences)  # fmt: skip
+        ids = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
+        return Batch(torch.empty((size, 0)), ids, torch.from_numpy(labels), len(items), sequences)
 
     def _divisor(self, lengths: NDArray[np.int32], everyones: NDArray[np.int64]) -> float:
         """N of the attention: the positions of the longest sequence, of this process's samples or of everyone's."""
@@ -268,19 +267,6 @@ class EventReader:
                 self._config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),
             ))  # fmt: skip
         return float(longest + self._around)
-
-    def _keyed(self, values: list[NDArray[np.int32]], lengths: list[NDArray[np.int32]]) -> KeyedJaggedTensor:
-        per_key = [len(each) for each in values]
-        flat = np.concatenate(lengths)
-        return KeyedJaggedTensor(
-            keys=list(self.features), values=torch.from_numpy(np.concatenate(values)), lengths=torch.from_numpy(flat),
-            offsets=torch.from_numpy(offsets_of(flat.astype(np.int64)).astype(np.int32)), stride=len(lengths[0]),
-            length_per_key=per_key, offset_per_key=offsets_of(np.array(per_key)).tolist(),
-        )  # fmt: skip
-
-
-def _ends(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 def _kinds(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:
