@@ -86,10 +86,9 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         UserError: not known types, or column-wise ones asked for with an optimizer to which they are another algorithm.
     """
     asked = [types] if isinstance(types, str) else types
+    rule = f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
     if not isinstance(asked, list) or not asked:
-        raise UserError(
-            f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
-        )
+        raise UserError(rule)
     asked = [_SHORT.get(kind, kind) for kind in asked]
     if asked == [AUTO_SHARDING]:
         # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
@@ -99,11 +98,8 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:
         if kind not in SHARDING_TYPES:
-            raise UserError(
-                f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
-            )
-        if kind in COLUMN_TYPES:
-            refuse_columns(key, kind, optimizer)
+            raise UserError(rule)
+        refuse_columns(key, kind, optimizer)
     return [kind for kind in SHARDING_TYPES if kind in asked]
 
 

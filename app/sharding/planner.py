@@ -353,9 +353,6 @@ def _no_plan(model: SparseArch | EventArch, workload: Workload) -> str:
 class _Enumerator(EmbeddingEnumerator):
     """TorchRec's, with options in the same order in every process: its own come from sets of strings."""
 
-    def __init__(self, topology: Topology, batch_size: int, constraints: dict[str, ParameterConstraints]) -> None:
-        super().__init__(topology, batch_size, constraints)
-
     def _filter_sharding_types(self, *arguments: Any, **keywords: Any) -> list[str]:
         return sorted(super()._filter_sharding_types(*arguments, **keywords), key=SHARDING_TYPES.index)
 
@@ -365,8 +362,6 @@ class _Enumerator(EmbeddingEnumerator):
 
 class _BestPlan:
     """The planner's statistics: only to get hold of the options that it chose."""
-
-    sharding_options: Sequence[ShardingOption] = ()
 
     def log(self, *arguments: Any, best_plan: Sequence[ShardingOption], **keywords: Any) -> None:
         self.options = best_plan
