@@ -211,7 +211,7 @@ def _read(path: str) -> dict[str, Any]:
         Plan.from_json(content)
     except OSError as error:
         raise UserError(f"plan.against={path}: not readable ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"plan.against={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
     return content
 

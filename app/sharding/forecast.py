@@ -175,12 +175,12 @@ def diff_lines(before: dict[str, Any], after: dict[str, Any], name: str) -> list
         for key in ("world_size", "local_world_size", "global_batch_size", "optimizer")
         if before.get(key) != after.get(key)
     ]
-    figures = (("step_ms", "{:.3f} ms"), ("imbalance", "{:.2f}"), ("headroom_bytes", "{}"))
-    for key, form in figures:
+    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size))
+    for key, shown in figures:
         one, two = (plan.get("forecast", {}).get(key) for plan in (before, after))
         if one != two:
-            shown = [_size(v) if key.endswith("bytes") and v is not None else form.format(v) for v in (one, two)]
-            lines.append(f"  {key.removesuffix('_bytes')}: {shown[0]} -> {shown[1]}")
+            before_it, after_it = ("none" if figure is None else shown(figure) for figure in (one, two))
+            lines.append(f"  {key.removesuffix('_bytes')}: {before_it} -> {after_it}")
     return [f"against {name}:", *(lines or ["  the same"])]
 
 

@@ -93,7 +93,7 @@ class Plan:
         """The other way; keys that are not the plan's own are passed over.
 
         Raises:
-            KeyError, TypeError, ValueError: not a plan.
+            KeyError, TypeError, ValueError, AttributeError: not a plan.
         """
         if content["format"] != FORMAT:
             raise ValueError(f"of format {content['format']}, not {FORMAT}")
