@@ -193,7 +193,9 @@ def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint3
     return column if dictionary is None else dictionary[column]
 
 
-def chunk_bags(job: Job, source: int, chunk: int) -> tuple[Bags, ...]:
-    """The values, as read, of a chunk's multi-valued columns, memory-mapped."""
-    values, offsets = (open_array(job.chunk_path(source, chunk, f"{kind}.npy")) for kind in ("bags", "offsets"))
+def chunk_bags(
+    job: Job, source: int, chunk: int, names: tuple[str, str] = ("bags.npy", "offsets.npy")
+) -> tuple[Bags, ...]:
+    """A chunk's multi-valued columns, memory-mapped; `names`: files of values and offsets, by default those as read."""
+    values, offsets = (open_array(job.chunk_path(source, chunk, name)) for name in names)
     return unpack(values, offsets, len(job.schema.ragged))

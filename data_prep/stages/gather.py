@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack, unpack
+from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack
 from data_prep.dataset.format import ROW_KINDS, SPLITS, FileDigest
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import (
@@ -26,8 +26,16 @@ from data_prep.engine.job import (
 )
 from data_prep.io.arrays import ArrayWriter, open_array, rows_range, write_array
 from data_prep.io.direct_io import read_ranges
+from data_prep.stages.columns import chunk_bags
 from data_prep.stages.encode import count_unknown, encoded_blocks, finish_ids, unknown_of_all
-from data_prep.stages.scatter import MOVED_SUFFIX, POSITIONS_SUFFIX, KeptChunk, RowLayout
+from data_prep.stages.scatter import (
+    ENCODED_BAGS,
+    MOVED_BAGS,
+    MOVED_SUFFIX,
+    POSITIONS_SUFFIX,
+    KeptChunk,
+    RowLayout,
+)
 from data_prep.stages.shuffle_order import Positions
 
 WINDOW_ROWS = 1 << 18  # of a shard made at once
@@ -125,23 +133,18 @@ class GatherTask(LoggedTask[GatheredShard]):
 
     def _gather_bags(self, slices: list[slice]) -> tuple[Bags, ...]:
         """The bags of every multi-valued column, in the order of their positions."""
-        num_features = len(self.job.schema.ragged)
         parts: list[tuple[Bags, ...]] = []
         positions = []
         for (source, chunk), part in zip(self.chunks, slices, strict=True):
             if part.start < part.stop:
-                paths = [self.job.chunk_path(source, chunk, f"moved-{kind}.npy") for kind in BAG_KINDS]
-                values, offsets = map(open_array, paths)
-                its_bags = (bags.part(part.start, part.stop) for bags in unpack(values, offsets, num_features))
+                moved = chunk_bags(self.job, source, chunk, MOVED_BAGS)
                 # copies: a mapped file is an open one, and chunks may be many
-                parts.append(tuple(bags.copy() for bags in its_bags))
+                parts.append(tuple(bags.part(part.start, part.stop).copy() for bags in moved))
                 positions.append(np.array(open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))[part]))
         for kept in self.kept:
             start, stop = kept.rows_between(self.start, self.stop)
-            values, offsets = (
-                open_array(kept.chunk.stem.with_name(f"{kept.chunk.stem.name}.{kind}.npy")) for kind in BAG_KINDS
-            )
-            parts.append(tuple(bags.part(start, stop) for bags in unpack(values, offsets, num_features)))
+            encoded = chunk_bags(self.job, kept.chunk.record.source, kept.chunk.record.chunk, ENCODED_BAGS)
+            parts.append(tuple(bags.part(start, stop) for bags in encoded))
             positions.append(kept.position + np.arange(start, stop))
         order = np.argsort(np.concatenate(positions))
         return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))

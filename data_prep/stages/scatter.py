@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import jit
-from data_prep.dataset.bags import BAG_KINDS, pack, unpack
+from data_prep.dataset.bags import pack
 from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, LoggedTask
-from data_prep.io.arrays import open_array, write_array
+from data_prep.io.arrays import write_array
+from data_prep.stages.columns import chunk_bags
 from data_prep.stages.encode import EncodeTask, encoded_blocks
 from data_prep.stages.shuffle_order import LEFT_OUT, chunk_positions, kept_position
 
 MOVED_SUFFIX = "moved.npy"
+ENCODED_BAGS = "values.npy", "offsets.npy"  # of multi-valued columns
+MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
 POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
@@ -159,10 +162,8 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
         files = {POSITIONS_SUFFIX: self._write(POSITIONS_SUFFIX, positions[order])}
         if job.schema.ragged:
-            values, offsets = (open_array(self._path(f"{kind}.npy")) for kind in BAG_KINDS)
-            bags = [feature.take(order) for feature in unpack(values, offsets, len(job.schema.ragged))]
-            moved = zip(BAG_KINDS, pack(bags), strict=True)
-            files |= {f"moved-{kind}.npy": self._write(f"moved-{kind}.npy", array) for kind, array in moved}
+            bags = [feature.take(order) for feature in chunk_bags(job, record.source, record.chunk, ENCODED_BAGS)]
+            files |= {name: self._write(name, array) for name, array in zip(MOVED_BAGS, pack(bags), strict=True)}
         if len(order):
             files[MOVED_SUFFIX] = self._write_rows(order, worker)
         worker.count(*self.size)
