@@ -25,7 +25,7 @@ from app.model.make import make_tables
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
 from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
-from app.sharding.plan import Plan, tables_in_order
+from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE, run_command
@@ -57,7 +57,8 @@ def main(config: PlanAppConfig) -> int:
     if content["what_if"]:
         lines += ["", *what_if_lines(content["what_if"])]
     if config.plan.against is not None:
-        lines += ["", *diff_lines(_read(config.plan.against), content, config.plan.against)]
+        _, before = load_plan("plan.against", Path(config.plan.against))
+        lines += ["", *diff_lines(before, content, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = json.dumps(content, indent=1) + "\n"
     if config.plan.out == "-":
@@ -203,17 +204,6 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | N
         )
         raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {instead}")
     return published_tables(published), published_schema(published, config.model), {}
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(path).read_bytes())
-        Plan.from_json(content)
-    except OSError as error:
-        raise UserError(f"plan.against={path}: not readable ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"plan.against={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
-    return content
 
 
 if __name__ == "__main__":

@@ -146,20 +146,28 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
     ]
 
 
+def load_plan(key: str, path: Path) -> tuple[Plan, dict[str, Any]]:
+    """A plan from its file, which the configuration's `key` names, and the file's whole content.
+
+    Raises:
+        UserError: not readable, or not a plan.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        return Plan.from_json(content), content
+    except OSError as error:
+        raise UserError(f"{key}={path}: not readable ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{key}={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
+
+
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
     """A plan from its file, checked against tables and processes.
 
     Raises:
         UserError: not a plan, or one for other tables, or for other numbers of processes.
     """
-    try:
-        plan = Plan.from_json(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise UserError(f"sharding.plan={path}: not readable ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"sharding.plan={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})"
-        ) from error
+    plan, _ = load_plan("sharding.plan", path)
     for what, planned, here in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),
