@@ -90,7 +90,7 @@ class Layout:
 
 
 def layout_of(keys: list[str], lengths: Sequence[NDArray[np.integer]]) -> Layout:
-    """The layout of bags with so many ids each, [B] for each key.
+    """The layout of bags; `lengths`: for each key, the number of ids of each of its B bags.
 
     Raises:
         UserError: more ids than int32 can count.
