@@ -53,6 +53,11 @@ def checkout(commit: str) -> Iterator[Path]:
             git("worktree", "remove", "--force", str(there))
 
 
+def in_turn(there: Path, number: int) -> list[Path]:
+    """Both trees, in the order of a round: which goes first alternates."""
+    return [there, REPOSITORY] if number % 2 else [REPOSITORY, there]
+
+
 def git(*arguments: str) -> None:
     """Run git in this repository."""
     subprocess.run(["git", "-C", str(REPOSITORY), *arguments], check=True, capture_output=True)
@@ -62,8 +67,7 @@ def compare(there: Path, rounds: int, overrides: list[str]) -> dict[str, list[fl
     """Ratios here/there of each case's time, one a round; which goes first changes from round to round."""
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
-        pair = [there, REPOSITORY] if number % 2 else [REPOSITORY, there]
-        times = {tree: bench(tree, overrides) for tree in pair}
+        times = {tree: bench(tree, overrides) for tree in in_turn(there, number)}
         for name, here in times[REPOSITORY].items():
             if name in times[there]:
                 ratios.setdefault(name, []).append(here / times[there][name])

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal import igzip
 
-from benchmarks.check import REPOSITORY, checkout
+from benchmarks.check import REPOSITORY, checkout, in_turn
 from benchmarks.result_file import write_result
 
 Rates = dict[str, float]
@@ -88,10 +88,12 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="NAME", help="with --against")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
+    if arguments.against is None and arguments.jobs != list(JOBS):
+        parser.error("--jobs: has an effect with --against only")
     raw_in = arguments.raw_in or memory_with_room(ROW_BYTES_IN_MEMORY * arguments.rows)
     with tempfile.TemporaryDirectory(dir=raw_in) as raw, tempfile.TemporaryDirectory() as out:
         make_days(arguments.rows, Path(raw))
-        packed_rows = pack(arguments, Path(raw))
+        packed_rows = pack(arguments, Path(raw)) if FROM_GZ in arguments.jobs else 0
         if arguments.against is None:
             results = measure(arguments, Path(raw), Path(out), packed_rows)
             print(markdown(results))
@@ -130,7 +132,7 @@ def compare(arguments: argparse.Namespace, there: Path, raw: Path, out: Path) ->
     for name in arguments.jobs:
         runs: dict[Path, list[Rates]] = {there: [], REPOSITORY: []}
         for round_number in range(arguments.runs + 1):
-            for tree in [there, REPOSITORY] if round_number % 2 else [REPOSITORY, there]:
+            for tree in in_turn(there, round_number):
                 rates = run_job(tree, JOBS[name], raw, out)
                 if round_number:
                     runs[tree].append(rates)
@@ -164,8 +166,6 @@ def make_days(rows: int, raw: Path) -> None:
 
 def pack(arguments: argparse.Namespace, raw: Path) -> int:
     """A compressed file of the synthetic or the real rows; how many it has."""
-    if arguments.against is not None and FROM_GZ not in arguments.jobs:
-        return 0
     with gzip.open(raw / GZ, "wb", compresslevel=6) as target:
         if arguments.real is None:
             for day in sorted((raw / DAYS).iterdir()):
