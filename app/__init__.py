@@ -4,6 +4,7 @@ import os
 import sys
 
 from common import signals
+from common.processor import announces_missing_tiles
 
 if sys.argv[0] == "-m":  # `python -m app.x` imports torch for seconds; common.cli takes over
     signals.end_at_once()
@@ -11,6 +12,9 @@ if sys.argv[0] == "-m":  # `python -m app.x` imports torch for seconds; common.c
 # Before torch loads OpenMP: spinning threads are thirty times slower on a machine with other work.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+if announces_missing_tiles():  # before oneDNN's first product
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns of lost peers with stacks of C++
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler's library logs its start and stop

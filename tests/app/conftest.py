@@ -129,13 +129,16 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
     return forks
 
 
+KEPT = ("PATH", "ONEDNN_MAX_CPU_ISA")  # compilers look there for their parts; `import app` may have set it
+
+
 def _entry_point(
     name: str, overrides: tuple[str, ...], cwd: str, stderr: str, extra: dict[str, str], fault: str
 ) -> None:
     os.chdir(cwd)
-    path = os.environ.get("PATH", os.defpath)  # compilers look there for their parts
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     os.environ.clear()
-    os.environ.update({**app_environment(), "PATH": path, **extra})
+    os.environ.update({**app_environment(), **kept, **extra})
     for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
