@@ -15,8 +15,10 @@
 #include <torch/csrc/profiler/stubs/base.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -204,8 +206,10 @@ using Counts = std::map<std::string, int64_t>;
 std::mutex counts_mutex;
 Counts sent, waits;
 std::atomic<int> sync_debug_mode{0};  // torch.cuda.set_sync_debug_mode: 0 default, 1 warn, 2 error
+thread_local bool is_capturing = false, is_replaying = false;
 
 void count_wait(const std::string& name) {
+  TORCH_CHECK(!is_capturing, "CUDA error: operation not permitted when stream is capturing: ", name);
   TORCH_CHECK(sync_debug_mode < 2, "called a synchronizing CUDA operation: ", name);
   if (sync_debug_mode == 1) TORCH_WARN("called a synchronizing CUDA operation: ", name);
   std::lock_guard lock(counts_mutex);
@@ -260,6 +264,7 @@ bool is_sent(const std::string& name, const c10::FunctionSchema& schema) {
 }
 
 void count(const std::string& name, const c10::FunctionSchema& schema, c10::ArrayRef<IValue> values) {
+  if (is_replaying) return;
   if (waits_for_device(name, schema, values)) count_wait(name);
   if (!is_sent(name, schema)) return;
   std::lock_guard lock(counts_mutex);
@@ -469,6 +474,71 @@ void run_differentiably(const c10::OperatorHandle& op, Stack* stack, size_t firs
     if ((*stack)[i].isTensor()) (*stack)[i] = (*stack)[i].toTensor().to(device);
 }
 
+// ---- graphs: operators are recorded as they are sent, and sent again as one ----
+
+struct Operation {
+  c10::OperatorHandle op;
+  std::vector<IValue> given, results;
+};
+using Graph = std::vector<Operation>;
+Graph captured;
+std::vector<Graph> graphs;
+
+// What a graph keeps of an argument: of the device's tensors their place, of the host's their value.
+IValue kept(const IValue& value) {
+  const bool on_host = value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+  return on_host ? IValue(value.toTensor().clone()) : value;
+}
+
+void list_tensors(const IValue& value, std::vector<Tensor>& tensors) {
+  if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
+  if (value.isList())
+    for (const IValue& element : value.toListRef()) list_tensors(element, tensors);
+}
+
+// Tensors of `values` whose memory is none of the arguments'.
+std::vector<Tensor> new_tensors(const std::vector<IValue>& given, const std::vector<IValue>& values) {
+  std::vector<Tensor> arguments, results;
+  for (const IValue& value : given) list_tensors(value, arguments);
+  for (const IValue& value : values) list_tensors(value, results);
+  results.erase(std::remove_if(results.begin(), results.end(), [&](const Tensor& result) {
+    return std::any_of(arguments.begin(), arguments.end(), [&](const Tensor& tensor) { return tensor.is_alias_of(result); });
+  }), results.end());
+  return results;
+}
+
+void begin_capture() {
+  TORCH_CHECK(!is_capturing, "CUDA error: operation not permitted when stream is capturing");
+  is_capturing = true;
+}
+
+// On a GPU nothing has been computed yet: what looks at results before a replay sees NaN.
+int64_t end_capture() {
+  is_capturing = false;
+  for (const Operation& operation : captured)
+    for (const Tensor& result : new_tensors(operation.given, operation.results))
+      if (result.is_floating_point()) std::memset(result.storage().mutable_data(), 0xff, result.storage().nbytes());
+  graphs.push_back(std::exchange(captured, {}));
+  return static_cast<int64_t>(graphs.size()) - 1;
+}
+
+void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack);
+
+void replay(int64_t number) {
+  TORCH_CHECK(!is_capturing, "pretended device: no graph in a graph");
+  is_replaying = true;
+  for (const Operation& operation : graphs.at(number)) {
+    Stack stack(operation.given);
+    run_on_host(operation.op, DispatchKeySet(DispatchKey::CUDA), &stack);
+    const auto places = new_tensors(operation.given, operation.results), results = new_tensors(operation.given, stack);
+    for (size_t i = 0; i < places.size(); ++i)
+      std::memcpy(places[i].storage().mutable_data(), results[i].storage().data(), places[i].storage().nbytes());
+  }
+  is_replaying = false;
+  std::lock_guard lock(counts_mutex);
+  ++sent["graph"];
+}
+
 void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
   const auto& schema = op.schema();
   const std::string name = toString(op.operator_name());
@@ -479,6 +549,8 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
   std::vector<IValue> host;
   for (const IValue& value : given) host.push_back(call.to_host(value));
   count(name, schema, given);
+  std::vector<IValue> recorded;
+  if (is_capturing) std::transform(given.begin(), given.end(), std::back_inserter(recorded), kept);
   if (builds_graph(name, schema, given)) return run_differentiably(op, stack, first, num_results, call.device());
   for (size_t i = 0; i < num_arguments; ++i) {
     const auto& parameter = schema.arguments()[i];
@@ -495,6 +567,7 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
   }
   call.adopt_changes();
   for (size_t i = stack->size() - num_results; i < stack->size(); ++i) (*stack)[i] = call.from_host((*stack)[i]);
+  if (is_capturing) captured.push_back({op, std::move(recorded), {stack->end() - num_results, stack->end()}});
 }
 
 // ---- the two operators that make memory ----
@@ -583,6 +656,10 @@ TORCH_LIBRARY(pretend_cuda, m) {
   m.def("sent() -> Dict(str, int)", [] { return as_dict(sent); });
   m.def("waits() -> Dict(str, int)", [] { return as_dict(waits); });
   m.def("wait(str name) -> ()", count_wait);
+  m.def("begin_capture() -> ()", begin_capture);
+  m.def("end_capture() -> int", end_capture);
+  m.def("replay(int graph) -> ()", replay);
+  m.def("is_capturing() -> bool", [] { return is_capturing; });
   m.def("set_sync_debug_mode(int mode) -> ()", [](int64_t mode) { sync_debug_mode = static_cast<int>(mode); });
   m.def("sync_debug_mode() -> int", [] { return static_cast<int64_t>(sync_debug_mode.load()); });
 }

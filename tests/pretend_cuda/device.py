@@ -95,11 +95,12 @@ def _after_torch() -> None:
 
     for name, value in _cuda_functions(torch).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.random):
-            setattr(torch.cuda.random, name, value)
+        for module in (torch.cuda.random, torch.cuda.graphs):
+            if name in vars(module):
+                setattr(module, name, value)
     torch.cuda.nccl.version = lambda: (2, 27, 3)
     vars(torch.cuda.nvtx).update(range_push=lambda *_: None, range_pop=lambda *_: None)
-    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
+    vars(torch._C).update(_cuda_getCurrentRawStream=lambda index: 0, _host_emptyCache=lambda: None)
     torch.version.cuda = "13.0"
     torch.backends.cuda.is_built = lambda: True
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]

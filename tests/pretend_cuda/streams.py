@@ -1,11 +1,14 @@
-"""torch.cuda's streams and events: work is done where it is issued, so that there is nothing to wait for."""
+"""torch.cuda's streams, events and graphs: work is done where it is issued, so that there is nothing to wait for."""
 
 import time
 from typing import Any
 
 import torch
 
-NAMES = ("Event", "Stream", "StreamContext", "stream", "default_stream", "current_stream", "set_stream")
+NAMES = (
+    "Event", "Stream", "StreamContext", "stream", "default_stream", "current_stream", "set_stream",
+    "CUDAGraph", "graph_pool_handle", "is_current_stream_capturing",
+)  # fmt: skip
 ops = torch.ops.pretend_cuda
 
 
@@ -85,3 +88,24 @@ def current_stream(device: Any = None) -> Stream:
 
 def set_stream(stream: Stream) -> None:
     _current[ops.current()] = stream
+
+
+class CUDAGraph:
+    """The operators between its beginning and its end, which `replay` computes again from their tensors' new values."""
+
+    def capture_begin(self, *pool: Any, **_: Any) -> None:
+        ops.begin_capture()
+
+    def capture_end(self) -> None:
+        self.graph = ops.end_capture()
+
+    def replay(self) -> None:
+        ops.replay(self.graph)
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    return 0, 0
+
+
+def is_current_stream_capturing() -> bool:
+    return bool(ops.is_capturing())
