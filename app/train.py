@@ -13,6 +13,7 @@ from pathlib import Path
 from app.checkpoint import files
 from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.hstu import require_attention
+from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.data import prepare
 from app.data.shards import verify_splits
@@ -85,6 +86,7 @@ def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, bega
 def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
     require_attention(config.model.hstu, here.device.type)
+    require_graphs(config.runtime, here.device.type)
     root = prepare.dataset_path(config.data)
     here.on_rank_0(lambda: prepare.prepare(config.data))
     manifest = load_manifest(root)

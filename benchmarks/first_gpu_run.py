@@ -3,10 +3,11 @@
     python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
 
 Stages, in this order: doctor; quickstart trained to its end, killed with -9, resumed, replayed; operators and whole
-steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16; a trace, whose kernels and waits of the host are counted;
-TorchRec's own DLRM beside ours; the tests marked gpu. DIR/results.json is renewed after every stage and DIR/log.txt is
-written as it goes, so that a machine that is taken away leaves what was done. The exit status is 1 if a stage failed or
-was not reached. --pretend: on the device of tests/pretend_cuda, at sizes that show that it works and nothing else.
+steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16, in fp32 and bf16 with CUDA graphs too; a trace, whose
+kernels and waits of the host are counted; TorchRec's own DLRM beside ours; the tests marked gpu. DIR/results.json is
+renewed after every stage and DIR/log.txt is written as it goes, so that a machine that is taken away leaves what was
+done. The exit status is 1 if a stage failed or was not reached. --pretend: on the device of tests/pretend_cuda, at
+sizes that show that it works and nothing else.
 """
 
 import argparse
@@ -125,7 +126,7 @@ class FirstRun:
         return figures
 
     def _steps(self) -> dict[str, Any]:
-        """Operators at fp32, whole steps in each precision."""
+        """Operators at fp32, whole steps in each precision, without and with CUDA graphs."""
         sizes, options = [8_192, 65_536], ["seconds=0.3", "model.embedding_dim=128"]
         operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
         if self._pretend:
@@ -133,14 +134,16 @@ class FirstRun:
             operators = "step,optimizer_step"
         found: dict[str, Any] = {}
         for size in sizes:
-            for precision in ("fp32", "tf32", "bf16"):
-                out = self._work / f"bench_{size}_{precision}.json"
-                chosen = operators if precision == "fp32" else "step"
+            for case in ("fp32", "tf32", "bf16", "fp32 graphs", "bf16 graphs"):
+                out = self._work / f"bench_{size}_{case.replace(' ', '_')}.json"
+                chosen = operators if case == "fp32" else "step"
+                precision, _, graphs = case.partition(" ")
                 self._python("app.bench", f"operators=[{chosen}]", f"shape.batch_size={size}", *options,
                              f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
-                             f"runtime.precision={precision}", f"out={out}")  # fmt: skip
+                             f"runtime.precision={precision}", f"runtime.compile={'step' if graphs else 'none'}",
+                             f"out={out}")  # fmt: skip
                 measured = json.loads(out.read_text())
-                found[f"{size} {precision}"] = {
+                found[f"{size} {case}"] = {
                     "ceilings": measured["ceilings"],
                     **{result["name"]: {key: result[key] for key in ("median_ms", "p10_ms", "p90_ms",
                        "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")}

@@ -31,6 +31,7 @@ def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
     """One training step and one forward, through DistributedModelParallel."""
     device, world_size = session.runtime.device, session.runtime.world_size
     batches = cycle([random_batch(shape, seed, device) for seed in range(BATCHES)])
+    session.compile(shape.batch_size)
 
     def train() -> None:
         batch = next(batches)

@@ -138,8 +138,8 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
-    if config.runtime.compile is Compile.dense:
-        require_dlrm(config.model, "runtime.compile=dense")
+    if config.runtime.compile not in (None, Compile.none):
+        require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     require_source(config.data, config.model.hstu is not None)
     validate_loss(config.loss)
     validate_published(config.published)

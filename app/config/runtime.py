@@ -30,10 +30,11 @@ class Precision(Enum):
 
 
 class Compile(Enum):
-    """What torch.compile makes one program of: nothing, or DLRM's dense layers and its interaction in training."""
+    """How DLRM's dense layers and its interaction train: kernel by kernel, or as programs."""
 
     none = "none"
-    dense = "dense"
+    dense = "dense"  # torch.compile
+    step = "step"  # CUDA graphs of none's kernels
 
 
 @dataclass
@@ -43,7 +44,7 @@ class RuntimeConfig:
     platform: Platform = Platform.auto
     num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
     precision: Precision | None = None  # null: fp32; for a run that is there, its own
-    compile: Compile | None = None  # null: none; for a run that is there, its own. Pays with bf16; changes bits
+    compile: Compile | None = None  # null: none; for a run that is there, its own. dense changes bits
     timeout_minutes: float = 30.0  # longest wait of a process for another
     profile_steps: list[int] | None = None  # first and last step, counted from 1, of a torch.profiler trace
 
@@ -59,6 +60,13 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
         raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MAX_MINUTES}")
     if (runtime.num_threads or 0) > MAX_THREADS:
         raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MAX_THREADS}")
+
+
+def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
+    """Raises UserError if training is to replay CUDA graphs on a device that has none."""
+    if runtime.compile is Compile.step and device_type == "cpu":
+        raise UserError("runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or "
+                        "runtime.compile=dense")  # fmt: skip
 
 
 def validate_threads(runtime: RuntimeConfig) -> None:

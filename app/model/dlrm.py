@@ -4,7 +4,8 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from app.config.model import DenseInit
 from app.model.interaction import Order, make_interaction
 from app.model.mlp import mlp
 from common.errors import UserError
+
+Programs = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 
 
 class DLRM(nn.Module):
@@ -27,18 +30,16 @@ class DLRM(nn.Module):
         self.dense_arch = mlp(num_dense or 1, config.dense_arch, config.dense_final_relu)
         self.interaction = make_interaction(config, num_sparse)
         self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
-        self._compiled: tuple[Callable[..., Tensor], Callable[..., Tensor]] | None = None  # for training
+        self._compiled: Programs | None = None  # of dense_arch and `_top`, for training
         if config.dense_init is DenseInit.facebookresearch:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(_initialise_as_facebookresearch)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
-        if not dense_features.shape[1]:
-            dense_features = dense_features.new_ones(dense_features.shape[0], 1)
         dense_arch, top = self._compiled if self._compiled and torch.is_grad_enabled() else (self.dense_arch, self._top)
         lookup = self.sparse_arch(sparse_features)
-        dense = dense_arch(dense_features)  # while other processes' vectors are on their way
+        dense = dense_arch(_or_constant(dense_features))  # while other processes' vectors are on their way
         return top(dense, *lookup())
 
     def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
@@ -62,6 +63,41 @@ class DLRM(nn.Module):
             torch.compile(self.dense_arch, dynamic=False, fullgraph=True),
             torch.compile(self._top, dynamic=False, fullgraph=True),
         )
+
+    def capture_dense_layers(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> None:
+        """Record their kernels, forward and backward, as CUDA graphs that training replays; a collective call.
+
+        They fit batches of the example's size, whatever its values, under the autocast of this call. What they
+        return is overwritten by the next replay.
+        """
+        with torch.no_grad():
+            vectors, order = self.sparse_arch(sparse_features)()
+        inputs = _or_constant(dense_features)
+        dense = self.dense_arch(inputs).detach().requires_grad_()
+        layers = (
+            _WithParameters(self.dense_arch, [self.dense_arch]),
+            _WithParameters(lambda dense, sparse: self._top(dense, sparse, order), [self.interaction, self.over_arch]),
+        )
+        examples = (inputs,), (dense, vectors.detach().requires_grad_())
+        dense_graph, top_graph = cast(Programs, torch.cuda.make_graphed_callables(layers, examples))
+        self._compiled = dense_graph, lambda dense, sparse, order: top_graph(dense, sparse)
+
+
+class _WithParameters(nn.Module):
+    """A function of tensors with the layers that it calls: gradients of a graph are those of a module's parameters."""
+
+    def __init__(self, function: Callable[..., Tensor], layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._function(*inputs)
+
+
+def _or_constant(dense_features: Tensor) -> Tensor:
+    """[B, N], or [B, 1] of ones where N is 0."""
+    return dense_features if dense_features.shape[1] else dense_features.new_ones(dense_features.shape[0], 1)
 
 
 def _initialise_as_facebookresearch(module: nn.Module) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.config import Compile
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
 from app.optimizer.build import set_step
@@ -31,12 +30,12 @@ class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
     def __init__(self, session: Session, directory: RunDirectory, began: float) -> None:
-        """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler."""
+        """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler; no GPU."""
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
         self.length = run_length(self.config.train, session.split("train"), self.runtime.world_size)
-        if self.config.runtime.compile is Compile.dense:
-            session.model.module.compile_dense_layers()
+        # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
+        session.compile(self.config.train.global_batch_size // self.runtime.world_size)
         self.timer = StepTimer(self.runtime.device)
         self.recorder = Recorder(session, directory, self.timer, self.length.total_steps, began)
         self.checkpointer = Checkpointer(session, self.recorder, self.timer)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.config import AppConfig, Precision
-from app.data.batch import Batch, copied_ahead
+from app.config import AppConfig, Compile, Precision
+from app.config.runtime import require_graphs
+from app.data.batch import Batch, copied_ahead, layout_of
 from app.data.events import EventReader
 from app.data.shards import SPLITS_OF_EVENTS
 from app.data.split import SplitReader
@@ -110,10 +111,14 @@ class Predictor:
         device = self.runtime.device
         return batches if device.type == "cpu" else copied_ahead(batches, device)
 
+    def autocast(self, cached: bool = True) -> torch.autocast:
+        """The configured precision of the dense layers. cached: a weight is cast once, however often it is used."""
+        bf16 = self.config.runtime.precision is Precision.bf16
+        return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision."""
-        bf16 = self.config.runtime.precision is Precision.bf16
-        with torch.autocast(batch.dense_features.device.type, dtype=torch.bfloat16, enabled=bf16):
+        with self.autocast():
             logits: Tensor = self.model(*batch.inputs)
             return logits.flatten() if batch.labels.ndim == 1 else logits
 
@@ -183,6 +188,23 @@ class Session(Predictor):
     def is_logloss(self) -> bool:
         """Whether the training loss is the logloss of the samples trained on."""
         return self.config.loss.is_logloss and _loss_factor(self.config) == 1
+
+    def compile(self, batch_size: int) -> None:
+        """Make the programs of runtime.compile, to train with batch_size samples a process; a collective call.
+
+        Raises:
+            UserError: there is no compiler, or no GPU.
+        """
+        if self.config.runtime.compile is Compile.dense:
+            self.model.module.compile_dense_layers()
+        elif self.config.runtime.compile is Compile.step:
+            device, features = self.runtime.device, list(self.manifest.num_embeddings)
+            require_graphs(self.config.runtime, device.type)
+            dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
+            one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
+            ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
+            with self.autocast(cached=False):
+                self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids))
 
     def begin_step(self, step: int) -> float:
         """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""

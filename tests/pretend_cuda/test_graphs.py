@@ -1,0 +1,91 @@
+"""runtime.compile=step: a step whose dense layers are graphs has the bits of one whose kernels are sent one by one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.error_lines import error_line
+from tests.pretend_cuda.counting import read_steps
+from tests.pretend_cuda.machine import Machine
+from tests.pretend_cuda.runs import TINY, command, summary, train
+from tests.pretend_cuda.test_training import CASES, DIM_16, same
+
+GRAPHS = "runtime.compile=step"
+LAYERS = {
+    "cat": ["model.interaction=cat"],
+    "dcn": ["model=dlrm_dcn", *DIM_16],
+    "projection": ["model=dlrm_projection", *DIM_16],
+    "bf16": ["runtime.precision=bf16"],
+    "row-wise": ["sharding.types=row_wise"],
+    "the planner's layout": ["sharding.types=null"],
+    "quotients and remainders": CASES["quotients and remainders"],
+    "compressed exchange": CASES["compressed exchange"],
+    "pipeline": CASES["pipeline"],
+    "skipped steps": CASES["skipped steps"],
+    "clipped gradients": ["optimizer.max_grad_norm=0.01"],
+    "Adagrad": ["optimizer=adagrad"],
+}
+
+
+def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs: Path, tmp_path: Path) -> None:
+    """What is left are lookup, loss, optimizer, checks and copies to the graphs; 65 operators without them."""
+    counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"}
+    train(machine, tmp_path, dataset, "cuda", GRAPHS, "optimizer=adagrad", "train.log_every_steps=50",
+          environment=counts)  # fmt: skip
+    assert summary(tmp_path)["digest"] == summary(runs / "adagrad")["digest"]
+    steps = read_steps(tmp_path / "counts.0")
+    assert steps[2]["sent"]["graph"] == 4
+    assert sum(steps[2]["sent"].values()) == 42
+    assert all(not step["waits"] for step in steps[1:10])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    eager, graphs = (
+        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *LAYERS[case], processes=processes)
+        for name in ("none", "step")
+    )
+    assert same(graphs, eager)
+
+
+@pytest.mark.slow
+def test_bags_of_any_length(machine: Machine, ragged: Path, tmp_path: Path) -> None:
+    eager, graphs = (train(machine, tmp_path / name, ragged, "cuda", f"runtime.compile={name}")
+                     for name in ("none", "step"))  # fmt: skip
+    assert same(graphs, eager)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_the_whole_and_replays(
+    machine: Machine, dataset: Path, runs: Path, tmp_path: Path
+) -> None:
+    for steps in (6, 14):
+        train(machine, tmp_path, dataset, "cuda", GRAPHS, f"train.max_steps={steps}")
+    assert same(summary(tmp_path), summary(runs / "cuda"))
+    assert json.loads(command(machine, "verify", tmp_path, f"run={tmp_path}/run"))["verdict"] == "identical"
+    evaluated = json.loads(command(machine, "evaluate", tmp_path, f"run={tmp_path}/run", "split=val",
+                                   "runtime.platform=cpu"))  # fmt: skip
+    assert evaluated["auc"] == summary(runs / "cuda")["eval"]["auc"]
+
+
+@pytest.mark.slow
+def test_whole_steps_are_measured_with_graphs(machine: Machine, tmp_path: Path) -> None:
+    counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"}
+    command(machine, "bench", tmp_path, "operators=[step]", "shape.batch_size=32", "seconds=0.02", "shape.most_rows=50",
+            "model.embedding_dim=16", "model.dense_arch=[32,16]", "runtime.platform=cuda", GRAPHS,
+            f"out={tmp_path}/bench.json", environment=counts)  # fmt: skip
+    measured = json.loads((tmp_path / "bench.json").read_text())
+    assert {result["name"] for result in measured["results"]} == {"step/inference", "step/train"}
+    assert read_steps(tmp_path / "counts.0")[-1]["sent"]["graph"] == 4
+
+
+def test_without_a_gpu_it_is_refused(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    done = machine.run("app.train", *TINY, f"data.path={dataset}", "runtime.platform=cpu", GRAPHS, cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done.stderr).endswith(
+        "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
+    )
+    assert not (tmp_path / "runs").exists()
