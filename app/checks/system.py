@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.checks.check import Check, fail, ok, warn
+from common.processor import announces_missing_tiles
 
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = GIB
@@ -22,6 +23,8 @@ def check_processors() -> Check:
     usable = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     found = f"{usable} of {os.cpu_count()} usable"
+    if announces_missing_tiles():
+        found += "; AMX is announced but missing, bf16 uses AVX-512"
     if asked.isdigit() and int(asked) > usable:
         return warn("processors", f"{found}, OMP_NUM_THREADS={asked}", "unset it, or set runtime.num_threads")
     return ok("processors", found)
