@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import QUICK, describe
-from benchmarks.check import ALPHA, became_slower
+from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
 from benchmarks.peers.curve import Point, reach
 from data_prep.dataset.format import load_manifest, open_shard
@@ -41,6 +41,17 @@ def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
     found = [[became_slower(list(factor * ratios), 1.03, ALPHA / 18) for ratios in noise] for factor in (1.0, 1.05)]
     assert np.mean(found[0]) == 0
     assert np.mean(found[1]) > 0.95
+
+
+@pytest.mark.parametrize("cases", [1, 4, 18])
+def test_too_few_rounds_are_said_to_be_too_few(cases: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """One fewer than those it names cannot find a case that became slower in each of them."""
+    assert print_table({str(case): [1.5, 1.6, 1.7] for case in range(cases)}, 1.03) == 0
+    enough = int(capsys.readouterr().out.split("give --rounds ")[1].split()[0])
+    for rounds, status in ((enough - 1, 0), (enough, 1)):
+        ratios = [1.5 + number / 100 for number in range(rounds)]
+        assert print_table({str(case): ratios for case in range(cases)}, 1.03) == status
+        assert ("give --rounds" in capsys.readouterr().out) == (not status)
 
 
 def test_the_time_to_an_auc_is_linear_between_evaluations_and_none_if_it_is_not_reached() -> None:
