@@ -287,6 +287,15 @@ bool holds_tensors(const Type& type) {
   }
 }
 
+template <typename F>
+IValue each(const IValue& value, F change) {
+  const auto list = value.toList();
+  if (!holds_tensors(list.elementType())) return value;
+  c10::impl::GenericList changed(list.elementType());
+  for (const IValue& element : list) changed.push_back(change(element));
+  return changed;
+}
+
 // The arguments and results of one call, as seen from the host's and from the program's side.
 class Call {
  public:
@@ -328,15 +337,6 @@ class Call {
   Device device() const { return requested_ ? *requested_ : found_ ? *found_ : current_device(); }
 
  private:
-  template <typename F>
-  static IValue each(const IValue& value, F change) {
-    const auto list = value.toList();
-    if (!holds_tensors(list.elementType())) return value;
-    c10::impl::GenericList changed(list.elementType());
-    for (const IValue& element : list) changed.push_back(change(element));
-    return changed;
-  }
-
   static Tensor same_form(Storage storage, DispatchKey key, const Tensor& like) {
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype());
     auto* impl = tensor.unsafeGetTensorImpl();
@@ -484,10 +484,13 @@ using Graph = std::vector<Operation>;
 Graph captured;
 std::vector<Graph> graphs;
 
-// What a graph keeps of an argument: of the device's tensors their place, of the host's their value.
+// What a graph keeps of an argument: of the device's tensors their place, whatever memory they are given later; of the
+// host's their value.
 IValue kept(const IValue& value) {
-  const bool on_host = value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
-  return on_host ? IValue(value.toTensor().clone()) : value;
+  if (value.isList()) return each(value, kept);
+  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  const Tensor& tensor = value.toTensor();
+  return tensor.is_cpu() ? tensor.clone() : Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(0, false));
 }
 
 void list_tensors(const IValue& value, std::vector<Tensor>& tensors) {
