@@ -61,7 +61,7 @@ def _as_main(
 ) -> None:  # fmt: skip
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{directory}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    os.environ.clear()
+    keep_environment()
     os.environ.update(environment)
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
@@ -71,3 +71,9 @@ def _as_main(
     if prepare is not None:
         prepare()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def keep_environment(*names: str) -> None:
+    """Remove all other variables; what `import app` set for oneDNN stays, since a fork does not import it again."""
+    for name in {*os.environ} - {*names, "ONEDNN_MAX_CPU_ISA"}:
+        del os.environ[name]

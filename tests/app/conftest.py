@@ -20,6 +20,7 @@ from app.runtime import platform
 from common.cli import run_command
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.forks import keep_environment
 from tests.once import made_once
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -129,16 +130,12 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
     return forks
 
 
-KEPT = ("PATH", "ONEDNN_MAX_CPU_ISA")  # compilers look there for their parts; `import app` may have set it
-
-
 def _entry_point(
     name: str, overrides: tuple[str, ...], cwd: str, stderr: str, extra: dict[str, str], fault: str
 ) -> None:
     os.chdir(cwd)
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    os.environ.clear()
-    os.environ.update({**app_environment(), **kept, **extra})
+    keep_environment("PATH")  # compilers look there for their parts
+    os.environ.update({**app_environment(), **extra})
     for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
