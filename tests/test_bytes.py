@@ -17,7 +17,9 @@ from tests.bytes_cases import (
 )
 from tests.once import made_once
 
-TOLERANCE = 1e-5  # relative, of training losses on another kind of CPU or with another torch
+# On another kind of CPU, or with another torch: of the first losses, relative. Rounding grows from step to step (of
+# mlperf_v2 on an Intel CPU 2e-6 in the fourth and 9e-3 in the seventh), so later ones say nothing.
+TOLERANCE, COMPARED_LOSSES = 1e-5, 4
 # One of each kind of rows, encoding, split and command; the others vary them.
 FAST = {"vocabulary", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot",
         "torchrec_fixed", "dlrm_kaggle", "dense_minmax", "sampled", "csv_shuffled", "parquet", "random_zipf",
@@ -70,14 +72,14 @@ def test_a_digest_sees_every_byte_and_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_keeps_its_losses_and_parameters(name: str, inputs: Path, tmp_path: Path) -> None:
-    """To the bit where the digests were recorded on such a machine, else within a tolerance."""
+    """To the bit where the digests were recorded on such a machine, else the first losses within a tolerance."""
     record = read_record()
     row, recorded = training_row(name, inputs, tmp_path), record["runs"][name]
     there, here = record["machine"], machine()
     assert row["steps"] == recorded["steps"]
-    for key in ("first_losses", "last_loss"):
-        message = f"{name}: {key} compared within {TOLERANCE} relative; {RECORD_AGAIN.format(name)}"
-        assert row[key] == pytest.approx(recorded[key], rel=TOLERANCE), message
+    first, expected = (it["first_losses"][:COMPARED_LOSSES] for it in (row, recorded))
+    message = f"{name}: first losses compared within {TOLERANCE} relative; {RECORD_AGAIN.format(name)}"
+    assert first == pytest.approx(expected, rel=TOLERANCE), message
     if there == here:
         message = f"{name}: compared bit by bit, since recorded on this kind of machine ({here['cpu']}, "
         message += f"torch {here['torch']}); {RECORD_AGAIN.format(name)}"
