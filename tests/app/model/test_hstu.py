@@ -23,6 +23,7 @@ MLPERF = HSTUConfig(dim=512, num_layers=3, num_heads=4, attention_dim=128, hidde
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("warmup_steps", [0, 4])
 def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) -> None:
+    """Losses to 1e-5, relative: its own are up to 3e-6 from those in float64, and ours as far, by the kind of CPU."""
     kind = "warm_" if warmup_steps else ""
     made = reference.model(attention)
     trainer = reference.Trainer(made, warmup_steps)
@@ -30,7 +31,7 @@ def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) 
         logits = made(batch.sequences, batch.ids).squeeze(1)
         loss = reference.LOSS_WEIGHT * bce(logits, (batch.actions & 1).float())
         norm = trainer.update(loss)
-        assert loss.item() == pytest.approx(GOLDEN[f"{kind}losses"][step], abs=1e-6)
+        assert loss.item() == pytest.approx(GOLDEN[f"{kind}losses"][step], rel=1e-5)
         np.testing.assert_allclose(logits.detach(), GOLDEN[f"{kind}logits"][step], atol=1e-4)
         if not warmup_steps:
             assert norm == pytest.approx(GOLDEN["grad_norms"][step], rel=1e-4)
