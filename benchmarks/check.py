@@ -89,6 +89,8 @@ def bench(tree: Path, overrides: list[str]) -> dict[str, float]:
 
 def print_table(ratios: dict[str, list[float]], bound: float) -> int:
     """Print a line a case; 1 if one became slower."""
+    if not ratios:
+        raise SystemExit("nothing to compare: the two commits have no case in common")
     slower, p_value = 0, ALPHA / len(ratios)
     for name, found in ratios.items():
         is_slower = became_slower(found, bound, p_value)
@@ -99,7 +101,8 @@ def print_table(ratios: dict[str, list[float]], bound: float) -> int:
         spread = f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
         print(f"{name:<46} {spread}  finds {resolution}{'  SLOWER' if is_slower else ''}")
     print(f"{slower} of {len(ratios)} slower by {bound - 1:.0%} or more")
-    rounds, enough = len(found), math.floor(math.log2(1 / p_value)) + 1  # slower in all of them: p = 2 ** -rounds
+    rounds = min(map(len, ratios.values()))
+    enough = math.floor(math.log2(1 / p_value)) + 1  # slower in all of them: p = 2 ** -rounds
     if rounds < enough:
         print(f"{rounds} rounds cannot show a slowdown of one case among {len(ratios)}; give --rounds {enough} or more")
     return 1 if slower else 0
