@@ -23,7 +23,7 @@ MLPERF = HSTUConfig(dim=512, num_layers=3, num_heads=4, attention_dim=128, hidde
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("warmup_steps", [0, 4])
 def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) -> None:
-    """Losses to 1e-5, relative: its own are up to 3e-6 from those in float64, and ours as far, by the kind of CPU."""
+    """The reference's losses are up to 3e-6 from float64's, relative, and ours may be on the other side of them."""
     kind = "warm_" if warmup_steps else ""
     made = reference.model(attention)
     trainer = reference.Trainer(made, warmup_steps)
