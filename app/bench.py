@@ -23,6 +23,7 @@ from app.config.commands import BenchConfig, chosen_operators, validate_bench
 from app.config.data import multi_hot_bags
 from app.config.model import require_dlrm
 from app.config.published import published_tables
+from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
 from app.record import provenance
@@ -46,6 +47,7 @@ def main(config: BenchConfig) -> int:
     validate(config)
     validate_bench(config)
     with process_group.joined(config, process_group.READING) as here:
+        require_graphs(config.runtime, here.device.type)
         shape = shape_of(config, here.world_size)
         log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
                  here.num_threads)  # fmt: skip

@@ -3,9 +3,9 @@
     python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
 
 Stages, in this order: doctor; quickstart trained to its end, killed with -9, resumed, replayed; operators and whole
-steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16, in fp32 and bf16 with CUDA graphs too; a trace, whose
-kernels and waits of the host are counted; TorchRec's own DLRM beside ours; the tests marked gpu. DIR/results.json is
-renewed after every stage and DIR/log.txt is written as it goes, so that a machine that is taken away leaves what was
+steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16; a trace, whose kernels and waits of the host are counted;
+TorchRec's own DLRM beside ours; the quickstart and the steps with CUDA graphs; the tests marked gpu. DIR/results.json
+is renewed after every stage and DIR/log.txt is written as it goes, so that a machine that is taken away leaves what was
 done. The exit status is 1 if a stage failed or was not reached. --pretend: on the device of tests/pretend_cuda, at
 sizes that show that it works and nothing else.
 """
@@ -57,7 +57,7 @@ class FirstRun:
             self._environment["OMP_NUM_THREADS"] = "1"
         self._stages: dict[str, Callable[[], dict[str, Any]]] = {
             "doctor": self._doctor, "quickstart": self._quickstart, "steps": self._steps, "trace": self._trace,
-            "peers": self._peers, "tests": self._tests,
+            "peers": self._peers, "graphs": self._graphs, "tests": self._tests,
         }  # fmt: skip
 
     def run(self) -> bool:
@@ -126,30 +126,45 @@ class FirstRun:
         return figures
 
     def _steps(self) -> dict[str, Any]:
-        """Operators at fp32, whole steps in each precision, without and with CUDA graphs."""
-        sizes, options = [8_192, 65_536], ["seconds=0.3", "model.embedding_dim=128"]
+        """Operators at fp32, whole steps in each precision."""
         operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
         if self._pretend:
-            sizes, options = [32], ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"]
             operators = "step,optimizer_step"
-        found: dict[str, Any] = {}
-        for size in sizes:
-            for case in ("fp32", "tf32", "bf16", "fp32 graphs", "bf16 graphs"):
-                out = self._work / f"bench_{size}_{case.replace(' ', '_')}.json"
-                chosen = operators if case == "fp32" else "step"
-                precision, _, graphs = case.partition(" ")
-                self._python("app.bench", f"operators=[{chosen}]", f"shape.batch_size={size}", *options,
-                             f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
-                             f"runtime.precision={precision}", f"runtime.compile={'step' if graphs else 'none'}",
-                             f"out={out}")  # fmt: skip
-                measured = json.loads(out.read_text())
-                found[f"{size} {case}"] = {
-                    "ceilings": measured["ceilings"],
-                    **{result["name"]: {key: result[key] for key in ("median_ms", "p10_ms", "p90_ms",
-                       "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")}
-                       for result in measured["results"]},
-                }  # fmt: skip
-        return found
+        return {f"{size} {precision}": self._bench(size, precision, operators if precision == "fp32" else "step")
+                for size in self._sizes for precision in ("fp32", "tf32", "bf16")}  # fmt: skip
+
+    def _graphs(self) -> dict[str, Any]:
+        """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
+        self._python("app.train", "run.name=graphs", *QUICKSTART, "runtime.compile=step")
+        whole, graphs = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
+                         for name in ("whole", "graphs"))  # fmt: skip
+        figures = {"same_digests": whole["digest"] == graphs["digest"], "throughput": graphs["throughput"],
+                   **{f"{size} {precision}": self._bench(size, precision, "step", "runtime.compile=step")
+                      for size in self._sizes for precision in ("fp32", "bf16")}}  # fmt: skip
+        if not figures["same_digests"]:
+            raise StageError(json.dumps(figures))
+        return figures
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [32] if self._pretend else [8_192, 65_536]
+
+    def _bench(self, size: int, precision: str, operators: str, *overrides: str) -> dict[str, Any]:
+        """Limits of the device, and the figures of each case of app.bench."""
+        options = ["seconds=0.3", "model.embedding_dim=128"]
+        if self._pretend:
+            options = ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"]
+        out = self._work / "bench.json"
+        self._python("app.bench", f"operators=[{operators}]", f"shape.batch_size={size}", *options,
+                     f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
+                     f"runtime.precision={precision}", *overrides, f"out={out}")  # fmt: skip
+        measured = json.loads(out.read_text())
+        return {
+            "ceilings": measured["ceilings"],
+            **{result["name"]: {key: result[key] for key in ("median_ms", "p10_ms", "p90_ms",
+               "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")}
+               for result in measured["results"]},
+        }  # fmt: skip
 
     def _trace(self) -> dict[str, Any]:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""

@@ -5,7 +5,8 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import cast
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from app.model.mlp import mlp
 from common.errors import UserError
 
 Programs = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class DLRM(nn.Module):
@@ -64,35 +66,64 @@ class DLRM(nn.Module):
             torch.compile(self._top, dynamic=False, fullgraph=True),
         )
 
-    def capture_dense_layers(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> None:
+    def capture_dense_layers(
+        self, dense_features: Tensor, sparse_features: KeyedJaggedTensor, autocast: Autocast
+    ) -> None:
         """Record their kernels, forward and backward, as CUDA graphs that training replays; a collective call.
 
-        They fit batches of the example's size, whatever its values, under the autocast of this call. What they
+        They fit batches of the example's size, whatever its values, with the forward under `autocast()`. What they
         return is overwritten by the next replay.
         """
-        with torch.no_grad():
-            vectors, order = self.sparse_arch(sparse_features)()
         inputs = _or_constant(dense_features)
-        dense = self.dense_arch(inputs).detach().requires_grad_()
-        layers = (
-            _WithParameters(self.dense_arch, [self.dense_arch]),
-            _WithParameters(lambda dense, sparse: self._top(dense, sparse, order), [self.interaction, self.over_arch]),
+        with torch.no_grad(), autocast():
+            vectors, order = self.sparse_arch(sparse_features)()
+            dense = self.dense_arch(inputs)
+
+        def top(dense: Tensor, sparse: Tensor) -> Tensor:
+            return self._top(dense, sparse, order)
+
+        parts = (
+            _WithParameters(self.dense_arch.forward, [self.dense_arch], autocast),
+            _WithParameters(top, [self.interaction, self.over_arch], autocast),
         )
-        examples = (inputs,), (dense, vectors.detach().requires_grad_())
-        dense_graph, top_graph = cast(Programs, torch.cuda.make_graphed_callables(layers, examples))
-        self._compiled = dense_graph, lambda dense, sparse, order: top_graph(dense, sparse)
+        examples = ((inputs,), (dense.requires_grad_(), vectors.requires_grad_()))
+        graphs: Any = torch.cuda.make_graphed_callables(
+            tuple(part.call for part in parts),
+            tuple((*given, *part.aliases()) for part, given in zip(parts, examples, strict=True)),
+        )
+        dense_parameters, top_parameters = (tuple(part.parameters()) for part in parts)
+        self._compiled = (
+            lambda dense_features: graphs[0](dense_features, *dense_parameters),
+            lambda dense, sparse, order: graphs[1](dense, sparse, *top_parameters),
+        )
 
 
 class _WithParameters(nn.Module):
-    """A function of tensors with the layers that it calls: gradients of a graph are those of a module's parameters."""
+    """A function of tensors as one of its layers' parameters too.
 
-    def __init__(self, function: Callable[..., Tensor], layers: Iterable[nn.Module]) -> None:
+    A graph is recorded with aliases of the parameters: DistributedDataParallel has tied the parameters themselves to
+    the default stream, of which nothing may be recorded.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], layers: Iterable[nn.Module], autocast: Autocast) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self._function = function
+        self._function, self._autocast = function, autocast
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return self._function(*inputs)
+        with self._autocast():  # not around the backward, as in a plain step
+            return self._function(*inputs)
+
+    def call(self, *tensors: Tensor) -> Tensor:
+        """Inputs, and then values in the place of all parameters, in their order."""
+        names = [name for name, _ in self.named_parameters()]
+        inputs, values = tensors[: -len(names)], tensors[-len(names) :]
+        outputs: Tensor = torch.func.functional_call(self, dict(zip(names, values, strict=True)), inputs)
+        return outputs
+
+    def aliases(self) -> list[Tensor]:
+        """Tensors in the parameters' memory."""
+        return [parameter.detach().requires_grad_() for parameter in self.parameters()]
 
 
 def _or_constant(dense_features: Tensor) -> Tensor:

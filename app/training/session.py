@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from app.metrics.users import user_metrics
 from app.model.losses import make_loss
 from app.model.make import make_model, make_tables
 from app.model.tables import initial_rows, table_of
-from app.optimizer.build import fused_params, make_optimizer, set_learning_rate
+from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
 from app.record import provenance
 from app.runtime.platform import Runtime
@@ -190,7 +190,9 @@ class Session(Predictor):
         return self.config.loss.is_logloss and _loss_factor(self.config) == 1
 
     def compile(self, batch_size: int) -> None:
-        """Make the programs of runtime.compile, to train with batch_size samples a process; a collective call.
+        """Make the programs of runtime.compile, to train from step 0 with batch_size samples a process.
+
+        A collective call.
 
         Raises:
             UserError: there is no compiler, or no GPU.
@@ -203,8 +205,9 @@ class Session(Predictor):
             dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
             one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
             ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
-            with self.autocast(cached=False):
-                self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids))
+            autocast = partial(self.autocast, cached=False)
+            self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
+            set_step(self.optimizer, 0)  # the example was a step to FBGEMM's Adam
 
     def begin_step(self, step: int) -> float:
         """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""

@@ -23,7 +23,9 @@ def test_every_stage_succeeds(machine: Machine, tmp_path: Path) -> None:
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
     assert {stage["status"] for stage in stages.values()} == {"done"}
     assert stages["quickstart"]["replayed"] == "identical"
-    assert stages["steps"]["32 bf16 graphs"]["step/train"]["median_ms"] > 0
+    assert stages["steps"]["32 bf16"]["step/train"]["median_ms"] > 0
+    assert stages["graphs"]["32 bf16"]["step/train"]["median_ms"] > 0
+    assert stages["graphs"]["same_digests"]
     assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "torchrec_dlrm"}
     assert stages["tests"]["passed"] == 1
 

@@ -1,6 +1,7 @@
 """Architecture against the oracle and TorchRec's own DLRM, forward and backward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -182,6 +183,42 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
         assert mine.grad is not None
         assert torch.count_nonzero(mine.grad), name
         assert torch.equal(mine.grad, other.grad), name
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("interaction", Interaction)
+def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
+    interaction: Interaction, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as it would be recorded; graphs themselves are tried in tests/pretend_cuda/test_graphs.py."""
+    model, dense, ids = _model(interaction, itself=False), torch.randn(BATCH, NUM_DENSE), _ids()
+    cast_to_bf16 = partial(torch.autocast, "cpu", torch.bfloat16, bf16)
+
+    def gradients() -> list[Tensor]:
+        with cast_to_bf16():
+            logits = model(dense, ids)
+        return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
+
+    def record(functions: Any, examples: Any) -> Any:
+        for function, example in zip(functions, examples, strict=True):
+            used = {id(leaf) for leaf in _leaves(function(*example).grad_fn)}
+            assert used == {id(tensor) for tensor in example if tensor.requires_grad} - parameters
+        assert {id(parameter) for parameter in model.parameters()} == parameters
+        return functions
+
+    plain, parameters = gradients(), {id(parameter) for parameter in model.parameters()}
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    model.capture_dense_layers(dense, ids, cast_to_bf16)
+    for found, expected in zip(gradients(), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
+def _leaves(node: Any) -> Iterator[Tensor]:
+    """The leaves of an autograd graph."""
+    if hasattr(node, "variable"):
+        yield node.variable
+    for before, _ in () if node is None else node.next_functions:
+        yield from _leaves(before)
 
 
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
