@@ -106,6 +106,7 @@ class _WithParameters(nn.Module):
     """
 
     def __init__(self, function: Callable[..., Tensor], layers: Iterable[nn.Module], autocast: Autocast) -> None:
+        """function: not a module, whose parameters would be held twice: functional_call would leave aliases in it."""
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._function, self._autocast = function, autocast
