@@ -18,6 +18,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.checkpoint import files, model_state
 from app.checkpoint.files import OLD, PART, CheckpointState
+from app.runtime.background import background_thread
 from common.errors import UserError
 from common.sizes import in_words
 from common.streams import without_native_stdout
@@ -76,9 +77,10 @@ class Saver:
         if not self._asynchronous or not self._fits_in_memory(model_state.num_bytes(tensors)):
             self._done.append(self._write(step, tensors, saved, best))
             return
-        if self._thread is None:  # in a new thread GPU 0 is the current one
-            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-            self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=_select, initargs=(device,))
+        if self._thread is None:
+            on_gpu = torch.cuda.is_initialized()
+            device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
+            self._thread = background_thread("checkpoint", device)
         self._pending = self._thread.submit(self._write, step, model_state.stage(tensors), saved, best)
 
     def wait(self) -> None:
@@ -193,11 +195,6 @@ class Saver:
             if message is not None:
                 raise UserError(message)
         return [theirs for _, theirs in everyones]
-
-
-def _select(device: int | None) -> None:
-    if device is not None:
-        torch.cuda.set_device(device)
 
 
 def _unwritable(part: Path, error: BaseException) -> UserError:

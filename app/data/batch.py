@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.multi_hot import MultiHotTables
@@ -162,7 +162,7 @@ def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
         batch = next(batches, None)
         return None if batch is None else batch.pinned()
 
-    with ThreadPoolExecutor(1, "batch", initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+    with background_thread("batch", device) as pool:
         waiting = deque(pool.submit(build) for _ in range(BATCHES_AHEAD))
         while (batch := waiting.popleft().result()) is not None:
             waiting.append(pool.submit(build))

@@ -9,7 +9,6 @@ table, and B of one id for each candidate's. A padded sample has ids 0 and an em
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences, layout_of
 from app.data.histories import Histories, gather_histories, hash_rows, longest_history, wrong_item
 from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
+from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, ITEM, USER
@@ -282,7 +282,7 @@ def _padded(values: NDArray[np.integer], missing: int) -> NDArray[np.int32]:
 
 def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
     """Batches by number; the next is made while one is in use."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
+    with background_thread("read") as pool:
         pending = [pool.submit(make, number) for number in numbers[:1]]
         for number in numbers:
             batch = pending.pop().result()

@@ -9,7 +9,7 @@ gives its equal part of every global batch: a process permutes the windows of it
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from app.config import DataConfig
 from app.config.data import multi_hot_bags
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.shards import SplitShards
+from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
@@ -125,7 +126,7 @@ class SplitReader:
         builder = self._maker.of_size(local)
         mine = range(self._rank * local, (self._rank + 1) * local)
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as pool:
+        with background_thread("read") as pool:
             parts = []
             for lane, share in enumerate(map(range, cuts, cuts[1:])):
                 if own := range(max(share.start, mine.start), min(share.stop, mine.stop)):

@@ -1,0 +1,57 @@
+"""Threads beside training must not have OpenMP threads of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.runtime.background import background_thread
+from tests.app.conftest import SMALL, ended, forked
+
+ALONE = """
+import os, torch
+from app.runtime.background import background_thread
+torch.set_num_threads(2)
+values, threads = torch.empty(10_000_000), [len(os.listdir("/proc/self/task"))]
+with background_thread("test") as pool:
+    for work in (values.sum, values.isfinite, values.clone):
+        pool.submit(work).result()
+        threads.append(len(os.listdir("/proc/self/task")))
+print(*(after - threads[0] for after in threads), torch.get_num_threads())
+"""
+
+
+def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
+    """In a process that has not computed: the number of a new thread is then that of the last call."""
+    done = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
+    *added, number = map(int, done.stdout.split())
+    assert added == [0, 1, 1, 1]
+    assert number == 2
+
+
+def test_errors_reach_the_caller() -> None:
+    with background_thread("test") as pool, pytest.raises(ZeroDivisionError):
+        pool.submit(lambda: 1 / 0).result()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["train.eval_every_steps=10"], pytest.param(["train.eval_every_steps=null"], marks=pytest.mark.slow)],
+    ids=["evaluated", "not evaluated"],
+)
+def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(
+    dataset: Path, tmp_path: Path, settings: list[str]
+) -> None:
+    """Layers are large enough for the copy of a checkpoint to be computed by several threads."""
+    common = [*SMALL, f"data.path={dataset}", "model.over_arch=[512,256,1]", "runtime.num_threads=2",
+              "checkpoint.every_steps=8", *settings]  # fmt: skip
+    for limit in ("train.max_steps=24", "train.max_steps=31"):
+        assert ended(forked("train", *common, limit, cwd=tmp_path, fault="threads counted:0"), tmp_path).returncode == 0
+    steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]
+    launches = [steps[:24], steps[24:]]
+    assert [len(launch) for launch in launches] == [24, 31 - 24]
+    for launch in launches:
+        begun = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
+        assert {number for _, number in launch[3:]} == {begun}, launch
+    assert (tmp_path / "runs/quickstart/checkpoints/best").exists()
