@@ -42,14 +42,14 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_events(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """A run's events of one kind; a line that was cut off by a kill is left out."""
+def read_events(directory: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """A run's events, of one kind or all; a line that was cut off by a kill is left out."""
     events = []
     with contextlib.suppress(FileNotFoundError):
         for line in (directory / METRICS).read_bytes().splitlines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
-                if isinstance(event, dict) and event.get("event") == kind:
+                if isinstance(event, dict) and kind in (None, event.get("event")):
                     events.append(event)
     return events
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.metrics.clicks import shortcomings
+from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
 
@@ -79,7 +80,7 @@ def _published_remark(published: dict[str, Any]) -> str:
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
     """The verdict, each sentence with its kind: good, bad or plain."""
-    return [_status(run), *_quality(run), *_promises(run)]
+    return [_status(run), *_quality(run), *_speed(run), *_promises(run)]
 
 
 def _status(run: RunFiles) -> tuple[str, str]:
@@ -115,6 +116,11 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
         sentences.append(("plain", f"Gap to the ground-truth model: AUC {gap:.4f} below its {known['auc']:.4f}, "
                               f"NE {ne_gap:.4f} above its {known['ne']:.4f}."))  # fmt: skip
     return sentences
+
+
+def _speed(run: RunFiles) -> list[tuple[str, str]]:
+    slowdown = find_slowdown(run.events)
+    return [("bad", f"{slowdown_sentence(slowdown)}.")] if slowdown else []
 
 
 def _promises(run: RunFiles) -> list[tuple[str, str]]:

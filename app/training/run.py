@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from app.metrics.profiling import StepProfiler
+from app.metrics.slowdown import find_slowdown
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
+from app.record.reading import read_events
 from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
@@ -118,6 +120,7 @@ class TrainingRun:
         """Write the summary and results, and log the figures."""
         gauges = self._gauges(profiler)
         figures = summary.summarise(self.session, self.state, status, self.recorder.seconds(), gauges)
+        figures["throughput"]["slowdown"] = find_slowdown(read_events(self._directory.path))
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)

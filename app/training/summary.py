@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from app.config import AppConfig
 from app.metrics import clicks, users
+from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
@@ -138,6 +139,8 @@ def _closing_rows(summary: dict[str, Any], measured_before: int, keeps_best: boo
         yield "best AUC", f"{best['auc']:.5f} at step {best['step']:,}{' (checkpoint=best)' if keeps_best else ''}"
     for sentence in clicks.shortcomings(found, best, keeps_best):
         yield "attention", coloured(sentence, "yellow", sys.stderr)
+    if rates.get("slowdown") is not None:
+        yield "attention", coloured(slowdown_sentence(rates["slowdown"]), "yellow", sys.stderr)
     if rates["samples_per_second"] is not None:
         before = f", {measured_before:,} of them before the resumption" if measured_before else ""
         each = rates["samples_per_second_per_device"]

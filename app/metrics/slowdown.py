@@ -1,0 +1,83 @@
+"""A lasting drop of throughput within a run: whether there is one, from which step on, and what happened there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEAST_DROP = 0.1  # of the median rate
+LEAST_WINDOWS = 5  # before and after it
+FALSE_ALARMS = 0.01  # chance of one in a run, were its windows independent
+MOST_WINDOWS = 200  # more of them are joined to so many groups
+ACTIONS = {  # by kind of event: the first of a run, and others
+    "resume": ("the run was resumed", "the run was resumed"),
+    "checkpoint": ("the first checkpoint was saved", "a checkpoint was saved"),
+    "eval": ("the first evaluation was made", "an evaluation was made"),
+}
+
+
+def find_slowdown(events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The largest lasting drop of throughput that a run's events show, None if there is none.
+
+    The windows of training (but for the first, which warms up) are cut in two where the sum of absolute deviations of
+    their logarithmic rates from the medians of both parts is smallest. It is a drop if each part has at least five
+    windows, the second part's median is at least 10 % lower, nine tenths of it lie below nine tenths of the first, and
+    a one-sided Mann-Whitney test, corrected for the number of places to cut, gives p < 0.01.
+
+    Args:
+        events: of metrics.jsonl, in its order.
+
+    Returns:
+        `after_step`, the last step before the drop; `fraction`, by which the median rate fell; `when`, what was done
+        between the last window before it and the first after it, in words, None if nothing was.
+    """
+    windows = [event for event in events if event["event"] == "train"][1:]
+    windows = [window for window in windows if (window.get("samples_per_second") or 0) > 0]
+    group = -(-len(windows) // MOST_WINDOWS)
+    if not group or len(windows) // group < 2 * LEAST_WINDOWS:
+        return None
+    windows = windows[len(windows) % group :]
+    rates = np.log([window["samples_per_second"] for window in windows]).reshape(-1, group)
+    cut = _cut(np.median(rates, axis=1))
+    if cut is None:
+        return None
+    last, first = windows[cut * group - 1], windows[cut * group]
+    fraction = 1 - np.exp(np.median(rates[cut:]) - np.median(rates[:cut]))
+    cause = _actions(events, last["step"], first["step"], first["step"] - last["step"])
+    return {"after_step": last["step"], "fraction": float(fraction), "when": cause}
+
+
+def _cut(rates: NDArray[np.float64]) -> int | None:
+    """The number of values before the drop, of logarithmic rates [windows]; None if there is no drop."""
+    cuts = range(1, len(rates))
+    cut = min(cuts, key=lambda cut: _deviation(rates[:cut]) + _deviation(rates[cut:]))
+    before, after = rates[:cut], rates[cut:]
+    separate = np.quantile(after, 0.9) < np.quantile(before, 0.1)
+    if min(len(before), len(after)) < LEAST_WINDOWS or not separate:
+        return None
+    if np.median(after) - np.median(before) > np.log(1 - LEAST_DROP):
+        return None
+    test = stats.mannwhitneyu(after, before, alternative="less")
+    return cut if test.pvalue * (len(rates) - 2 * LEAST_WINDOWS + 1) < FALSE_ALARMS else None
+
+
+def _deviation(values: NDArray[np.float64]) -> float:
+    return float(np.abs(values - np.median(values)).sum())
+
+
+def _actions(events: Sequence[Mapping[str, Any]], last: int, first: int, window: int) -> str | None:
+    """What was done from the last window before a drop to the first after it; `last` and `first` are their steps."""
+    actions = []
+    for kind, (first_of_all, another) in ACTIONS.items():
+        steps = [event["step"] for event in events if event["event"] == kind]
+        if any(last - window < step < first for step in steps):
+            actions.append(first_of_all if min(steps) > last - window else another)
+    return " and ".join(actions) or None
+
+
+def slowdown_sentence(slowdown: Mapping[str, Any]) -> str:
+    """A drop as a sentence without a full stop."""
+    cause = f", when {slowdown['when']}" if slowdown["when"] else ""
+    return f"Throughput fell by {slowdown['fraction']:.0%} after step {slowdown['after_step']:,}{cause}"
