@@ -14,8 +14,9 @@ import time
 
 OUT = "OUT"  # replaced by a file or directory that goes away
 QUICK = {
-    "check": ["--rounds=6", "--", "operators=[interaction]", "seconds=0.01"],
+    "check": ["--rounds=6", "--default-rounds=0", "--", "operators=[interaction]", "seconds=0.01"],
     "checkpoint_stall": ["--scale=0.0005", "--rounds=1"],
+    "default_run": ["--cases=quickstart", "--threads=2", "--rounds=1", "--steps=40"],
     "evaluation": ["--rows", "100000"],
     "events": ["--events=20000", "--rounds=1", "--workers=1"],
     "first_gpu_run": ["--pretend", "--minutes=1", "--out", OUT],

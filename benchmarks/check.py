@@ -1,6 +1,7 @@
 """Has anything become slower? The last commit, or another, against the working tree, measured in turn.
 
-    python -m benchmarks.check [--against HEAD] [--rounds 16] [--bound 1.03] [-- app.bench's overrides]
+    python -m benchmarks.check [--against HEAD] [--rounds 16] [--bound 1.03] [--default-rounds 5]
+                               [-- app.bench's overrides]
 
 Each round runs `app.bench` once in a checkout of the commit and once here, so that both meet the same machine; which
 goes first alternates. A case's time is the 10th percentile of its runs: other work on the machine disturbs it least.
@@ -8,6 +9,9 @@ It has become slower if the median over rounds of the ratios here/there is at le
 Wilcoxon signed-rank test of the ratios' logarithms against no change gives p < 0.01 divided by the number of cases.
 "finds" is the smallest slowdown that this test would have found with this run's noise: where it is more than 5 %, the
 machine was not quiet enough. Ends with 1 if a case has become slower. Seconds of different days are never compared.
+
+Then `benchmarks.default_run` compares the quickstart with the same run without checkpoints and evaluations, in as many
+rounds as `--default-rounds` says (0: not at all).
 """
 
 import argparse
@@ -35,11 +39,17 @@ def main() -> int:
     parser.add_argument("--against", default="HEAD", help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--bound", type=float, default=1.03, help="ratio of times that counts as slower")
+    parser.add_argument("--default-rounds", type=int, default=5, help="of benchmarks.default_run")
     parser.add_argument("overrides", nargs="*", help="of app.bench, after --")
     arguments = parser.parse_args()
     with checkout(arguments.against) as there:
         ratios = compare(there, arguments.rounds, arguments.overrides)
-    return print_table(ratios, arguments.bound)
+    slower = print_table(ratios, arguments.bound)
+    if not arguments.default_rounds:
+        return slower
+    rounds = ["--rounds", str(arguments.default_rounds)]
+    command = [sys.executable, "-m", "benchmarks.default_run", "--cases", "quickstart", "--threads", "2", *rounds]
+    return max(slower, subprocess.run(command, cwd=REPOSITORY, check=False).returncode)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ from app.training.loop import TrainingLoop
 from app.training.state import RunLength, RunState
 from benchmarks.result_file import write_result
 from common.cli import compose_config
-from data_prep.dataset.format import Manifest, ShardArrays, Split, write_shard
+from data_prep.dataset.format import Manifest, Shard, ShardArrays, Split, write_shard
 
 # Rows of the tables of Criteo Kaggle without a frequency threshold.
 KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
@@ -68,25 +68,26 @@ KINDS = ("loop", "sharded", "bare", "mlps")
 Step = Callable[[Batch], None]
 
 
-def write_rows(root: Path) -> Manifest:
-    """Shards of rows with long-tailed ids: id = rows * u^4, u uniform."""
+def write_rows(root: Path, evaluated_rows: int = 0) -> Manifest:
+    """Shards of rows with long-tailed ids: id = rows * u^4, u uniform; train, and val if it is to have rows."""
     rng = np.random.default_rng(0)
-    shards = []
-    for number in range(ROWS // SHARD_ROWS):
-        size = SHARD_ROWS
+    splits: dict[str, list[Shard]] = {"train": []}
+    sizes = [("train", SHARD_ROWS)] * (ROWS // SHARD_ROWS) + [("val", evaluated_rows)] * (evaluated_rows > 0)
+    for number, (split, size) in enumerate(sizes):
         uniform = rng.random((size, len(KAGGLE_TABLES))) ** 4
         sparse = (uniform * np.array(KAGGLE_TABLES)).astype(np.int32)
         dense = np.log1p(rng.exponential(20, size=(size, 13))).astype(np.float32)
         labels = (rng.random((size, 1)) < 0.25).astype(np.int32)
-        shards.append(write_shard(root, "train", f"{number:05d}", ShardArrays(labels, dense, sparse)))
+        shard = write_shard(root, split, f"{number:05d}", ShardArrays(labels, dense, sparse))
+        splits.setdefault(split, []).append(shard)
     features = {f"cat_{i}": count for i, count in enumerate(KAGGLE_TABLES)}
     return Manifest(
         schema={"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": list(features)},
         encoding={"name": "benchmark"},
         num_embeddings=features,
-        splits={"train": Split(ROWS, 0.25, shards)},
+        splits={name: Split(sum(shard.rows for shard in shards), 0.25, shards) for name, shards in splits.items()},
         sources=[],
-        rows=ROWS,
+        rows=ROWS + evaluated_rows,
         label_rate=0.25,
         tool_version="benchmark",
     )

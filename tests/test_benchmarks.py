@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import default_run
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
@@ -142,3 +144,24 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
         assert "has no fuxictr; see benchmarks/peers/README.md" in done.stderr
     if not clone:
         assert "dlrm_s_pytorch: needs --dlrm DIR" in done.stderr
+
+
+def test_windows_during_a_write_are_kept_apart() -> None:
+    """Windows of 10 steps of 10 samples, 1 s each; a checkpoint of step 20 takes 0.5 + 1 s, and is reported later."""
+    train = [{"event": "train", "step": 10 * k, "samples": 100 * k, "steps": 10, "seconds": float(k),
+              "samples_per_second": 100.0 + k} for k in range(1, 7)]  # fmt: skip
+    saved = {"event": "checkpoint", "step": 20, "seconds": 6.0, "stall_seconds": 0.5, "write_seconds": 1.0}
+    events: list[dict[str, Any]] = [*train, saved]
+    assert default_run.window_rates(events, 20) == ([105.0, 106.0], [103.0, 104.0])
+    assert default_run.window_rates(train, 20) == ([103.0, 104.0, 105.0, 106.0], [])
+
+
+def test_a_default_run_is_too_slow_below_its_bounds() -> None:
+    def result(on: float, writing: float | None, rounds: int = 7) -> dict[str, Any]:
+        return {"rounds": [{"on": on, "off": 100.0, "bare": 100.0, "writing": writing}] * rounds}
+
+    assert not default_run.is_slow(result(97.5, None))
+    assert not default_run.is_slow(result(97.5, 86.0))
+    assert default_run.is_slow(result(96.5, None))
+    assert default_run.is_slow(result(98.0, 84.0))
+    assert not default_run.is_slow(result(50.0, None, rounds=4))
