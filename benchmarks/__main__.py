@@ -19,7 +19,7 @@ QUICK = {
     "default_run": ["--cases=quickstart", "--threads=2", "--rounds=1", "--steps=40"],
     "evaluation": ["--rows", "100000"],
     "events": ["--events=20000", "--rounds=1", "--workers=1"],
-    "first_gpu_run": ["--pretend", "--minutes=1", "--out", OUT],
+    "first_gpu_run": ["--pretend", "--minutes=20", "--out", OUT],
     "generated_rows": ["--blocks=2", "--runs=1"],
     "hstu": ["--rounds=1", "--steps=1", "--batch=4", "--histories", "50"],
     "ideas": ["--rounds=1", "--batch=128"],

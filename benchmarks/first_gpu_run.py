@@ -2,12 +2,14 @@
 
     python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
 
-Stages, in this order: doctor; quickstart trained to its end, killed with -9, resumed, replayed; operators and whole
-steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and bf16; a trace, whose kernels and waits of the host are counted;
-TorchRec's own DLRM beside ours; the quickstart and the steps with CUDA graphs; the tests marked gpu. DIR/results.json
-is renewed after every stage and DIR/log.txt is written as it goes, so that a machine that is taken away leaves what was
-done. The exit status is 1 if a stage failed or was not reached. --pretend: on the device of tests/pretend_cuda, at
-sizes that show that it works and nothing else.
+Stages, those that say most first: doctor; operators and whole steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and
+bf16; TorchRec's own DLRM beside ours; the tests marked gpu; quickstart trained to its end, killed with -9, resumed,
+replayed; the quickstart and the steps with CUDA graphs; a trace, whose kernels and waits of the host are counted.
+
+Each stage may take its share (`SHARES`) of the time that is left, so that a slow one costs those after it nothing.
+DIR/results.json is renewed after every stage and DIR/log.txt is written during each, so that a machine that is taken
+away leaves what was done. The exit status is 1 if a stage failed or was not reached. --pretend: on the device of
+tests/pretend_cuda, at sizes that show that it works and nothing else.
 """
 
 import argparse
@@ -30,7 +32,9 @@ from data_prep.dataset.format import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false"]
+SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
 FIRST_TRACED, LAST_TRACED = 30, 34
+SHARES = {"doctor": 1, "steps": 6, "peers": 3, "tests": 3, "quickstart": 4, "graphs": 3, "trace": 2}  # of the time
 
 
 class StageError(Exception):
@@ -48,23 +52,32 @@ class FirstRun:
 
     def __init__(self, out: Path, seconds: float, pretend: bool) -> None:
         self._out, self._work, self._pretend = out, out / "work", pretend
-        self._until = time.monotonic() + seconds
+        self._until = time.monotonic() + seconds  # of the stage, while one runs
         self._work.mkdir(parents=True, exist_ok=True)
         self._log = open(out / "log.txt", "a")  # noqa: SIM115 -- as long as the process
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
             filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))}  # fmt: skip
         if pretend:  # beside other tests: threads that wait for each other take ten times as long
             self._environment["OMP_NUM_THREADS"] = "1"
+        self._quickstart_settings = [*QUICKSTART, *(SHORT if pretend else [])]
         self._stages: dict[str, Callable[[], dict[str, Any]]] = {
-            "doctor": self._doctor, "quickstart": self._quickstart, "steps": self._steps, "trace": self._trace,
-            "peers": self._peers, "graphs": self._graphs, "tests": self._tests,
-        }  # fmt: skip
+            "doctor": self._doctor,
+            "steps": self._steps,
+            "peers": self._peers,
+            "tests": self._tests,
+            "quickstart": self._quickstart,
+            "graphs": self._graphs,
+            "trace": self._trace,
+        }
 
     def run(self) -> bool:
         """Run every stage, whatever became of those before it; return whether all succeeded."""
         results: dict[str, Any] = {name: {"status": "not reached"} for name in self._stages}
+        end, shares_left = self._until, sum(SHARES.values())
         for name, stage in self._stages.items():
             began = time.monotonic()
+            self._until = began + (end - began) * SHARES[name] / shares_left
+            shares_left -= SHARES[name]
             try:
                 found = {"status": "done", **stage()}
             except (StageError, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
@@ -88,7 +101,7 @@ class FirstRun:
         )  # fmt: skip
 
     def _python(self, module: str, *arguments: str, statuses: tuple[int, ...] = (0,)) -> str:
-        """What `python -m module arguments` prints; within the time that is left."""
+        """What `python -m module arguments` prints; within the time that is left to the stage."""
         process = self._start(module, *arguments)
         try:
             printed, _ = process.communicate(timeout=max(1.0, self._until - time.monotonic()))
@@ -107,14 +120,14 @@ class FirstRun:
 
     def _quickstart(self) -> dict[str, Any]:
         """Two runs with one configuration, of which one is killed: their digests must be the same."""
-        self._python("app.train", "run.name=whole", *QUICKSTART)
-        killed = self._start("app.train", "run.name=killed", *QUICKSTART)
+        self._python("app.train", "run.name=whole", *self._quickstart_settings)
+        killed = self._start("app.train", "run.name=killed", *self._quickstart_settings)
         checkpoints = self._work / "runs/killed/checkpoints"
-        while killed.poll() is None and not (checkpoints / "latest").exists():
+        while killed.poll() is None and time.monotonic() < self._until and not (checkpoints / "latest").exists():
             time.sleep(0.02)
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
-        self._python("app.train", "run.name=killed", *QUICKSTART)
+        self._python("app.train", "run.name=killed", *self._quickstart_settings)
         verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
         whole, resumed = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
                           for name in ("whole", "killed"))  # fmt: skip
@@ -135,7 +148,7 @@ class FirstRun:
 
     def _graphs(self) -> dict[str, Any]:
         """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
-        self._python("app.train", "run.name=graphs", *QUICKSTART, "runtime.compile=step")
+        self._python("app.train", "run.name=graphs", *self._quickstart_settings, "runtime.compile=step")
         whole, graphs = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
                          for name in ("whole", "graphs"))  # fmt: skip
         figures = {"same_digests": whole["digest"] == graphs["digest"], "throughput": graphs["throughput"],

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.first_gpu_run import SHARES, FirstRun
 from tests.pretend_cuda.machine import REPOSITORY, Machine
 
 pytestmark = pytest.mark.slow
@@ -28,6 +30,27 @@ def test_every_stage_succeeds(machine: Machine, tmp_path: Path) -> None:
     assert stages["graphs"]["same_digests"]
     assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "torchrec_dlrm"}
     assert stages["tests"]["passed"] == 1
+
+
+def test_a_slow_stage_costs_those_after_it_nothing(machine: Machine, tmp_path: Path) -> None:
+    """22 s of which the second stage uses up its share; the others have theirs, and doctor runs for real."""
+    run = FirstRun(tmp_path, 22.0, pretend=True)
+    shares: dict[str, float] = {}
+
+    def stage(name: str) -> dict[str, str]:
+        shares[name] = run._until - time.monotonic()
+        if name == "steps":
+            run._python("time_out", statuses=())
+        return {}
+
+    run._stages = {name: lambda name=name: stage(name) for name in SHARES}  # type: ignore[misc]
+    (tmp_path / "work/time_out.py").write_text("import time; time.sleep(100)")
+    assert not run.run()
+    stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
+    assert [name for name, stage in stages.items() if stage["status"] == "failed"] == ["steps"]
+    assert shares["doctor"] == pytest.approx(1, abs=0.2)
+    assert shares["steps"] == pytest.approx(6, rel=0.2)
+    assert shares["trace"] > 2
 
 
 def test_what_was_done_is_left_where_time_runs_out(machine: Machine, tmp_path: Path) -> None:
