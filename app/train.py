@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint import files
-from app.config import CONFIG_DIR, AppConfig, validate_new_run
+from app.config import CONFIG_DIR, AppConfig, DataConfig, validate_new_run
 from app.config.hstu import require_attention
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
@@ -22,12 +22,12 @@ from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import environment, platform, process_group
 from app.trackers.run_trackers import require_clients
-from app.training import meta_build, session
+from app.training import agreement, meta_build, session
 from app.training.run import TrainingRun
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
 
@@ -55,6 +55,7 @@ def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, bega
     only_built, settings = meta_build.is_wanted(config), environment.apply(config.environment)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     with process_group.joined(replace(config, runtime=arithmetic), advice) as here:
+        agreement.require_same_program(config, here)
         for line in settings:
             log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
@@ -88,11 +89,13 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     require_attention(config.model.hstu, here.device.type)
     require_graphs(config.runtime, here.device.type)
     root = prepare.dataset_path(config.data)
-    here.on_rank_0(lambda: prepare.prepare(config.data))
-    manifest = load_manifest(root)
+    made = here.on_rank_0(lambda: _prepare(config.data, root)) is not None
+    manifest, shared = agreement.load_same_manifest(root, here, made)
     prepare.require_agreement(config.data, manifest)
-    here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
+    splits = ["train", config.eval.split]
+    agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data.verify))
     here.on_rank_0(record.open)
+    agreement.require_shared(record.path, here)
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
@@ -108,6 +111,13 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     run.checkpointer.require_space(run.state.step, run.length)
     return run
+
+
+def _prepare(data: DataConfig, root: Path) -> str | None:
+    """Make the dataset if it is not there; return its path if it was made."""
+    was_there = (root / MANIFEST_NAME).exists()
+    prepare.prepare(data)
+    return None if was_there else str(root)
 
 
 def _report(directory: Path) -> None:

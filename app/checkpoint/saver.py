@@ -26,6 +26,7 @@ from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
 
+VISIBLE_SECONDS = 60.0  # within which a file of one machine must be there on the others: NFS keeps names so long
 SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")  # torch's writer of archives, and EFBIG
 
 
@@ -179,6 +180,8 @@ class Saver:
         """On rank 0, publish the checkpoint and prune old ones. Returns an error message, if any."""
         if dist.get_rank() == 0:
             try:
+                if lacking := _lacking(part, digests):
+                    return lacking
                 files.publish(part, final, saved, digests)
                 if best:
                     files.point_to_best(self._directory, final.name)
@@ -195,6 +198,25 @@ class Saver:
             if message is not None:
                 raise UserError(message)
         return [theirs for _, theirs in everyones]
+
+
+def _lacking(part: Path, digests: dict[str, Any]) -> str | None:
+    """What a checkpoint lacks of the files that all processes have written, as this machine sees it; None if nothing.
+
+    A network file system may show another machine's files late, so they are waited for.
+    """
+    until = time.monotonic() + VISIBLE_SECONDS
+    while True:
+        sizes = {path.name: path.stat().st_size for path in part.iterdir()}
+        names = [name for name, digest in digests.items() if sizes.get(name) != digest["bytes"]]
+        if not names:
+            return None
+        if time.monotonic() > until:
+            return (
+                f"{part}: the checkpoint was not written: {names[0]}, which another process has written, is not "
+                f"whole here after {VISIBLE_SECONDS:.0f} s; give run.dir on a file system that all machines share"
+            )
+        time.sleep(0.2)
 
 
 def _unwritable(part: Path, error: BaseException) -> UserError:

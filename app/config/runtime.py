@@ -46,6 +46,7 @@ class RuntimeConfig:
     precision: Precision | None = None  # null: fp32; for a run that is there, its own
     compile: Compile | None = None  # null: none; for a run that is there, its own. dense changes bits
     timeout_minutes: float = 30.0  # longest wait of a process for another
+    different_releases: bool = False  # let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy
     profile_steps: list[int] | None = None  # first and last step, counted from 1, of a torch.profiler trace
 
 

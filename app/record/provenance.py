@@ -40,11 +40,11 @@ REPOSITORY = Path(__file__).parents[2]
 def describe_run() -> dict[str, Any]:
     """The part of a run's manifest that this machine and checkout determine, without secrets."""
     return {
-        "code": _code(),
+        "code": code(),
         # Docker Compose sets unknown variables to the empty string.
         "image": os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
         "base_image": os.environ.get("CLICKWORK_BASE_DIGEST") or None,
-        "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda,
+        "versions": {"python": platform.python_version(), **versions(), "cuda": torch.version.cuda,
                      "hip": torch.version.hip},
         "hardware": _hardware(),
         "environment": redact({
@@ -69,7 +69,7 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
     return sha256.hexdigest()
 
 
-def _code() -> Mapping[str, str | None]:
+def code() -> Mapping[str, str | None]:
     """Commit of the checkout, and a hash of what differs from it; None without git or a checkout of this project."""
     commit = _git("rev-parse", "HEAD")
     if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
@@ -116,14 +116,15 @@ def _git(*arguments: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
+def versions() -> dict[str, str | None]:
+    """Releases of the packages that a run's result may depend on; None of those that are not installed."""
+    releases: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
-            versions[package] = importlib.metadata.version(package)
+            releases[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+            releases[package] = None
+    return releases
 
 
 def _hardware() -> dict[str, Any]:

@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -67,6 +67,13 @@ class Runtime:
         everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyones, mine)
         return [theirs.numpy() for theirs in everyones]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every process's value, which pickle can carry, in order of rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sum over processes of arrays of one shape; of integers, so that the order of addition makes no difference."""

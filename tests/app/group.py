@@ -34,7 +34,7 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
     parameters, as rank 0 saw them.
     """
     arguments = ([list(case) for case in cases], str(out))
-    statuses = _start(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
+    statuses = start_group(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
     assert statuses == [0] * world_size, out.with_suffix(".log").read_text()
     return json.loads(out.read_text())
 
@@ -42,19 +42,20 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
 def run_whole(cases: Sequence[Sequence[str]], world_size: int, out: Path) -> list[Any]:
     """The summary of a whole run of each case (a list of overrides, with run.dir) on `world_size` processes."""
     log = out.with_suffix(".log")
-    statuses = _start(_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
+    statuses = start_group(_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
     assert statuses == [0] * world_size, log.read_text()
     return json.loads(out.read_text())
 
 
 def train_group(overrides: Sequence[str], world_size: int, cwd: Path) -> list[int | None]:
     """`python -m app.train` on `world_size` processes of one machine in `cwd`; their exit statuses."""
-    return _start(_train, (list(overrides), str(cwd)), world_size, world_size, cwd / "group.log")
+    return start_group(_train, (list(overrides), str(cwd)), world_size, world_size, cwd / "group.log")
 
 
-def _start(
+def start_group(
     target: Callable[..., None], arguments: tuple[Any, ...], world_size: int, local_world_size: int, log: Path
 ) -> list[int | None]:
+    """Call `target` on each process of a job, with the variables of torchrun; stderr goes to `log`. Exit statuses."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
     processes = []

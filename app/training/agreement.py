@@ -1,0 +1,184 @@
+"""What machines of a job must share before the first step: configuration, code, releases, dataset, run directory."""
+
+import logging
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.config import AppConfig, to_plain
+from app.record import provenance
+from app.runtime.platform import Runtime
+from common.errors import UserError
+from common.redact import redact
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, write_atomically
+
+log = logging.getLogger("clickwork")
+
+OF_A_MACHINE = ("data.path",)  # keys that may differ: datasets are compared by their digests
+COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy")
+SHARED_SECONDS = 60.0  # within which a file of one machine must be there on the others: NFS keeps names so long
+MOST_NAMED = 3  # differences, or machines, in a message
+
+
+def require_same_program(config: AppConfig, runtime: Runtime) -> None:
+    """Refuse a job whose processes have other settings, code or releases; a collective call.
+
+    Raises:
+        UserError: names what differs and on which machines, on all of them.
+    """
+    if runtime.world_size == 1:
+        return
+    code = provenance.code()
+    facts = {
+        **{key: value for key, value in _flat(redact(to_plain(config))).items() if key not in OF_A_MACHINE},
+        "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}",
+    }
+    if not config.runtime.different_releases:
+        facts |= {f"release of {name}": provenance.versions()[name] for name in COMPARED_RELEASES}
+    differences = _differences(_by_host(facts, runtime))
+    if differences:
+        raise UserError(
+            f"the machines differ: {'; '.join(differences[:MOST_NAMED])}; start the same command from the same code on "
+            "each of them (runtime.different_releases=true allows other releases)"
+        )
+
+
+def load_same_manifest(root: Path, runtime: Runtime, made: bool) -> tuple[Manifest, bool]:
+    """The dataset's manifest, and whether all machines read the same files; a collective call.
+
+    Args:
+        root: the dataset's directory on this machine.
+        runtime: this process of the job.
+        made: whether rank 0 has just made the dataset, which may take a while to be there on other machines.
+
+    Raises:
+        UserError: names the machine that has no dataset or another one, on all of them.
+    """
+    path, fault, manifest = root / MANIFEST_NAME, None, None
+    if made and runtime.rank > 0:
+        _wait_for(path.is_file)
+    try:
+        manifest = load_manifest(root)
+    except UserError as error:
+        if runtime.world_size == 1:
+            raise
+        fault = str(error)
+    status = path.stat() if manifest else None
+    identity = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
+    digest = manifest.digest if manifest else None
+    hosts = _by_host({"fault": fault, "digest": digest, "identity": identity}, runtime)
+    for host, facts in hosts.items():
+        if facts["fault"]:
+            raise UserError(f"on {host}: {facts['fault']}")
+    if len({facts["digest"] for facts in hosts.values()}) > 1:
+        values = _values({host: str(facts["digest"])[:12] for host, facts in hosts.items()})
+        raise UserError(f"{root}: the machines have different datasets (digest {values}); copy one of them to the "
+                        "others, or give data.path on a file system that they share")  # fmt: skip
+    assert manifest is not None
+    return manifest, len({facts["identity"] for facts in hosts.values()}) == 1
+
+
+def require_shared(directory: Path, runtime: Runtime) -> None:
+    """Refuse a run's directory that not all machines see; a collective call. It exists on rank 0's machine.
+
+    Raises:
+        UserError: names the machines that do not see it, on all of them.
+    """
+    if runtime.world_size == runtime.local_world_size:
+        return
+    path = directory / ".shared"
+
+    def write() -> str:
+        token = uuid.uuid4().hex
+        write_atomically(path, token.encode())
+        return token
+
+    token = runtime.on_rank_0(write)
+
+    def is_there() -> bool:
+        try:
+            return path.read_text() == token
+        except OSError:
+            return False
+
+    seen = _by_host({"seen": _wait_for(is_there)}, runtime)
+    if runtime.rank == 0:
+        path.unlink(missing_ok=True)
+    blind = [host for host, facts in seen.items() if not facts["seen"]]
+    if blind:
+        raise UserError(f"run.dir={directory}: files of {next(iter(seen))} are not there on {_some(blind)} after "
+                        f"{SHARED_SECONDS:.0f} s; give run.dir on a file system that all machines share")  # fmt: skip
+
+
+def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) -> None:
+    """Run `action` on rank 0, or where files are not shared on one process of each machine; a collective call.
+
+    Raises:
+        UserError: what the action raised, with the machine's name, on all processes.
+    """
+    if shared:
+        runtime.on_rank_0(action)
+        return
+    fault = None
+    if runtime.rank % runtime.local_world_size == 0:
+        try:
+            action()
+        except UserError as error:
+            fault = str(error)
+    for host, facts in _by_host({"fault": fault}, runtime).items():
+        if facts["fault"]:
+            raise UserError(f"on {host}: {facts['fault']}")
+
+
+def _by_host(facts: Mapping[str, Any], runtime: Runtime) -> dict[str, dict[str, Any]]:
+    """Each machine's facts by its name, those of its first process; with the process where others of it differ."""
+    hosts: dict[str, dict[str, Any]] = {}
+    for rank, (host, theirs) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
+        is_another = rank % runtime.local_world_size == 0 and host in hosts  # another machine of the same name
+        differs = hosts.get(host, theirs) != theirs
+        hosts.setdefault(f"{host} (process {rank})" if is_another or differs else host, theirs)
+    return hosts
+
+
+def _differences(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What differs between machines, each fact as `name: value on host, value on others`."""
+    names = dict.fromkeys(name for facts in hosts.values() for name in facts)
+    lines = []
+    for name in names:
+        values = {host: str(facts.get(name)) for host, facts in hosts.items()}
+        if len(set(values.values())) > 1:
+            lines.append(f"{name}: {_values(values)}")
+    return lines
+
+
+def _values(values: Mapping[str, str]) -> str:
+    """Values with the machines that have them, such as `0.1 on a, 0.2 on b and c`."""
+    hosts: dict[str, list[str]] = defaultdict(list)
+    for host, value in values.items():
+        hosts[value].append(host)
+    return ", ".join(f"{value} on {_some(names)}" for value, names in hosts.items())
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def _wait_for(condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true within SHARED_SECONDS."""
+    until = time.monotonic() + SHARED_SECONDS
+    while not (true := condition()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return true

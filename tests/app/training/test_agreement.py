@@ -1,0 +1,163 @@
+"""Machines of a job that differ are refused before the first step, with what differs, on all of them."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from app import train
+from app.checkpoint import saver
+from app.config import CONFIG_DIR, AppConfig
+from app.record import provenance
+from app.runtime import platform
+from app.training import agreement
+from common.cli import run_command
+from tests.app.conftest import SMALL
+from tests.app.datasets import write_dataset
+from tests.app.group import start_group
+from tests.app.run_files import summary
+
+BRIEF = [*SMALL, "train.max_steps=4", "checkpoint.every_steps=2", "train.eval_every_steps=null", "run.name=x",
+         "sharding.types=row_wise"]  # fmt: skip
+CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None}
+
+
+def other_code() -> None:
+    provenance.code = lambda: CODE
+
+
+def other_release() -> None:
+    versions = provenance.versions
+    provenance.versions = lambda: {**versions(), "torchrec": "0.0.1"}
+
+
+def link_later() -> None:
+    """As on a network file system, the first machine's run directory is there 2 s after the start."""
+    machines = Path.cwd().parent
+    threading.Timer(2, lambda: Path("runs").symlink_to(machines / "a/runs")).start()
+
+
+def nothing() -> None:
+    pass
+
+
+def _train_apart(root: str, overrides: Sequence[Sequence[str]], changes: Sequence[Callable[[], None]]) -> None:
+    """One machine a process: `root`/a and `root`/b are their disks."""
+    rank = int(os.environ["RANK"])
+    os.chdir(Path(root) / "ab"[rank])
+    agreement.SHARED_SECONDS = saver.VISIBLE_SECONDS = 4.0
+    changes[rank]()
+    sys.argv = ["app.train", *overrides[rank]]
+    platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))
+
+
+def train_apart(
+    root: Path, *more: Sequence[str], change: Callable[[], None] = nothing
+) -> tuple[list[int | None], list[str]]:
+    """Train on two machines, with settings of each and what is another on the second; statuses and stderr's lines."""
+    for name in "ab":
+        (root / name).mkdir(exist_ok=True)
+    overrides = [[*BRIEF, *settings] for settings in (more if len(more) == 2 else (*more, *more))]
+    log = root / "log"
+    log.unlink(missing_ok=True)
+    statuses = start_group(_train_apart, (str(root), overrides, [nothing, change]), 2, 1, log)
+    return statuses, log.read_text().splitlines()
+
+
+def refused(outcome: tuple[list[int | None], list[str]], *words: str) -> None:
+    """Both machines end with 2 and the same line, which has these words."""
+    statuses, lines = outcome
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert statuses == [2, 2], lines
+    assert len(errors) == 2, lines
+    assert errors[0] == errors[1]
+    for word in words:
+        assert word in errors[0]
+
+
+def contents(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.name != "log")
+
+
+def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
+    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
+    outcome = train_apart(tmp_path, [*given, "optimizer.lr=0.5"], [*given, "optimizer.lr=0.25"])
+    refused(outcome, "the machines differ: optimizer.lr: 0.5 on ", ", 0.25 on ")
+    assert contents(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(other_code, "commit 0123456789abcdef, changes None on"), (other_release, "release of torchrec")],
+)
+def test_other_code_and_releases_are_refused(
+    dataset: Path, tmp_path: Path, change: Callable[[], None], words: str
+) -> None:
+    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
+    refused(train_apart(tmp_path, given, change=change), "the machines differ: ", words)
+    assert contents(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
+    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}", "runtime.different_releases=true"]
+    assert train_apart(tmp_path, given, change=other_release)[0] == [0, 0]
+    assert summary(tmp_path / "shared")["status"] == "completed"
+    assert "different_releases: true" in (tmp_path / "shared/config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_another_dataset_and_none_are_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "a/data")
+    given = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
+    refused(train_apart(tmp_path, given), "error: on ", "data: no dataset here")
+    write_dataset(tmp_path / "b/data", seed=1)
+    refused(train_apart(tmp_path, given), "the machines have different datasets (digest ")
+    assert not (tmp_path / "shared").exists()
+
+
+@pytest.mark.slow
+def test_an_equal_dataset_is_read_and_checked_on_each_machine(dataset: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        shutil.copytree(dataset, tmp_path / name / "data")
+    given = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
+    assert train_apart(tmp_path, given)[0] == [0, 0]
+    assert summary(tmp_path / "shared")["status"] == "completed"
+    shard = tmp_path / "b/data/train/00001.sparse.npy"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
+    again = [*given, "run.dir=" + str(tmp_path / "again")]
+    refused(train_apart(tmp_path, again), "error: on ", "data/train/00001.sparse.npy")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_run_directory_that_is_not_shared_is_refused(dataset: Path, tmp_path: Path) -> None:
+    refused(train_apart(tmp_path, [f"data.path={dataset}"]), "run.dir=runs/x: files of ", "all machines share")
+    assert contents(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_slow_file_system_is_waited_for(dataset: Path, tmp_path: Path) -> None:
+    statuses, lines = train_apart(tmp_path, [f"data.path={dataset}"], change=link_later)
+    assert statuses == [0, 0], lines
+    assert summary(tmp_path / "a/runs/x")["status"] == "completed"
+
+
+def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of known sizes: one is there, one grows, one is missing for good."""
+    (tmp_path / "__0_0.distcp").write_bytes(bytes(10))
+    (tmp_path / "__1_0.distcp").write_bytes(bytes(5))
+    sizes = {"__0_0.distcp": {"bytes": 10}, "__1_0.distcp": {"bytes": 10}}
+    threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
+    began = time.monotonic()
+    assert saver._lacking(tmp_path, sizes) is None
+    assert time.monotonic() - began >= 0.4
+    monkeypatch.setattr(saver, "VISIBLE_SECONDS", 0.3)
+    reason = saver._lacking(tmp_path, {**sizes, "__2_0.distcp": {"bytes": 1}})
+    assert reason is not None
+    assert "__2_0.distcp, which another process has written, is not whole here" in reason
