@@ -2,7 +2,9 @@
 
 torchrun with these differences: it ends with the processes' own exit status (2 bad input, 75 stopped and resumable),
 reports in one line how they ended, forwards the first signal that asks for a stop, gives them time to write a
-checkpoint, ends them at the second, and on one machine needs no resolvable host name.
+checkpoint, ends them at the second, and on one machine needs no resolvable host name. On several machines it takes its
+address and network interface from the route to the endpoint, reports in one line who did not come, and with
+--max-restarts resumes after a machine was lost and has come back, the first one too. Bad input is not tried again.
 """
 
 import functools
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,13 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher import api as torch_launcher
 
+from app.runtime import network
 from common import signals
 from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
+from common.errors import UserError
 
 SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
 STUCK_SECONDS = 30
@@ -36,20 +41,48 @@ DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port tha
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
+@dataclass
+class Job:
+    """What a launcher knows of its job: where machines meet, how processes ended, which machines came."""
+
+    endpoint: str
+    num_machines: str
+    ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
+    statuses: set[int] = field(default_factory=set)  # of all processes of this machine that have ended
+    came: list[str] = field(default_factory=list)  # addresses of the machines at the last meeting, this one too
+
+
 class Agent(LocalElasticAgent):
     """torchrun's agent, but with time to stop, and with a record of how its processes ended when they were stopped."""
 
-    def __init__(self, ended: dict[int, int], *arguments: Any, **keywords: Any) -> None:
-        """ended: where to note the exit status of each rank."""
+    def __init__(self, job: Job, *arguments: Any, **keywords: Any) -> None:
+        """job: where to note how processes ended and which machines came."""
         super().__init__(*arguments, **keywords)
-        self._ended = ended
+        self._job = job
+
+    def _rendezvous(self, worker_group: Any) -> None:
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            state = getattr(getattr(worker_group.spec.rdzv_handler, "_state_holder", None), "state", None)
+            if state is not None:
+                self._job.came[:] = [node.addr for node in (*state.participants, *state.wait_list)]
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        result = super()._monitor_workers(worker_group)
+        statuses = {failure.exitcode for failure in result.failures.values()}
+        self._job.statuses |= statuses
+        if EXIT_BAD_INPUT in statuses:
+            self._remaining_restarts = 0  # it would be refused again
+        return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
         if isinstance(self._pcontext, SubprocessContext):
             self._pcontext.close(death_sig, SHUTDOWN_SECONDS)
             workers = self.get_worker_group().workers
             for local_rank, handler in self._pcontext.subprocess_handlers.items():
-                self._ended[workers[local_rank].global_rank] = handler.proc.returncode
+                self._job.ended[workers[local_rank].global_rank] = handler.proc.returncode
+                self._job.statuses.add(handler.proc.returncode)
         super()._shutdown(death_sig, *arguments, **keywords)
 
 
@@ -65,22 +98,78 @@ def main(arguments: list[str]) -> int:
         given = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
         print(f"error: {given}: {error}; give numbers of at least 1", file=sys.stderr)
         return EXIT_BAD_INPUT
+    try:
+        if _has_several_machines(options):
+            _choose_addresses(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_LOST
     signals.take_over(_raise_stopped, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
-    ended: dict[int, int] = {}
-    torch_launcher.LocalElasticAgent = functools.partial(Agent, ended)  # type: ignore[misc,assignment]
-    try:
-        torchrun.run(options)
-    except ChildFailedError as error:
-        return _report(*first_failure({rank: (failure.timestamp, failure.exitcode)
-                                     for rank, failure in error.failures.items()}))  # fmt: skip
-    except SignalException as error:
-        return _stopped(error.sigval, ended)
-    except (RendezvousError, DistError) as error:
-        reason = str(error).splitlines()[0]
-        print(f"error: the other machines are unreachable ({reason}); {RESUMES}", file=sys.stderr)
-        return EXIT_LOST
-    return 0
+    job = Job(_meeting_point(options), str(options.nnodes))
+    torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
+    meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
+    while True:
+        meetings -= 1
+        began = time.monotonic()
+        try:
+            torchrun.run(options)
+        except ChildFailedError as error:
+            return _report(*first_failure({rank: (failure.timestamp, failure.exitcode)
+                                         for rank, failure in error.failures.items()}))  # fmt: skip
+        except SignalException as error:
+            return _stopped(error.sigval, job.ended)
+        except (RendezvousError, DistError) as error:
+            reason = _absence(job, error, time.monotonic() - began)
+            if not meetings or not job.statuses & set(CONSEQUENCES):  # nothing ran here, or too often
+                print(f"error: {reason}; {RESUMES}", file=sys.stderr)
+                return EXIT_STOPPED if EXIT_STOPPED in job.statuses else EXIT_LOST
+            print(f"launch: {reason}; meeting again", file=sys.stderr)
+        else:
+            return 0
+
+
+def _absence(job: Job, error: Exception, seconds: float) -> str:
+    """Why machines did not meet: the endpoint, who came, for how long, what to check."""
+    if isinstance(error, RendezvousTimeoutError):
+        came = f"{len(job.came)} of {job.num_machines} machines came ({', '.join(job.came) or 'none'})"
+        advice = "start the others with the same --rdzv-endpoint, --rdzv-id and --nnodes"
+    elif isinstance(error, RendezvousError | DistError) and job.came:
+        came, advice = "the other machines are unreachable", "check the first machine and the network"
+    else:
+        came = "no answer"
+        advice = "check that the first machine has been started, its address and port, and that no firewall is between"
+    return f"{job.endpoint}: {came} after {seconds:.0f} s; {advice}"
+
+
+def _has_several_machines(options: Any) -> bool:
+    return str(options.nnodes) not in ("1", "1:1")
+
+
+def _meeting_point(options: Any) -> str:
+    """Host and port where the machines meet: of --rdzv-endpoint, or --master-addr and --master-port."""
+    return str(options.rdzv_endpoint) or f"{options.master_addr}:{options.master_port or DEFAULT_PORTS[1]}"
+
+
+def _choose_addresses(options: Any) -> None:
+    """Set this machine's address and network interface for a job of several, by the route to where they meet.
+
+    What the user gave stays: --local-addr, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.
+
+    Raises:
+        UserError: the host does not resolve, or there is no route to it.
+    """
+    if options.max_restarts:
+        # A surviving first machine keeps the port of the round before, and all wait for each other
+        # (pytorch/pytorch#135712).
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    way = network.way_to(_meeting_point(options).rpartition(":")[0].strip("[]"))
+    options.local_addr = options.local_addr or way.address
+    if way.interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, way.interface)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
+    print(f"launch: {options.local_addr} on {interface}, meeting at {_meeting_point(options)}", file=sys.stderr)
 
 
 def _raise_stopped(number: int) -> None:

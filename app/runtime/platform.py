@@ -1,13 +1,16 @@
 """Platform, threads, process group, seeds, and values that all processes agree on."""
 
 import atexit
+import contextlib
 import datetime
 import importlib.metadata
 import itertools
 import json
 import logging
 import os
+import socket
 import sys
+import threading
 import time
 import uuid
 import warnings
@@ -32,6 +35,8 @@ log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
+REFUSAL_SECONDS = 30.0  # within which the other machines of a job hear of a refusal
+_HAS_JOINED = threading.Event()  # this process has been in a process group
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -111,6 +116,7 @@ class Runtime:
             except (UserError, SystemExit, Interrupted) as error:
                 status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
                 self.store.set(key, json.dumps({"status": status}))
+                self._wait_until_heard(key)
                 raise
             self.store.set(key, json.dumps({"value": value}))
             return value
@@ -120,8 +126,16 @@ class Runtime:
             pause = min(2 * pause, 0.5)
         outcome = json.loads(self.store.get(key))
         if "status" in outcome:
+            self.store.add(f"{key}/heard", 1)
             raise SystemExit(outcome["status"])
         return outcome["value"]
+
+    def _wait_until_heard(self, key: str) -> None:
+        """Let the others read an outcome where the store ends with this process: it is not torchrun's then."""
+        until = time.monotonic() + REFUSAL_SECONDS
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
+                time.sleep(0.05)
 
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
@@ -159,6 +173,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
         store = _this_generation(store, rank, world_size, timeout)
     with without_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    _HAS_JOINED.set()
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
@@ -180,6 +195,8 @@ def leave(status: int) -> NoReturn:
     Meanwhile a signal would change the status. And under torchrun a thread of gloo's that outlives its owner would
     abort a process that has done its work ("terminate called without an active exception", once in some ten runs).
     """
+    if status == EXIT_BAD_INPUT and not _HAS_JOINED.is_set():
+        announce_refusal()
     if not is_launched():
         atexit._run_exitfuncs()
     logging.shutdown()
@@ -190,6 +207,24 @@ def leave(status: int) -> NoReturn:
         say(f"error: standard output: {error.strerror}")
         status = status or EXIT_BAD_INPUT
     os._exit(status)
+
+
+def announce_refusal() -> None:
+    """Let the other machines of the job, which wait for this process, end with exit status 2 as well.
+
+    Without it they would wait until the timeout, since one machine's torchrun knows nothing of another's failure.
+    """
+    world_size, local_world_size = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if not all(os.environ.get(name) for name in LAUNCHER_VARIABLES) or world_size <= local_world_size:
+        return
+    with contextlib.suppress(RuntimeError, ValueError):  # they are unreachable, or have ended
+        store, rank, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=REFUSAL_SECONDS)))
+        meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + REFUSAL_SECONDS
+        meeting.set("refused", socket.gethostname())
+        meeting.set(f"refusal heard/{rank}", "")
+        others = [f"refusal heard/{other}" for other in range(0, world_size, local_world_size)]
+        while not meeting.check(others) and time.monotonic() < until:
+            time.sleep(0.02)
 
 
 def _launched() -> bool:
@@ -209,6 +244,7 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
 
     Raises:
         RuntimeError: not all processes joined within the timeout.
+        UserError: a process of another machine refused its settings.
     """
     meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
     name = uuid.uuid4().hex
@@ -216,7 +252,7 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
     if rank > 0:
         meeting.set(f"ask/{rank}", name)
         while not meeting.check([f"answer/{name}"]):
-            _wait(until, rank)
+            _wait(until, rank, meeting)
         answer = meeting.get(f"answer/{name}").decode()
         meeting.set(f"heard/{answer}/{rank}", "")
         return dist.PrefixStore(answer, store)
@@ -225,11 +261,15 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
             if meeting.check([f"ask/{other}"]):
                 meeting.set(f"answer/{meeting.get(f'ask/{other}').decode()}", name)
         others = {other for other in others if not meeting.check([f"heard/{name}/{other}"])}
-        _wait(until, rank)
+        _wait(until, rank, meeting)
     return dist.PrefixStore(name, store)
 
 
-def _wait(until: float, rank: int) -> None:
+def _wait(until: float, rank: int, meeting: dist.Store) -> None:
+    if meeting.check(["refused"]):
+        meeting.set(f"refusal heard/{rank}", "")
+        raise UserError(f"{meeting.get('refused').decode()} refused its settings or its input, and has printed why; "
+                        "nothing was started")  # fmt: skip
     if time.monotonic() > until:
         raise RuntimeError(f"process {rank}: timed out waiting for the other processes to start")
     time.sleep(0.02)
