@@ -165,6 +165,9 @@ def _choose_addresses(options: Any) -> None:
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     way = network.way_to(_meeting_point(options).rpartition(":")[0].strip("[]"))
     options.local_addr = options.local_addr or way.address
+    if options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:  # torch compares names alone
+        is_host = f"is_host={int(way.is_own)}"
+        options.rdzv_conf = f"{options.rdzv_conf},{is_host}" if options.rdzv_conf else is_host
     if way.interface is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, way.interface)

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -56,18 +57,28 @@ def enter(host: str) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network.name)
 
 
-def start(hosts: list[str], cwd: Path, out: str, overrides: list[str]) -> list[Launcher]:
-    """app.launch on both machines, one process each; the first is where they meet."""
-    launchers = []
-    for number, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
-        options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
-                   "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-conf", f"is_host={1 - number}",
-                   "--local-addr", address]  # fmt: skip
-        launchers.append(
-            Launcher(*options, "-m", "app.train", *overrides, cwd=cwd, out=cwd / f"{out}_{number}", interface=host,
-                     prepare=functools.partial(enter, host))
-        )  # fmt: skip
-    return launchers
+DOCUMENTED = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
+              "--rdzv-endpoint", f"{ADDRESSES[0]}:29400"]  # fmt: skip
+
+
+def start_one(hosts: list[str], number: int, out: Path, overrides: list[str], *options: str) -> Launcher:
+    """app.launch on one of the machines, with one process, by the documented command."""
+    given = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
+    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
+
+
+def start(hosts: list[str], cwd: Path, out: str, overrides: list[str], *options: str) -> list[Launcher]:
+    """app.launch on both machines; the first is where they meet."""
+    return [start_one(hosts, number, cwd / f"{out}_{number}", overrides, *options) for number in range(2)]
+
+
+def kill(launcher: Launcher) -> None:
+    """The launcher and its processes, as when a machine is lost."""
+    pids = [launcher.process.pid or 0]
+    for path in Path(f"/proc/{pids[0]}/task").glob("*/children"):
+        pids += map(int, path.read_text().split())
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def wait_for_checkpoint(run: Path, launchers: list[Launcher]) -> None:
@@ -108,3 +119,27 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
     assert losses(run) == losses(tmp_path / "whole/runs/x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "seconds"), [(1, 8.0), (0, 8.0), (1, 40.0), (0, 40.0)])
+def test_a_lost_machine_comes_back(
+    hosts: list[str], dataset: Path, tmp_path: Path, number: int, seconds: float
+) -> None:
+    """Launcher and process of a machine are killed and started again: the job heals, to the bits of one undisturbed."""
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=600", "checkpoint.every_steps=100",
+                 "sharding.types=row_wise", "train.eval_every_steps=null"]  # fmt: skip
+    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "first", overrides, "--max-restarts", "3")
+    try:
+        wait_for_checkpoint(run, launchers)
+        kill(launchers[number])
+        time.sleep(seconds)
+        launchers[number] = start_one(hosts, number, tmp_path / "again", overrides, "--max-restarts", "3")
+        ended = [launcher.end() for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.process.kill()
+    assert [status for status, _ in ended] == [0, 0], ended
+    (tmp_path / "whole").mkdir()
+    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
+    assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
