@@ -49,7 +49,7 @@ class Job:
     num_machines: str
     ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
     statuses: set[int] = field(default_factory=set)  # of all processes of this machine that have ended
-    came: list[str] = field(default_factory=list)  # addresses of the machines at the last meeting, this one too
+    came: list[str] = field(default_factory=list)  # addresses of machines at the last meeting, this one's too
 
 
 class Agent(LocalElasticAgent):
@@ -61,12 +61,20 @@ class Agent(LocalElasticAgent):
         self._job = job
 
     def _rendezvous(self, worker_group: Any) -> None:
+        self._job.came.clear()
+        met = threading.Event()
+        threading.Thread(target=self._note_who_came, args=(worker_group.spec.rdzv_handler, met), daemon=True).start()
         try:
             super()._rendezvous(worker_group)
         finally:
-            state = getattr(getattr(worker_group.spec.rdzv_handler, "_state_holder", None), "state", None)
-            if state is not None:
-                self._job.came[:] = [node.addr for node in (*state.participants, *state.wait_list)]
+            met.set()
+
+    def _note_who_came(self, handler: Any, met: threading.Event) -> None:
+        """Keep the longest list of machines that a meeting has had: at a timeout they leave it one by one."""
+        while not met.wait(0.2):
+            state = getattr(getattr(handler, "_state_holder", None), "state", None)
+            names = [node.addr for node in list(state.participants)] if state is not None else []
+            self._job.came[:] = max(self._job.came, names, key=len)
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         result = super()._monitor_workers(worker_group)
@@ -90,6 +98,7 @@ def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; return the exit status of the process that failed first, 0 if none did."""
     options = _with_defaults(torchrun.parse_args(arguments))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so too, with a banner
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # of the processes: this one has read it
     logging.disable()  # torchrun's own words; failures are reported once, below
     try:
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:

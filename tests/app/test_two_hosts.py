@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.app.launched import Launcher
 from tests.app.run_files import events, losses, summary
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
-CLONE_NEWNET = 0x40000000  # <sched.h>
+CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # <sched.h>
 TIMEOUT_SECONDS = 30  # of an exchange: others' work on this machine must not cost so much
 
 
@@ -61,10 +63,17 @@ DOCUMENTED = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"
               "--rdzv-endpoint", f"{ADDRESSES[0]}:29400"]  # fmt: skip
 
 
-def start_one(hosts: list[str], number: int, out: Path, overrides: list[str], *options: str) -> Launcher:
+def start_one(
+    hosts: list[str],
+    number: int,
+    out: Path,
+    overrides: list[str],
+    *options: str,
+    prepare: Callable[[str], None] = enter,
+) -> Launcher:
     """app.launch on one of the machines, with one process, by the documented command."""
     given = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
-    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
+    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(prepare, hosts[number]))
 
 
 def start(hosts: list[str], cwd: Path, out: str, overrides: list[str], *options: str) -> list[Launcher]:
@@ -97,21 +106,21 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
     try:
         wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
-        ended = [launcher.end() for launcher in launchers]
-        said = [err for _, err in ended]
+        results = [launcher.end() for launcher in launchers]
+        said = [err for _, err in results]
         result = [
             re.findall(r"error: process (\d): another process is lost or unreachable \(([^;]+);", err) for err in said
         ]
         (process, reason), (other, its_reason) = (one for (one,) in result)  # each end says one thing
         assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say
         assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
-        assert [status for status, _ in ended] == [75, 75], said
+        assert [status for status, _ in results] == [75, 75], said
         assert summary(run)["status"] == "failed"
         overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
         launchers = start(hosts, tmp_path, "mended", overrides)
-        ended = [launcher.end() for launcher in launchers]
-        assert [status for status, _ in ended] == [0, 0], ended
+        results = [launcher.end() for launcher in launchers]
+        assert [status for status, _ in results] == [0, 0], results
     finally:
         for launcher in launchers:
             launcher.process.kill()
@@ -119,6 +128,97 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
     assert losses(run) == losses(tmp_path / "whole/runs/x")
+
+
+def enter_by_name(host: str) -> None:
+    """A machine whose own name means loopback, as Debian installs it; the others know its address by that name."""
+    enter(host)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) == 0
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    name = ["first", "second"]["ab".index(host[-1])]
+    socket.sethostname(name)
+    lines = ["127.0.0.1 localhost"] + [
+        f"{'127.0.1.1' if other == name else address} {other}"
+        for other, address in zip(("first", "second"), ADDRESSES, strict=True)
+    ]
+    with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as file:
+        file.write("\n".join(lines) + "\n")
+    subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
+
+
+def enter_with_its_own_disk(host: str) -> None:
+    """The second machine has another file system where runs are written."""
+    enter(host)
+    if host[-1] == "b":
+        assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) == 0
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        Path("runs").mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", "runs"], check=True)
+
+
+def brief(dataset: Path) -> list[str]:
+    return [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "sharding.types=row_wise"]
+
+
+def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
+    try:
+        return [launcher.end() for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.process.kill()
+
+
+@pytest.mark.slow
+def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
+    options = ["--rdzv-endpoint", "first:29400"]
+    results = ended([start_one(hosts, number, tmp_path / str(number), brief(dataset), *options, prepare=enter_by_name)
+                     for number in range(2)])  # fmt: skip
+    assert [status for status, _ in results] == [0, 0], results
+    for (_, err), address, host in zip(results, ADDRESSES, hosts, strict=True):
+        assert f"launch: {address} on {host}, meeting at first:29400" in err
+    assert summary(tmp_path / "runs/x")["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_a_run_directory_that_is_not_shared_is_refused(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
+    results = ended([start_one(hosts, number, tmp_path / str(number), brief(dataset), prepare=enter_with_its_own_disk)
+                     for number in range(2)])  # fmt: skip
+    assert [status for status, _ in results] == [2, 2], results
+    assert all(err.count("give run.dir on a file system that all machines share") == 1 for _, err in results), results
+    assert not (tmp_path / "runs/x").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_refusal_on_one_machine_ends_both_at_once(
+    hosts: list[str], dataset: Path, tmp_path: Path, number: int
+) -> None:
+    """With restarts left, and whichever machine it is."""
+    launchers = [
+        start_one(hosts, one, tmp_path / str(one), [*brief(dataset), *(["train.epocs=1"] if one == number else [])],
+                  "--max-restarts", "3")
+        for one in range(2)
+    ]  # fmt: skip
+    results = ended(launchers)
+    assert [status for status, _ in results] == [2, 2], results
+    assert results[number][1].count("did you mean train.epochs?") == 1
+    assert results[1 - number][1].count("refused its settings or its input") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
+    launcher = start_one(hosts, 0, tmp_path / "0", brief(dataset), "--rdzv-conf", "join_timeout=5")
+    ((status, err),) = ended([launcher])
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert status == 69
+    assert f"{ADDRESSES[0]}:29400: 1 of 2 machines came ({ADDRESSES[0]}) after " in line
+    launcher = start_one(hosts, 1, tmp_path / "1", brief(dataset), "--rdzv-conf", "read_timeout=2")
+    ((status, err),) = ended([launcher])
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert status == 69
+    assert f"{ADDRESSES[0]}:29400: no answer after " in line
 
 
 @pytest.mark.slow
@@ -135,11 +235,11 @@ def test_a_lost_machine_comes_back(
         kill(launchers[number])
         time.sleep(seconds)
         launchers[number] = start_one(hosts, number, tmp_path / "again", overrides, "--max-restarts", "3")
-        ended = [launcher.end() for launcher in launchers]
+        results = [launcher.end() for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.process.kill()
-    assert [status for status, _ in ended] == [0, 0], ended
+    assert [status for status, _ in results] == [0, 0], results
     (tmp_path / "whole").mkdir()
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
