@@ -74,7 +74,8 @@ class Agent(LocalElasticAgent):
         while not met.wait(0.2):
             state = getattr(getattr(handler, "_state_holder", None), "state", None)
             names = [node.addr for node in list(state.participants)] if state is not None else []
-            self._job.came[:] = max(self._job.came, names, key=len)
+            if len(names) > len(self._job.came):
+                self._job.came[:] = names
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         result = super()._monitor_workers(worker_group)

@@ -30,7 +30,7 @@ srun --kill-on-bad-exit=0 bash -c '
 srun_pid=$!
 # A trap ends a wait above 128, with nothing of srun's.
 while wait "$srun_pid"; status=$?; [ "$status" -gt 128 ] && [ -n "$told" ]; do told=; done
-if [ "$status" -eq 75 ] || [ "$status" -eq 138 ]; then  # 138: USR1 before the first step
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+case $status in
+  75 | 137 | 138) scontrol requeue "$SLURM_JOB_ID" ;;  # a checkpoint is there; killed; USR1 before the first step
+esac
 exit "$status"

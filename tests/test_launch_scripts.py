@@ -50,6 +50,14 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(slurm: dict[st
     assert (tmp_path / "requeued").read_text() == "requeue 10042\n"
 
 
+@pytest.mark.parametrize(("status", "queued"), [(0, False), (2, False), (69, False), (137, True), (138, True)])
+def test_what_slurm_queues_again(slurm: dict[str, str], tmp_path: Path, status: int, queued: bool) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/bash\nexit {status}\n")
+    job = subprocess.run(["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env=slurm, check=False)
+    assert job.returncode == status
+    assert (tmp_path / "requeued").exists() == queued
+
+
 def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
     """As the scripts give them; parsed by torchrun itself."""
     script = (ROOT / "launch/slurm.sh").read_text()
