@@ -50,9 +50,9 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     out = Path(config.out)
     path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
     model = served_model.load(path, trained, manifest, config.tables, CPU)
-    features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
+    num_dense = len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
-    program = export_program.program_of(model, features, multi_hot)
+    program = export_program.program_of(model, manifest.num_embeddings, multi_hot)
     exported = export_program.export(program, num_dense, manifest.num_embeddings)
     imports = ["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else []
     about = {
