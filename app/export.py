@@ -14,7 +14,7 @@ import torch
 
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import ExportConfig, validate_export
-from app.config.model import require_dlrm
+from app.config.model import require_dlrm, require_own_scores
 from app.record import provenance
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
@@ -38,6 +38,7 @@ def main(config: ExportConfig) -> int:
     trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     require_dlrm(trained.model, "export")
+    require_own_scores(trained.model, "export")
     with process_group.joined(trained, process_group.READING) as here:
         if here.world_size > 1:
             raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import RecommendConfig, validate_recommend
+from app.config.model import require_own_scores
 from app.data import events
 from app.data.batch import RowArrays
 from app.data.events import EventReader
@@ -57,10 +58,12 @@ def main(config: RecommendConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
+    require_own_scores(trained.model, "recommend")
     score = _score_rows if trained.model.hstu is None else _score_items
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         scored = score(config, trained, run, here)
+        _require_finite(scored.logits)
         ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
         if here.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
@@ -74,6 +77,13 @@ def main(config: RecommendConfig) -> int:
             }
             _report(config, ranked[: config.top_k], about)
     return EXIT_DONE
+
+
+def _require_finite(logits: NDArray[np.float32]) -> None:
+    """Raises UserError for logits that cannot be ranked."""
+    if bad := int(np.count_nonzero(~np.isfinite(logits))):
+        raise UserError(f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
+                        "dense features are too large; choose another checkpoint, or correct the rows")  # fmt: skip
 
 
 def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:

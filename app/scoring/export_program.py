@@ -61,7 +61,7 @@ class BagsProgram(nn.Module):
     rows: Tensor
 
     def __init__(self, model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str]) -> None:
-        """num_embeddings: as of `OneIdProgram`; multi_hot: features whose bags may have another number of ids than one."""
+        """multi_hot: features whose bags may have another number of ids than one; the rest as of OneIdProgram."""
         super().__init__()
         self.model, self.features, self.multi_hot = model, list(num_embeddings), multi_hot
         self.register_buffer("rows", torch.tensor([*num_embeddings.values()]))

@@ -84,6 +84,12 @@ class Predictor:
     model: Any  # DistributedModelParallel, or a DLRM that each process has whole
     _splits: dict[str, SplitReader | EventReader] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        if self.config.model.mixes_samples:
+            log.warning("model.mixes_samples=true: a sample's logit depends on the other rows of its batch, so every "
+                        "metric depends on eval.global_batch_size (%d) and on the number of processes (%d)",
+                        self.config.eval.global_batch_size, self.runtime.world_size)  # fmt: skip
+
     def split(self, name: str) -> SplitReader | EventReader:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
@@ -148,7 +154,9 @@ class Predictor:
         return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
 
     def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
-        """Metrics of a whole split, all processes' samples pooled; a collective call. Raises as `score`.
+        """Metrics of a whole split, all processes' samples pooled; a collective call.
+
+        Raises as `score`, and UserError for logits that are not finite.
 
         Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
         """
@@ -156,6 +164,7 @@ class Predictor:
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
+        self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         about = {"split": name, "samples": split.rows}
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
@@ -174,6 +183,13 @@ class Predictor:
 
         text = runtime.on_rank_0(measured)
         return Evaluation({**about, **json.loads(text)}, logits, labels)
+
+    def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
+        """Raises UserError on all processes if one has logits that no metric is defined for."""
+        bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
+        if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
+            raise UserError(f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
+                            "them: lower optimizer.lr and train again, or choose an earlier checkpoint")  # fmt: skip
 
 
 @dataclass

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
-from app.config import AppConfig, ModelConfig, RuntimeConfig
+from app.config import AppConfig, Interaction, ModelConfig, RuntimeConfig
 from app.config.commands import TablePrecision, row_bytes
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
 from app.data.split import SplitReader
@@ -112,6 +112,23 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
     with torch.no_grad():
         wanted, found = truth(inputs[0], bags), served(inputs[0], bags)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("precision", "values"),
+    [
+        (TablePrecision.fp16, [65_520.0, 0.0]),
+        (TablePrecision.int8, [-65_520.0, 0.0]),
+        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
+        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
+    ],
+)
+def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
+    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
+    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
+    with pytest.raises(UserError, match=f"tables={precision.value}: a table has values up to .* use tables=fp32"):
+        packed_rows(weight, precision)
+    packed_rows(weight * (65_519 / 65_520), precision)
 
 
 @pytest.mark.parametrize("precision", PACKED)
@@ -266,6 +283,26 @@ def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
     program = export_program.program_of(model, RAGGED_EMBEDDINGS, RAGGED)
     with pytest.raises(UserError, match=r"user, tags, item, genres: torch\.export cannot follow"):
         export_program.export(program, 2, RAGGED_EMBEDDINGS)
+
+
+@pytest.mark.parametrize(
+    "interaction",
+    [Interaction.scalar_pairs, *(pytest.param(kind, marks=pytest.mark.slow)
+                                 for kind in Interaction if kind is not Interaction.scalar_pairs)],
+)  # fmt: skip
+def test_every_interaction_is_exported_for_any_number_of_samples(ragged: Manifest, interaction: Interaction) -> None:
+    config = AppConfig(model=ModelConfig(embedding_dim=4, dense_arch=[4], over_arch=[4, 1], interaction=interaction))
+    torch.manual_seed(0)
+    model = served_model.unsharded(config, ragged)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data)
+    for multi_hot in ((), RAGGED):
+        program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
+        run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
+        for samples in (1, 2, 4, 5, 33):
+            inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, samples)
+            with torch.no_grad():
+                torch.testing.assert_close(run(*inputs), program(*inputs), rtol=1e-5, atol=1e-4)
 
 
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
