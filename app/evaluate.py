@@ -38,7 +38,7 @@ def main(config: EvaluateConfig) -> int:
     split = config.split or ("test" if trained.model.hstu is None else "val")
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data.verify))
+        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
             "run": str(directory),
             "checkpoint": run.path.name,

@@ -91,7 +91,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     here.on_rank_0(lambda: prepare.prepare(config.data))
     manifest = load_manifest(root)
     prepare.require_agreement(config.data, manifest)
-    here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
+    here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data))
     here.on_rank_0(record.open)
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))

@@ -55,7 +55,7 @@ def main(config: VerifyConfig) -> int:
         _log_layout(directory, then, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
         root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify))
+        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         figures = read_summary(directory) or {}
         if not paths and not figures.get("steps"):
             raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
