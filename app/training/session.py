@@ -262,7 +262,7 @@ class Session(Predictor):
 
     def describe_tables(self) -> dict[str, dict[str, Any]]:
         """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
-        bag_sizes, arch = from_config.bag_sizes_of(self.config, self.manifest), self.model.module.sparse_arch
+        bag_sizes, arch = from_config.bag_sizes_of(self.config, self.root, self.manifest), self.model.module.sparse_arch
         features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
         return {
             name: {
@@ -317,7 +317,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     multi_hot = from_config.multi_hot_features(config, manifest)
     sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot)
-    plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
+    plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
     num_dense = len(manifest.schema.get("dense", []))
     model = distribute(
         make_model(

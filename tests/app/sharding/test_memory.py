@@ -4,23 +4,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
+from app import plan
 from app.config import (
     CONFIG_DIR,
     AppConfig,
     ModelConfig,
     OptimizerConfig,
     OptimizerName,
+    PlanAppConfig,
     ShardingConfig,
     TrainConfig,
 )
 from app.config.published import published_tables
 from app.config.tables import Storage, TablesConfig
+from app.metrics.utilisation import utilisation
 from app.model.embeddings import make_sparse_arch
 from app.optimizer.build import FUSED, FUSED_ON_CPU
 from app.runtime.platform import Runtime
@@ -29,8 +33,9 @@ from app.sharding.planner import estimates
 from app.training import session
 from common.cli import compose_config
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL
+from tests.app.datasets import RAGGED_EMBEDDINGS, ragged_rows, write_ragged_dataset
 
 ROWS = 64  # of a batch
 STORAGES = {Storage.fp32: SparseType.FP32, Storage.fp16: SparseType.FP16}
@@ -84,7 +89,7 @@ def test_a_plan_counts_what_a_live_model_takes(
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
     this = session.build(config, here, dataset, manifest)
     resolved = topology.resolve(config.topology, lambda: topology.probe("cpu"), 1)
-    bag_sizes = from_config.bag_sizes_of(config, manifest)
+    bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
     parts = estimates(arch, this.plan, from_config.workload(config, resolved, arch, bag_sizes))
     assert sum(part.total_bytes for shards in parts.values() for part in shards) == live_bytes(this)
@@ -139,3 +144,40 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
     arch = make_sparse_arch(config.model, rows, [])
     with pytest.raises(UserError, match=r"26 tables of 48\.7 GiB and 97\.4 GiB of adagrad's state on 2 devices of 80"):
         from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
+
+
+def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> None:
+    """In the manifest, bytes a sample and plans; the dataset has shards of several sizes."""
+    rows = ragged_rows("train", 2_000)
+    means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
+    assert means["tags"] > 2 == means["genres"]
+    overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
+    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(ragged)
+    this = session.build(config, here, ragged, manifest)
+    described = {name: table["ids_per_sample"] for name, table in this.describe_tables().items()}
+    assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
+    tables = this.model.module.sparse_arch.tables
+    moved = utilisation(config, here, ragged, manifest, tables, None, 0.0)["table_bytes_per_sample"]
+    assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
+    planned = plan._tables(compose_config(PlanAppConfig, CONFIG_DIR, overrides, "plan"))[1]
+    assert planned == pytest.approx(means)
+    # A mean of one id a bag would be all that is known without them.
+    arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
+    resolved = topology.resolve(config.topology, lambda: topology.probe("cpu"), 1)
+    parts = estimates(arch, this.plan, from_config.workload(config, resolved, arch, planned))
+    batch = config.train.global_batch_size
+    for name, ids in means.items():
+        (part,) = parts[f"t_{name}"]
+        vectors = batch * min(1.0, ids) * 16 * 4
+        kept = RAGGED_EMBEDDINGS[name] * 16 * 4
+        assert part.total_bytes == pytest.approx(kept + vectors + batch * ids * 8, abs=2)
+
+
+def test_empty_bags_alone_can_be_planned(tmp_path: Path, here: Runtime) -> None:
+    manifest = write_ragged_dataset(tmp_path, {"train": 10})
+    path = shard_path(tmp_path, "train", "00000", "offsets")
+    np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
+    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu",
+                                                    "sharding.types=[table_wise,row_wise]"])  # fmt: skip
+    assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
+    assert set(session.build(config, here, tmp_path, manifest).plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}
