@@ -125,7 +125,7 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
 def _read_items(config: RecommendConfig, schema: EventSchema) -> Candidates:
     """A file's items: a column of that name, or one column without names."""
     path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
-    found = read_candidates(path, [schema.item], label="")
+    found = read_candidates(path, [schema.item], label="", needed=(schema.item, *spare))
     if ignored := ignored_columns(found, path, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return found
@@ -173,12 +173,12 @@ def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, he
 def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
     """The candidates with all columns that the model reads."""
     path, label = Path(config.candidates), encoder.schema.label
-    form = (encoder.raw_columns, label, encoder.separators)
+    wanted = encoder.input_columns
+    form = (encoder.raw_columns, label, encoder.separators, (*wanted, config.id_column))
     candidates = read_candidates(path, *form)
     if config.user is not None:
         user = Path(config.user)
         candidates = with_user(candidates, read_candidates(user, *form), user)
-    wanted = encoder.input_columns
     ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
     if ignored:
         log.info("candidates: the model does not read %s", ", ".join(ignored))
