@@ -58,7 +58,7 @@ def main(config: EvaluateConfig) -> int:
 def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str) -> dict[str, Any]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        this = session.build(trained, here, run.root, run.manifest)
+        this = session.build(trained, here, run.root, run.manifest, initial=False)
         load_tensors(run.path, this.model, optimizer=None)
         return this.evaluate(split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)

@@ -87,7 +87,7 @@ def _require_finite(logits: NDArray[np.float32]) -> None:
 
 
 def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
-    this = session.build(trained, here, run.root, run.manifest)
+    this = session.build(trained, here, run.root, run.manifest, initial=False)
     load_tensors(run.path, this.model, optimizer=None)
     return this
 

@@ -37,7 +37,7 @@ from app.training.window import FiniteChecks
 from common.errors import UserError
 from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import Manifest, digest_file
 
 log = logging.getLogger("clickwork")
 
@@ -260,6 +260,12 @@ class Session(Predictor):
             "bayes": manifest.extra.get("bayes"),
         }
 
+    def describe_files(self) -> dict[str, str]:
+        """SHA-256, by path, of the files that initial values came from (row_weights_path)."""
+        embeddings = getattr(self.model.module.sparse_arch, "embeddings", [])
+        paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+        return {path: digest_file(Path(path)).sha256 for path in paths}
+
     def describe_tables(self) -> dict[str, dict[str, Any]]:
         """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
         bag_sizes, arch = from_config.bag_sizes_of(self.config, self.root, self.manifest), self.model.module.sparse_arch
@@ -303,8 +309,10 @@ class Session(Predictor):
         return provenance.parameters_digest(values for _, values in self.parameters())
 
 
-def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:
+def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest, initial: bool = True) -> Session:
     """Declare, shard and initialise the model and its optimizer; a collective call.
+
+    initial: as of `make_sparse_arch`.
 
     Raises:
         UserError: the dataset does not fit the configuration.
@@ -316,7 +324,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot)
+    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot, initial)
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
     num_dense = len(manifest.schema.get("dense", []))
     model = distribute(

@@ -1,5 +1,6 @@
 """Metrics of a split, whatever the number of processes."""
 
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -126,3 +127,29 @@ def test_metrics_that_depend_on_the_batch_say_so(
     with caplog.at_level(logging.WARNING, "clickwork"):
         Predictor(mixing, here, dataset, load_manifest(dataset), _Scores(0, 2))
     assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
+
+
+@pytest.mark.slow
+def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
+    weights, kept = tmp_path / "w.npy", tmp_path / "kept.npy"
+    np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
+    own = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    done = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
+    assert done.returncode == 0, done.stderr
+    trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
+    recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
+    assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.rename(kept)
+    for tables in ("null", "fp32"):
+        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+    np.save(weights, np.load(kept) * 2)
+    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert done.returncode == 1, done.stderr
+    assert f"since then: files {weights}: " in done.stderr
+    kept.rename(weights)
+    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert done.returncode == 0, done.stderr
+    assert "files" not in done.stderr
