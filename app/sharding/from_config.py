@@ -102,6 +102,7 @@ def workload(
     """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
+    assert resolved.reserve is not None
     return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,

@@ -20,6 +20,7 @@ from app.config import (
     OptimizerName,
     PlanAppConfig,
     ShardingConfig,
+    TopologyConfig,
     TrainConfig,
 )
 from app.config.published import published_tables
@@ -45,6 +46,11 @@ slow = pytest.mark.slow
 
 def tensor_bytes(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def resolved(name: str, devices: int) -> TopologyConfig:
+    asked = replace(topology.named(name), nodes=1, devices_per_node=devices)
+    return topology.resolve(asked, lambda: topology.probe("cpu"), devices)
 
 
 def live_bytes(this: session.Session) -> int:
@@ -88,10 +94,9 @@ def test_a_plan_counts_what_a_live_model_takes(
         overrides.append("sharding=data_parallel")
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
     this = session.build(config, here, dataset, manifest)
-    resolved = topology.resolve(config.topology, lambda: topology.probe("cpu"), 1)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
-    parts = estimates(arch, this.plan, from_config.workload(config, resolved, arch, bag_sizes))
+    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
     assert sum(part.total_bytes for shards in parts.values() for part in shards) == live_bytes(this)
 
 
@@ -122,7 +127,7 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
         optimizer=OptimizerConfig(name=name),
         train=TrainConfig(global_batch_size=ROWS),
         sharding=ShardingConfig(types="table_wise", kernels=[kernel]),
-        topology=replace(topology.named("h100"), nodes=1, devices_per_node=1),
+        topology=resolved("h100", 1),
     )
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
     plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
@@ -138,7 +143,7 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
         optimizer=OptimizerConfig(name=OptimizerName.adagrad),
         train=TrainConfig(global_batch_size=8192),
         sharding=ShardingConfig(types="auto"),
-        topology=replace(topology.named("h100"), nodes=1, devices_per_node=2),
+        topology=resolved("h100", 2),
     )
     rows = published_tables("mlperf_v2")
     arch = make_sparse_arch(config.model, rows, [])
@@ -163,8 +168,7 @@ def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> N
     assert planned == pytest.approx(means)
     # A mean of one id a bag would be all that is known without them.
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
-    resolved = topology.resolve(config.topology, lambda: topology.probe("cpu"), 1)
-    parts = estimates(arch, this.plan, from_config.workload(config, resolved, arch, planned))
+    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
     batch = config.train.global_batch_size
     for name, ids in means.items():
         (part,) = parts[f"t_{name}"]
