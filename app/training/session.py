@@ -270,9 +270,11 @@ class Session(Predictor):
         """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
         bag_sizes, arch = from_config.bag_sizes_of(self.config, self.root, self.manifest), self.model.module.sparse_arch
         features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
+        by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
         return {
             name: {
                 "features": len(features[name]),
+                "by_id": by_id[name],
                 "ids_per_sample": sum(bag_sizes[feature] for feature in features[name]),
                 "num_embeddings": weight.size(0),
                 "embedding_dim": weight.size(1),
