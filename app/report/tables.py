@@ -192,9 +192,13 @@ def replay_caveats(run: RunFiles) -> list[str]:
         caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
     if code.get("dirty_diff_sha256"):
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
+    dataset = manifest["dataset"]
+    if dataset["digest"] is None:
+        caveats.append(f"The run was built from the table sizes of {dataset.get('published_tables')}, without data.")
+        return caveats
     caveats.append(
-        f"The dataset must be the one with digest {manifest['dataset']['digest'][:12]}… "
-        f"({manifest['dataset']['path']}); bits are equal on the same kind of CPU with the same number of processes "
-        "and threads, elsewhere results agree within a tolerance."
+        f"The dataset must be the one with digest {dataset['digest'][:12]}… ({dataset['path']}); bits are equal on "
+        "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
+        "tolerance."
     )
     return caveats
