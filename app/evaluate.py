@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Precision, validate
 from app.config.commands import validate_evaluate
 from app.config.model import require_dlrm
 from app.data.shards import verify_splits
@@ -29,19 +29,22 @@ def main(config: EvaluateConfig) -> int:
     validate_evaluate(config)
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
-    trained.eval = replace(trained.eval, global_batch_size=config.global_batch_size, exact_rows=config.exact_rows)
-    validate(trained)
-    split = config.split or ("test" if trained.model.hstu is None else "val")
+    batch_size = config.global_batch_size or trained.eval.global_batch_size
+    trained.eval = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
+        trained.runtime = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
+    validate(trained)
+    split = config.split or ("test" if trained.model.hstu is None else "val")
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data.verify))
+        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
             "run": str(directory),
             "checkpoint": run.path.name,
             "step": run.state["step"],
             "tables": config.tables.value if config.tables else None,
+            "global_batch_size": trained.eval.global_batch_size,
             **_measure(run, trained, here, config, split),
         }
         if here.rank == 0:
@@ -55,7 +58,7 @@ def main(config: EvaluateConfig) -> int:
 def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str) -> dict[str, Any]:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        this = session.build(trained, here, run.root, run.manifest)
+        this = session.build(trained, here, run.root, run.manifest, initial=False)
         load_tensors(run.path, this.model, optimizer=None)
         return this.evaluate(split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)

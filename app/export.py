@@ -14,7 +14,7 @@ import torch
 
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import ExportConfig, validate_export
-from app.config.model import require_dlrm
+from app.config.model import require_dlrm, require_own_scores
 from app.record import provenance
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
@@ -38,6 +38,7 @@ def main(config: ExportConfig) -> int:
     trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     require_dlrm(trained.model, "export")
+    require_own_scores(trained.model, "export")
     with process_group.joined(trained, process_group.READING) as here:
         if here.world_size > 1:
             raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
@@ -50,9 +51,9 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     out = Path(config.out)
     path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
     model = served_model.load(path, trained, manifest, config.tables, CPU)
-    features, num_dense = list(manifest.num_embeddings), len(manifest.schema["dense"])
+    num_dense = len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
-    program = export_program.program_of(model, features, multi_hot)
+    program = export_program.program_of(model, manifest.num_embeddings, multi_hot)
     exported = export_program.export(program, num_dense, manifest.num_embeddings)
     imports = ["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else []
     about = {

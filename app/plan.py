@@ -32,7 +32,7 @@ from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes, write_atomically
 from data_prep.dataset.manifest import load_rows_manifest
 
 
@@ -175,8 +175,8 @@ def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, fl
     Raises:
         UserError: there is neither, or the numbers do not fit together.
     """
-    rows, events, encoding = _table_sizes(config)
-    sizes = from_config.bag_sizes(config, list(rows), encoding, events)
+    rows, events, means = _table_sizes(config)
+    sizes = from_config.bag_sizes(config, list(rows), means, events)
     if (given := config.plan.bag_sizes) is not None:
         if len(given) != len(sizes):
             raise UserError(f"plan.bag_sizes: {len(given)} given for {len(sizes)} features; give one for each")
@@ -185,8 +185,8 @@ def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, fl
     return make_tables(config.model, rows, events, multi_hot), sizes
 
 
-def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | None, dict[str, Any]]:
-    """Rows of each table, of events their schema, and a dataset's encoding."""
+def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | None, dict[str, float]]:
+    """Rows of each table, of events their schema, and the mean ids a bag of a dataset's multi-hot features."""
     given, root, by_rows = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.hstu is None
     published = given if isinstance(given, str) else config.data.published_tables
     if given is not None and not isinstance(given, str):
@@ -196,8 +196,11 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | N
         rows = dict(given) if isinstance(given, dict) else {f"cat_{i}": count for i, count in enumerate(given)}
         return rows, None, {}
     if given is None and (root / MANIFEST_NAME).is_file():
-        manifest = load_rows_manifest(root) if by_rows else load_manifest(root)
-        return manifest.num_embeddings, None if by_rows else event_schema(root, manifest), manifest.encoding
+        if by_rows:
+            manifest = load_rows_manifest(root)
+            return manifest.num_embeddings, None, mean_bag_sizes(root, manifest)
+        manifest = load_manifest(root)
+        return manifest.num_embeddings, event_schema(root, manifest), {}
     if published is None:
         instead = (
             "rows of each table, such as [1000,7], or mlperf_v2" if by_rows else "mlperf_v4, or data.path of events"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import RecommendConfig, validate_recommend
+from app.config.model import require_own_scores
 from app.data import events
 from app.data.batch import RowArrays
 from app.data.events import EventReader
@@ -57,10 +58,12 @@ def main(config: RecommendConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
+    require_own_scores(trained.model, "recommend")
     score = _score_rows if trained.model.hstu is None else _score_items
     with process_group.joined(trained, process_group.READING) as here:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
         scored = score(config, trained, run, here)
+        _require_finite(scored.logits)
         ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
         if here.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
@@ -76,8 +79,15 @@ def main(config: RecommendConfig) -> int:
     return EXIT_DONE
 
 
+def _require_finite(logits: NDArray[np.float32]) -> None:
+    """Raises UserError for logits that cannot be ranked."""
+    if bad := int(np.count_nonzero(~np.isfinite(logits))):
+        raise UserError(f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
+                        "dense features are too large; choose another checkpoint, or correct the rows")  # fmt: skip
+
+
 def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
-    this = session.build(trained, here, run.root, run.manifest)
+    this = session.build(trained, here, run.root, run.manifest, initial=False)
     load_tensors(run.path, this.model, optimizer=None)
     return this
 
@@ -115,7 +125,7 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
 def _read_items(config: RecommendConfig, schema: EventSchema) -> Candidates:
     """A file's items: a column of that name, or one column without names."""
     path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
-    found = read_candidates(path, [schema.item], label="")
+    found = read_candidates(path, [schema.item], label="", needed=(schema.item, *spare))
     if ignored := ignored_columns(found, path, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return found
@@ -163,12 +173,12 @@ def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, he
 def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
     """The candidates with all columns that the model reads."""
     path, label = Path(config.candidates), encoder.schema.label
-    form = (encoder.raw_columns, label, encoder.separators)
+    wanted = encoder.input_columns
+    form = (encoder.raw_columns, label, encoder.separators, (*wanted, config.id_column))
     candidates = read_candidates(path, *form)
     if config.user is not None:
         user = Path(config.user)
         candidates = with_user(candidates, read_candidates(user, *form), user)
-    wanted = encoder.input_columns
     ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
     if ignored:
         log.info("candidates: the model does not read %s", ", ".join(ignored))

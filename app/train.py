@@ -93,7 +93,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     manifest, shared = agreement.load_same_manifest(root, here, made)
     prepare.require_agreement(config.data, manifest)
     splits = ["train", config.eval.split]
-    agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data.verify))
+    agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
     here.on_rank_0(record.open)
     agreement.require_shared(record.path, here)
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))

@@ -55,7 +55,7 @@ def main(config: VerifyConfig) -> int:
         _log_layout(directory, then, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
         root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data.verify))
+        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         figures = read_summary(directory) or {}
         if not paths and not figures.get("steps"):
             raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
@@ -77,7 +77,7 @@ def main(config: VerifyConfig) -> int:
             else:
                 report |= _compare_records(directory, scratch)
             layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
-            changed = _changes(then, {**provenance.describe_run(), **layout})
+            changed = _changes(then, {**provenance.describe_run(), **layout, "files": this.describe_files()})
             return _report(directory, report, changed, config.tolerance)
         finally:
             if here.rank == 0:  # the other ranks get here while it still writes
@@ -169,10 +169,11 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], toleran
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Changes of code, versions, hardware, environment and layout."""
+    """Changes of code, versions, hardware, environment, files of initial values, and layout."""
     changes = [
         f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
-        for part in ("code", "versions", "hardware", "environment")
+        for part in ("code", "versions", "hardware", "environment", "files")
+        if part in then or part != "files"  # which older runs lack
         for key in sorted(then.get(part, {}).keys() | now[part].keys())
         if key not in BY_LAUNCHER and then[part].get(key) != now[part].get(key)
     ]

@@ -272,6 +272,10 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
         UserError: there are none, or none can be a sample.
     """
     events, users = sum(record.rows for record in records), sum(record.users for record in records)
+    if not events:
+        limits = {key: getattr(job.schema, key) for key in ("keep_seconds", "drop_last_seconds")}
+        given = " and ".join(f"`{key}: {seconds}`" for key, seconds in limits.items() if seconds)
+        raise UserError(f"{job.sources[0].path}: {given} of data.schema leave none of its events; correct them there")
     if not sum(record.candidates for record in records):
         raise UserError(f"{job.sources[0].path}: none of {events:,} events meets `anchors`; correct it in data.schema")
     if job.schema.renumber:

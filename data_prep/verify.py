@@ -3,7 +3,6 @@
 python -m data_prep.verify data.path=DATASET
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from data_prep.dataset.format import (
     verify_shard,
 )
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY
+from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 
 CHECKED_ROWS = 1 << 18
@@ -70,14 +69,7 @@ def _verify_rows(root: Path, manifest: Manifest) -> None:
 def _verify_tables(root: Path) -> None:
     """Check the bags of all ids, where they have been drawn, by the checksums recorded with them."""
     for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
-        try:
-            sums = {name: FileDigest(**entry) for name, entry in json.loads(path.read_bytes()).items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path}: not as it was written ({error}); remove its directory: it is made again"
-            ) from error
-        for name, expected in sums.items():
-            verify_file(path.with_name(name), expected)
+        verify_sums(path)
 
 
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:

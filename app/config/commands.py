@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from app.config.app_config import AppConfig
 from app.config.checks import require_at_least, require_place, require_positive
 from app.config.published import published_tables
-from app.config.runtime import RuntimeConfig
+from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
 from common.errors import UserError
 
@@ -232,7 +232,7 @@ class EvaluateConfig:
     checkpoint: str | None = None  # null: the run's newest
     data: DatasetConfig = field(default_factory=DatasetConfig)
     out: str | None = None  # also write the metrics to this JSON file
-    global_batch_size: int = 16_384
+    global_batch_size: int | None = None  # null: the run's eval.global_batch_size
     exact_rows: int = EvalConfig.exact_rows  # of a larger split the AUC is from a histogram, with its error's bound
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
@@ -240,6 +240,9 @@ class EvaluateConfig:
 def validate_evaluate(config: EvaluateConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"global_batch_size": (config.global_batch_size, 1), "exact_rows": (config.exact_rows, 0)})
+    if config.tables is not None and config.runtime.precision not in (None, Precision.fp32):
+        raise UserError(f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
+                        f"{config.tables.value}, which computes in fp32; leave one of them out")  # fmt: skip
     require_place("out", config.out)
 
 

@@ -95,6 +95,13 @@ def require_dlrm(model: ModelConfig, what: str) -> None:
                         "know HSTU")  # fmt: skip
 
 
+def require_own_scores(model: ModelConfig, what: str) -> None:
+    """Refuse what needs a sample's logit to depend on this sample alone. Raises UserError."""
+    if model.mixes_samples:
+        raise UserError(f"model.mixes_samples=true: {what} has no meaning, since a sample's logit depends on the other "
+                        "rows of its batch and its place among them; train with model.mixes_samples=false")  # fmt: skip
+
+
 def _validate_interaction(model: ModelConfig) -> None:
     """Each interaction has its own settings; those of another would do nothing."""
     owners = {

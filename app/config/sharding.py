@@ -209,8 +209,10 @@ class TopologyConfig:
     host_link_gb_per_s: float | None = None  # between the device and host memory
     intra_host_gb_per_s: float | None = None  # between devices of a machine, all links of one device together
     inter_host_gb_per_s: float | None = None  # between machines, for each device
-    link_efficiency: float = 0.8  # of intra_host and inter_host
-    reserve: float = 0.15  # part of the memory kept free for dense layers, activations and the allocator
+    link_efficiency: float | None = None  # of intra_host and inter_host; null: the file's, else 0.8
+    reserve: float | None = (
+        None  # of memory, free for dense layers, activations, allocator; null: the file's, else 0.15
+    )
     sources: dict[str, str] = field(default_factory=dict)  # where each figure is from
     nodes: int | None = None  # machines; null: those of the run, 1 for a plan
     devices_per_node: int | None = None  # null: those of the run; for a plan, the GPUs here, or 1
@@ -224,7 +226,7 @@ def validate_topology(topology: TopologyConfig) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     require_at_least({f"topology.{key}": (getattr(topology, key), 1) for key in ("nodes", "devices_per_node")})
     require_positive({f"topology.{key}": getattr(topology, key) for key in HARDWARE[1:]})
-    if not 0 < topology.link_efficiency <= 1:
+    if topology.link_efficiency is not None and not 0 < topology.link_efficiency <= 1:
         raise UserError(f"topology.link_efficiency={topology.link_efficiency}: must be in (0, 1]")
-    if not 0 <= topology.reserve < 1:
+    if topology.reserve is not None and not 0 <= topology.reserve < 1:
         raise UserError(f"topology.reserve={topology.reserve}: must be in [0, 1)")

@@ -236,7 +236,7 @@ class BatchBuilder:
         """Rows, padded to the batch size with zeros and, of a multi-hot feature, empty bags.
 
         Raises:
-            UserError: more ids than int32 can count.
+            UserError: more ids than int32 can count, or bags that ids are expanded to hold one beyond its table.
         """
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
@@ -259,6 +259,7 @@ class BatchBuilder:
                 out[:] = rows.sparse[:, column]
             else:
                 self._tables.expand(feature, rows.sparse[:num_valid, column], out)
+                self._tables.require_rows(feature, out)
         return values
 
     def _lengths(self, rows: RowArrays, num_valid: int) -> Iterator[NDArray[np.int64]]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config import VerifyData
+from app.config import DataConfig, VerifyData
+from app.config.data import multi_hot_bags
 from app.data.batch import RowArrays
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
@@ -17,6 +18,7 @@ from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
 from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY, verify_tables
 
 log = logging.getLogger("clickwork")
 
@@ -217,20 +219,37 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def verify_splits(root: Path, manifest: Manifest, names: list[str], when: VerifyData) -> None:
-    """Compare the files of some splits with the manifest's digests.
+def verify_splits(root: Path, manifest: Manifest, names: list[str], config: DataConfig) -> None:
+    """Compare the files of some splits, and the bags that ids are expanded to, with their digests.
 
     Raises:
         UserError: names the first file that differs.
     """
+    when = config.verify
     if manifest.is_events:
         for name in names:
             require_split_of_events(name)
         names = [EVENTS]
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
+    if _is_verified(root, when, size):
+        for name, shard in shards:
+            verify_shard(root, name, shard)
+    bags, rows = multi_hot_bags(config), list(manifest.num_embeddings.values())
+    if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses others
+        directory = bags_directory(root, config)
+        if _is_verified(directory, when, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
+            log.info("data: %s has no checksums of these bags yet", directory)
+
+
+def bags_directory(root: Path, config: DataConfig) -> Path:
+    """Where the bags lie that ids are expanded to."""
+    return Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
+
+
+def _is_verified(path: Path, when: VerifyData, size: int) -> bool:
+    """Return whether files of `size` bytes are to be compared with their digests; log it if not."""
     if when is VerifyData.never or (when is VerifyData.auto and size > VERIFY_AUTO_BYTES):
-        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", root, when.value, size / 2**30)
-        return
-    for name, shard in shards:
-        verify_shard(root, name, shard)
+        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, when.value, size / 2**30)
+        return False
+    return True

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
-from app.data.shards import SplitShards
+from app.data.shards import SplitShards, bags_directory
 from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
+from data_prep.dataset.multi_hot import MultiHotTables
 
 
 class Window(NamedTuple):
@@ -183,7 +183,7 @@ class BatchMaker:
         if bags is not None:
             if manifest.ragged:
                 raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
-            directory = Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
+            directory = bags_directory(root, config)
             rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 

@@ -12,7 +12,7 @@ CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
-NAMES = ("auc", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
+NAMES = ("auc", "auc_standard_error", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
@@ -24,6 +24,7 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
     logloss: mean binary cross-entropy, nats.
     ne: logloss over the entropy of the base rate (He et al. 2014); below 1 beats the constant predictor.
     accuracy: share on the right side of probability 0.5.
+    auc_standard_error: DeLong's (1988), of the AUC as an estimate from these rows; None with fewer than two of a label.
     pr_auc: average precision.
     ece: expected calibration error over 15 equal-width bins (Guo et al. 2017).
     calibration: sum of probabilities over sum of labels.
@@ -33,26 +34,38 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
         return dict.fromkeys(NAMES)
     is_positive = labels > 0.5
     positives, negatives = np.sort(logits[is_positive]), np.sort(logits[~is_positive])
-    auc = pr_auc = None
+    auc = pr_auc = error = None
     if len(positives) and len(negatives):
         twice_area, precision = _areas(positives, negatives)
         auc, pr_auc = twice_area / 2 / (len(positives) * len(negatives)), precision / len(positives)
+        error = _standard_error(*_squares(positives, negatives, auc), len(positives), len(negatives))
     del positives, negatives
-    return {**_from_sums(click_sums(logits, labels)), "auc": auc, "pr_auc": pr_auc}
+    return {**_from_sums(click_sums(logits, labels)), "auc": auc, "auc_standard_error": error, "pr_auc": pr_auc}
 
 
 def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> dict[str, float | str | None]:
     """The metrics of `click_metrics` from `score_counts` and `click_sums`, both added up over any number of parts.
 
-    auc_error: certified bound of the AUC's error, the pairs of either label that share a bin. pr_auc is None.
+    auc_error: certified bound of the AUC's error, the pairs of either label that share a bin. pr_auc is None, and the
+    standard error that of the bins.
     """
     num_negative, num_positive = counts.sum(axis=1).tolist()
-    auc = error = None
+    auc = error = standard_error = None
     if num_negative and num_positive:
         negatives, positives = counts.astype(np.float64)
         pairs, area = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
         auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
-    return {**_from_sums(sums), "auc": auc, "pr_auc": None, "auc_method": "histogram", "auc_error": error}
+        above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
+        squares = (float(number @ (share - auc) ** 2) for number, share in ((positives, above), (negatives, below)))
+        standard_error = _standard_error(*squares, num_positive, num_negative)
+    return {
+        **_from_sums(sums),
+        "auc": auc,
+        "auc_standard_error": standard_error,
+        "pr_auc": None,
+        "auc_method": "histogram",
+        "auc_error": error,
+    }
 
 
 def score_counts(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -95,6 +108,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
     entropy = -sum(p * float(np.log(p)) for p in (base_rate, 1 - base_rate) if p > 0)
     return {
         "auc": None,
+        "auc_standard_error": None,
         "logloss": logloss,
         "ne": logloss / entropy if entropy > 0 else None,
         "accuracy": right / samples,
@@ -127,6 +141,40 @@ def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tu
             lost = (following - total) - term
             total = following
     return twice_area, total
+
+
+@jit
+def _squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc: float) -> tuple[float, float]:
+    """Sums of (share - auc)^2, of ascending scores.
+
+    Over positives of the share of negatives below each, over negatives of the share of positives above; a tie is half.
+    """
+    p, n, of_positives, of_negatives = 0, 0, 0.0, 0.0
+    num_positives, num_negatives = len(positives), len(negatives)
+    while p < num_positives or n < num_negatives:
+        from_positives = n == num_negatives or (p < num_positives and positives[p] <= negatives[n])
+        score = positives[p] if from_positives else negatives[n]
+        first_p, first_n = p, n
+        while p < num_positives and positives[p] == score:
+            p += 1
+        while n < num_negatives and negatives[n] == score:
+            n += 1
+        below = (first_n + n) / 2 / num_negatives - auc
+        above = 1 - (first_p + p) / 2 / num_positives - auc
+        of_positives += (p - first_p) * below * below
+        of_negatives += (n - first_n) * above * above
+    return of_positives, of_negatives
+
+
+def _standard_error(of_positives: float, of_negatives: float, num_positives: int, num_negatives: int) -> float | None:
+    """DeLong's, from `_squares`."""
+    if min(num_positives, num_negatives) < 2:
+        return None
+    variances = (
+        squares / (number - 1) / number
+        for squares, number in ((of_positives, num_positives), (of_negatives, num_negatives))
+    )
+    return float(np.sqrt(sum(variances)))
 
 
 def shortcomings(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, keeps_best: bool) -> list[str]:

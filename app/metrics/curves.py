@@ -1,5 +1,6 @@
 """Curves of an evaluation, as numbers: ROC, precision over recall, calibration, scores by label."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ EQUAL_MASS_BINS = 20
 Values = NDArray[np.float64]
 
 
-def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, Any]:
+def click_curves(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: Mapping[str, Any]
+) -> dict[str, Any]:
     """Curves of logits [n] against labels [n] of 0 and 1; None where undefined with one class only.
 
+    evaluation: the metrics of all samples, of which these may be a part already.
+
     samples, of: number of samples used, and of all.
-    auc_standard_error: of the AUC as an estimate from this sample (DeLong et al. 1988).
+    auc_standard_error: of all samples (`click_metrics`).
     roc: fpr, tpr; pr: recall, precision; exact at each threshold, of which there are at most 400.
     reliability: mean probability, share of positives and samples of bins that hold equally many samples.
     scores: counts of either label over bins of equal width from 0 to the highest probability.
@@ -26,25 +31,12 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> di
     z, y = logits[::stride], labels[::stride] > 0.5
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
-    curves: dict[str, Any] = {"samples": len(z), "of": len(labels), "auc_standard_error": None, "roc": None, "pr": None}
+    error = evaluation["auc_standard_error"]
+    curves: dict[str, Any] = {"samples": len(z), "of": evaluation["samples"], "auc_standard_error": error,
+                              "roc": None, "pr": None}  # fmt: skip
     if len(positives) and len(negatives):
         curves |= _thresholds(positives, negatives)
-        curves["auc_standard_error"] = auc_standard_error(positives, negatives)
     return {**curves, "reliability": _reliability(preds, y), "scores": _scores(preds, y)}
-
-
-def auc_standard_error(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> float | None:
-    """DeLong's standard error of the AUC from the sorted scores of either label; None with fewer than two of one."""
-    if min(len(positives), len(negatives)) < 2:
-        return None
-    above = _placements(positives, negatives)  # for each positive, the share of negatives below it
-    below = _placements(negatives, positives)
-    return float(np.sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)))
-
-
-def _placements(scores: NDArray[np.float32], others: NDArray[np.float32]) -> Values:
-    """The share of `others` below each score, ties counted half; both sorted."""
-    return (np.searchsorted(others, scores, "left") + np.searchsorted(others, scores, "right")) / (2 * len(others))
 
 
 def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> dict[str, Any]:

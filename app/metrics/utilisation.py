@@ -1,16 +1,16 @@
 """Utilisation: what a run's steps computed and moved, against this machine's measured limits."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from app.config import AppConfig, Precision
-from app.config.tables import Storage
 from app.metrics.ceilings import measure_ceilings
 from app.model.flops import training_flops
-from app.model.tables import REMAINDER, TableSpec
+from app.model.tables import REMAINDER, VALUE_BYTES, TableSpec
 from app.optimizer.build import state_elements
 from app.runtime.platform import Runtime
 from app.sharding import from_config
@@ -26,6 +26,7 @@ STATE_BYTES = 4
 def utilisation(
     config: AppConfig,
     runtime: Runtime,
+    root: Path,
     manifest: Manifest,
     tables: Sequence[TableSpec],
     samples_per_second_per_device: float | None,
@@ -40,7 +41,7 @@ def utilisation(
     flops = None  # of HSTU they depend on each history's length
     if config.model.hstu is None:
         flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
-    moved = _table_bytes(config, manifest, tables)
+    moved = _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest))
     figures: dict[str, Any] = {
         "flops_per_sample": flops,
         "table_bytes_per_sample": moved,
@@ -70,14 +71,12 @@ def utilisation(
     return figures
 
 
-def _table_bytes(config: AppConfig, manifest: Manifest, tables: Sequence[TableSpec]) -> float:
-    """Bytes of one sample's lookups and updates."""
-    bags = from_config.bag_sizes_of(config, manifest)
+def _table_bytes(config: AppConfig, tables: Sequence[TableSpec], bags: Mapping[str, float]) -> float:
+    """Bytes of one sample's lookups and updates; `bags`: mean ids a bag of each feature."""
     optimizer = config.optimizer.name.value
     total = 0.0
     for table in tables:
         ids = sum(bags.get(key.removesuffix(REMAINDER), 1.0) for key in table.keys)
-        value_bytes = 4 if table.storage is Storage.fp32 else 2
-        row = 3 * value_bytes * table.embedding_dim + 2 * STATE_BYTES * state_elements(optimizer, table.embedding_dim)
-        total += ids * row
+        state = STATE_BYTES * state_elements(optimizer, table.embedding_dim)
+        total += ids * (3 * VALUE_BYTES[table.storage] * table.embedding_dim + 2 * state)
     return total

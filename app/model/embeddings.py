@@ -4,6 +4,7 @@ Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,10 +154,12 @@ def make_sparse_arch(
     config: ModelConfig,
     num_embeddings: Mapping[str, int],
     multi_hot: Collection[str] | None = None,
+    initial: bool = True,
 ) -> SparseArch:
     """The embeddings that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
 
-    `multi_hot`: features whose bags may have another number of ids than one; None: all.
+    multi_hot: features whose bags may have another number of ids than one; None: all.
+    initial: read initial row weights from their files; False where a checkpoint's are loaded.
 
     Raises:
         UserError: settings that do not fit the features, or a storage that FBGEMM does not train.
@@ -167,6 +170,8 @@ def make_sparse_arch(
             raise UserError(
                 f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
+    if not initial:
+        embeddings = [replace(embedding, row_weights_path=None) for embedding in embeddings]
     return SparseArch(embeddings, list(num_embeddings), config.embedding_dim)
 
 

@@ -186,7 +186,7 @@ class ScalarPairsInteraction(nn.Module):
         """dense [B, D] and sparse [B, F, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
         sparse = sparse if order is None else sparse[:, order[0]]
         rows = sparse.transpose(0, 1) if self.mixes_samples else sparse
-        elements = torch.cat([rows.reshape(len(dense), -1), dense], dim=1)
+        elements = torch.cat([rows.reshape(dense.shape[0], -1), dense], dim=1)
         products = _PairProducts.apply(elements.unsqueeze(2), self.pairs, self.pair_of)
         return torch.cat([products, dense], dim=1)
 

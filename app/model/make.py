@@ -14,6 +14,7 @@ def make_tables(
     num_embeddings: Mapping[str, int],
     events: EventSchema | None,
     multi_hot: Collection[str] | None = None,
+    initial: bool = True,
 ) -> SparseArch | EventArch:
     """The model's tables, on the meta device. `events`: of a dataset of events; others as `make_sparse_arch` has them.
 
@@ -21,7 +22,7 @@ def make_tables(
         UserError: as `make_sparse_arch` does.
     """
     if events is None:
-        return make_sparse_arch(config, num_embeddings, multi_hot)
+        return make_sparse_arch(config, num_embeddings, multi_hot, initial)
     return make_event_arch(config, num_embeddings, EventKeys.of(events))
 
 

@@ -30,6 +30,7 @@ DEFAULT_ALPHA = 0.3
 REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that it indexes
 FBGEMM_MULTIPLE = 4
 INIT_BLOCK_ROWS = 65_536
+VALUE_BYTES = {Storage.fp32: 4, Storage.fp16: 2, Storage.bf16: 2}
 
 
 class TableInitRange(NamedTuple):
@@ -58,6 +59,11 @@ class TableSpec:
     storage: Storage
     mean: bool
     by_id: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of its values, as they are stored."""
+        return self.num_embeddings * self.embedding_dim * VALUE_BYTES[self.storage]
 
 
 @dataclass(frozen=True)

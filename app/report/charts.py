@@ -128,7 +128,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             if value is not None and run.steps and not (key == "auc" and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
         charts.append(chart)
-    if any(event.get("logloss", 0) is None for event in run.of_kind("train")):
+    if any(event.get("logloss", 0) is None and event.get("loss") is not None for event in run.of_kind("train")):
         kind = run.config.get("loss", {}).get("name", "as configured")
         trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run, "train", "loss", "train", 0)],
                         note="The training loss is not logloss, so train logloss was not measured.")  # fmt: skip

@@ -40,7 +40,9 @@ def facts(run: RunFiles) -> dict[str, str]:
     """Everything that may differ between two runs, flat, as text."""
     manifest = run.manifest
     flat = dict(_flat_facts("", run.config))
-    flat |= {"dataset digest": manifest["dataset"]["digest"][:12], "world size": str(run.world_size),
+    dataset = manifest["dataset"]
+    digest = dataset["digest"] or dataset.get("published_tables") or "none"  # of a run that was built without data
+    flat |= {"dataset digest": digest[:12], "world size": str(run.world_size),
              "platform": str(manifest.get("platform")), "threads": str(manifest.get("num_threads"))}  # fmt: skip
     for part in MADE_BY:
         flat |= dict(_flat_facts(f"{part}.", manifest.get(part)))
@@ -124,13 +126,13 @@ class Scaling:
 
 
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Seconds and samples [2, windows] of the log's windows, those of warm-up left out."""
+    """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
     starts = [part.get("from_step", 0) for part in (*run.manifest.get("earlier", []), run.manifest)]
     kept = []
     for event in run.of_kind("train"):
-        rate, steps = event.get("samples_per_second"), event.get("steps")
-        if rate and steps and not any(0 <= event["step"] - steps - start < excluded for start in starts):
+        rate, steps, last = event.get("samples_per_second"), event.get("steps"), event["step"]
+        if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
             kept.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
     return np.array(kept, np.float64).reshape(-1, 2).T
 
@@ -206,9 +208,10 @@ def _precision(run: RunFiles) -> str:
 
 def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
     a, b = ({e["step"]: e["loss"] for e in run.of_kind("train")} for run in (first, second))
-    if first.steps != second.steps or not a.keys() & b.keys():
+    skipped = [{step for step, loss in losses.items() if loss is None} for losses in (a, b)]  # all steps of a window
+    common = sorted((a.keys() & b.keys()) - skipped[0] - skipped[1])
+    if first.steps != second.steps or skipped[0] != skipped[1] or not common:
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
-    common = sorted(a.keys() & b.keys())
     loss = float(np.mean([abs(a[step] - b[step]) / abs(a[step]) for step in common]))
     aucs = [run.evaluation.get("auc") for run in (first, second)]
     if aucs[0] is None or aucs[1] is None:
@@ -224,22 +227,34 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
 def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
     """Scaling efficiency within each configuration that was run on several numbers of processes.
 
-    Efficiency is the speed-up over the growth in processes; 1 is perfect. Of several runs of one size the fastest
-    counts, as it is least disturbed.
+    Efficiency is the speed-up over the growth in processes; 1 is perfect. Of several runs of one size and global batch
+    the fastest counts, as it is least disturbed. It is held against one of the fewest processes: of the same global
+    batch (strong scaling), else of the same batch a process (weak), else of the smallest batch.
     """
-    families: dict[str, dict[int, RunFiles]] = {}
+    families: dict[str, dict[tuple[int, int], RunFiles]] = {}
     for run in runs:
         if rate := run.throughput().get("samples_per_second"):
             family = families.setdefault(identity(run, *PER_SIZE), {})
-            other = family.get(run.world_size)
+            size = run.world_size, run.global_batch_size
+            other = family.get(size)
             if other is None or rate > other.throughput()["samples_per_second"]:
-                family[run.world_size] = run
+                family[size] = run
     return [
-        _scaling(family[min(family)], family[size])
+        _scaling(_base_of(run, family), run)
         for family in families.values()
-        for size in sorted(family)
-        if len(family) > 1
+        for _, run in sorted(family.items())
+        if len({world_size for world_size, _ in family}) > 1
     ]
+
+
+def _base_of(run: RunFiles, family: dict[tuple[int, int], RunFiles]) -> RunFiles:
+    fewest = min(world_size for world_size, _ in family)
+    batch = run.global_batch_size
+    smallest = min(size for world_size, size in family if world_size == fewest)
+    for size in (batch, batch * fewest // run.world_size):
+        if (fewest, size) in family:
+            return family[fewest, size]
+    return family[fewest, smallest]
 
 
 def _scaling(base: RunFiles, run: RunFiles) -> Scaling:

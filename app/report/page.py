@@ -81,7 +81,7 @@ def write_page(path: Path, page: str) -> Path:
 def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     """The main figures: name, value, remark."""
     evaluation, rates = run.evaluation, run.throughput()
-    error = (run.curves or {}).get("auc_standard_error")
+    error = run.auc_standard_error
     split = evaluation.get("split") or "no evaluation"
     rate = rates.get("samples_per_second")
     per_device = rates.get("samples_per_second_per_device")

@@ -43,6 +43,15 @@ class RunFiles:
         return {**evaluations[-1], "samples": evaluations[-1].get("eval_samples")} if evaluations else {}
 
     @property
+    def auc_standard_error(self) -> float | None:
+        """DeLong's, of the last evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
+        error: float | None = self.evaluation.get("auc_standard_error")
+        curves = self.curves or {}
+        if error is None and curves.get("samples") == curves.get("of"):
+            error = curves.get("auc_standard_error")
+        return error
+
+    @property
     def world_size(self) -> int:
         return int(self.manifest["world_size"])
 

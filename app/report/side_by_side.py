@@ -102,7 +102,7 @@ def _describe_auc(auc: AucComparison) -> str:
         return f"AUC: {auc.second.name} is not comparable with {auc.first.name}: {_other_rows(auc)}."
     text = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None:
-        errors = [(run.curves or {}).get("auc_standard_error") for run in (auc.first.runs[0], auc.second.runs[0])]
+        errors = [run.auc_standard_error for run in (auc.first.runs[0], auc.second.runs[0])]
         sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
         return (f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
                 f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip

@@ -8,6 +8,8 @@ from app.metrics import users
 from app.report.read import RunFiles
 from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, size
 
+WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of a value under sharding.qcomm
+
 
 @dataclass
 class ReportTable:
@@ -66,7 +68,8 @@ def embedding_tables(run: RunFiles) -> ReportTable:
     tables: dict[str, dict[str, Any]] = run.manifest.get("tables", {})
     whole = sum(table["bytes"] for table in tables.values())
     for name, table in sorted(tables.items(), key=lambda item: -item[1]["bytes"]):
-        entry, traffic = plan.get(name, {}), _traffic(run, table)
+        entry = plan.get(name, {})
+        traffic = _traffic(run, table, entry)
         ranks = entry.get("ranks") or []
         rows.append([
             name, count(table["num_embeddings"]), count(table["embedding_dim"]), size(table["bytes"]),
@@ -77,20 +80,35 @@ def embedding_tables(run: RunFiles) -> ReportTable:
                "Written a step", "Exchanged a step"]  # fmt: skip
     note = (
         f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
-        " looked up forward and, in the backward pass, read again and written, over all processes; exchanged are "
-        "pooled vectors and their gradients between processes. Repeated ids and caches are left out of account."
+        " looked up forward and, in the backward pass, read again and written, over all processes; exchanged between "
+        "them are pooled vectors, or rows where they are looked up id by id, and their gradients, as wide as "
+        "sharding.qcomm has them, and of data_parallel tables whole gradients. Repeated ids, caches and the ids' own "
+        "exchange are left out of account."
     )
     return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
 
 
-def _traffic(run: RunFiles, table: dict[str, Any]) -> tuple[float, float, float]:
-    """Bytes a step over all processes: weights read, weights written, vectors exchanged."""
+def _traffic(run: RunFiles, table: dict[str, Any], entry: dict[str, Any]) -> tuple[float, float, float]:
+    """Bytes a step over all processes: weights read, weights written, vectors or gradients exchanged."""
     samples, features = run.global_batch_size, table.get("features", 1)
     row = table["bytes"] / table["num_embeddings"]
-    looked_up = samples * table.get("ids_per_sample", features) * row
-    elsewhere = (run.world_size - 1) / run.world_size
-    exchanged = 2 * samples * features * table["embedding_dim"] * 4 * elsewhere
-    return 2 * looked_up, looked_up, exchanged
+    ids = samples * table.get("ids_per_sample", features)
+    by_id = table.get("by_id", run.config["model"].get("hstu") is not None)  # older manifests lack it
+    return 2 * ids * row, ids * row, _exchanged(run, table, entry, ids if by_id else samples * features, by_id)
+
+
+def _exchanged(run: RunFiles, table: dict[str, Any], entry: dict[str, Any], vectors: float, by_id: bool) -> float:
+    """Bytes that processes send each other a step for `vectors` vectors, forward and backward.
+
+    A row is on one process; a bag's vector is summed from a part of each shard.
+    """
+    world_size, dim = run.world_size, table["embedding_dim"]
+    if entry.get("type") == "data_parallel":
+        return float(2 * (world_size - 1) * table["bytes"])  # a ring's all-reduce
+    columns = dim if by_id else sum(shard[4] for shard in entry.get("shards", [])) or dim
+    qcomm = run.config["sharding"].get("qcomm") or {}
+    width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
+    return float(vectors * columns * width * (world_size - 1) / world_size)
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
@@ -174,9 +192,13 @@ def replay_caveats(run: RunFiles) -> list[str]:
         caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
     if code.get("dirty_diff_sha256"):
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
+    dataset = manifest["dataset"]
+    if dataset["digest"] is None:
+        caveats.append(f"The run was built from the table sizes of {dataset.get('published_tables')}, without data.")
+        return caveats
     caveats.append(
-        f"The dataset must be the one with digest {manifest['dataset']['digest'][:12]}… "
-        f"({manifest['dataset']['path']}); bits are equal on the same kind of CPU with the same number of processes "
-        "and threads, elsewhere results agree within a tolerance."
+        f"The dataset must be the one with digest {dataset['digest'][:12]}… ({dataset['path']}); bits are equal on "
+        "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
+        "tolerance."
     )
     return caveats

@@ -53,7 +53,7 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
     mine = {key: evaluation.get(key) for key in FIGURES}
-    error = (run.curves or {}).get("auc_standard_error")
+    error = run.auc_standard_error
     of = f"{evaluation.get('split')}, {count(evaluation.get('samples'))} samples" if evaluation else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
     rows = [ComparisonRow("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,11 @@ class Candidates(NamedTuple):
 
 
 def read_candidates(
-    path: Path, raw_columns: Sequence[str], label: str, separators: Mapping[str, str] | None = None
+    path: Path,
+    raw_columns: Sequence[str],
+    label: str,
+    separators: Mapping[str, str] | None = None,
+    needed: Collection[str] | None = None,
 ) -> Candidates:
     """Read a file by the ending of its name.
 
@@ -35,6 +39,7 @@ def read_candidates(
     Args:
         raw_columns: names of the columns of a raw file, in its order; label: which of them is the label.
         separators: by multi-valued column, the separator that joins the values of a list (Parquet, JSON).
+        needed: columns whose values are read; those of others may be of any kind, and are left out; None: all.
 
     Raises:
         UserError: not readable, of no known form, or without rows (file, row, remedy).
@@ -44,14 +49,14 @@ def read_candidates(
         raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
-            found = _read_text(path, DELIMITERS[suffix], raw_columns, label)
+            found = _read_text(path, DELIMITERS[suffix], raw_columns, label, needed)
         elif path.suffix.lower() == ".gz":
             raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it: gunzip {shlex.quote(str(path))}")
         elif suffix == ".parquet":
-            found = _read_parquet(path, separators or {})
+            found = _read_parquet(path, separators or {}, needed)
         else:
             objects = _read_json(path) if suffix == ".json" else _read_json_lines(path)
-            found = _from_objects(path, objects, separators or {})
+            found = _from_objects(path, objects, separators or {}, needed)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     except UnicodeDecodeError as error:
@@ -85,7 +90,9 @@ def ignored_columns(candidates: Candidates, path: Path, wanted: Sequence[str], s
     return [name for name in candidates.columns if name not in wanted and name not in spare]
 
 
-def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: str) -> Candidates:
+def _read_text(
+    path: Path, delimiter: str, raw_columns: Sequence[str], label: str, needed: Collection[str] | None
+) -> Candidates:
     for tried in (delimiter, *OTHER_DELIMITERS):
         rows, numbers = read_text_rows(path, tried)
         named = bool(rows) and any(field in raw_columns for field in rows[0])
@@ -95,8 +102,7 @@ def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: st
         rows, numbers = read_text_rows(path, delimiter)
     if named:
         names: Sequence[str] = rows[0]
-        if len(set(names)) < len(names):
-            raise UserError(f"{path}: row 1: a column is named twice; rename one")
+        _require_distinct(f"{path}: row 1", names, needed)
     else:
         names = raw_columns
         if rows and len(rows[0]) == len(raw_columns) - 1:
@@ -109,59 +115,70 @@ def _read_text(path: Path, delimiter: str, raw_columns: Sequence[str], label: st
     return Candidates(columns, len(body), numbers[0] if body else 1)
 
 
-def _read_parquet(path: Path, separators: Mapping[str, str]) -> Candidates:
+def _require_distinct(where: str, names: Sequence[str], needed: Collection[str] | None) -> None:
+    for name in names:
+        if names.count(name) > 1 and (needed is None or name in needed):
+            raise UserError(f"{where}: a column is named twice, {name}; rename one")
+
+
+def _read_parquet(path: Path, separators: Mapping[str, str], needed: Collection[str] | None) -> Candidates:
     try:
         import pyarrow.parquet  # not at the top: of the many that score, few score Parquet
     except ImportError as error:
         raise UserError(f"{path}: Parquet needs pyarrow; install it, or give CSV") from error
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:  # unlike read_table it takes two columns of one name
+            table = file.read()
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
-    columns = {
-        name: [
-            _to_text(value, path, row, name, separators)
-            for row, value in enumerate(table.column(name).to_pylist(), start=1)
-        ]
-        for name in table.column_names
-    }
+    _require_distinct(str(path), table.column_names, needed)
+    columns = {name: [""] * table.num_rows for name in table.column_names}
+    for name, values in zip(table.column_names, table.columns, strict=True):
+        if needed is None or name in needed:
+            texts = enumerate(values.to_pylist(), start=1)
+            columns[name] = [_to_text(value, path, row, name, separators) for row, value in texts]
     return Candidates(columns, table.num_rows, 1)
 
 
-def _read_json(path: Path) -> list[Any]:
+def _read_json(path: Path) -> dict[int, Any]:
+    """The objects of a document, by their number from 1."""
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8-sig"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
     if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
         user, candidates = document["user"], document["candidates"]
         if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
-            return [user | candidate for candidate in candidates]
+            return dict(enumerate((user | candidate for candidate in candidates), start=1))
     if not isinstance(document, list):
         raise UserError(f'{path}: give a list of objects, or {{"user": {{...}}, "candidates": [{{...}}, ...]}}')
-    return document
+    return dict(enumerate(document, start=1))
 
 
-def _read_json_lines(path: Path) -> list[Any]:
-    objects = []
-    for row, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+def _read_json_lines(path: Path) -> dict[int, Any]:
+    """The objects of a file, by their line; empty lines are passed over, and only line feeds end one (RFC 8259)."""
+    objects = {}
+    for row, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+        if not line.strip(" \t\r"):
+            continue
         try:
-            objects.append(json.loads(line))
+            objects[row] = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}: row {row}: not JSON ({error}); give one object a line") from error
     return objects
 
 
-def _from_objects(path: Path, objects: Sequence[Any], separators: Mapping[str, str]) -> Candidates:
-    for row, item in enumerate(objects, start=1):
+def _from_objects(
+    path: Path, objects: Mapping[int, Any], separators: Mapping[str, str], needed: Collection[str] | None
+) -> Candidates:
+    for row, item in objects.items():
         if not isinstance(item, dict):
             raise UserError(f"{path}: row {row}: not an object of columns")
-    names = dict.fromkeys(name for item in objects for name in item)
-    columns = {
-        name: [_to_text(item.get(name), path, row, name, separators) for row, item in enumerate(objects, start=1)]
-        for name in names
-    }
-    return Candidates(columns, len(objects), 1)
+    columns = {name: [""] * len(objects) for item in objects.values() for name in item}
+    for name in columns:
+        if needed is None or name in needed:
+            columns[name] = [_to_text(item.get(name), path, row, name, separators) for row, item in objects.items()]
+    return Candidates(columns, len(objects), next(iter(objects), 1))
 
 
 def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[str, str]) -> str:

@@ -21,20 +21,27 @@ from common.errors import UserError
 
 ABOUT = "clickwork.json"
 EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
+OUTSIDE = "ids: one is negative or beyond its table; sparse_features in clickwork.json has the rows of each"
+WRONG_LENGTHS = "lengths: none may be negative, and their sum is the number of ids"
 
 
 class OneIdProgram(nn.Module):
     """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
 
-    def __init__(self, model: DLRM, features: list[str]) -> None:
+    rows: Tensor
+
+    def __init__(self, model: DLRM, num_embeddings: Mapping[str, int]) -> None:
+        """num_embeddings: rows of the F features' tables, in the order of the model's features."""
         super().__init__()
-        self.model, self.features = model, features
+        self.model, self.features = model, list(num_embeddings)
+        self.register_buffer("rows", torch.tensor([*num_embeddings.values()]))
 
     def forward(self, dense_features: Tensor, ids: Tensor) -> Tensor:
         batch, count = ids.shape[0], len(self.features)
+        _require_rows(ids, self.rows)
         bags = KeyedJaggedTensor(
             keys=self.features,
-            values=_int32(ids.t().reshape(-1)),
+            values=ids.t().reshape(-1).int(),
             lengths=torch.ones(count * batch, dtype=torch.int32, device=ids.device),
             offsets=torch.arange(count * batch + 1, dtype=torch.int32, device=ids.device),
             stride=batch,
@@ -51,32 +58,41 @@ class BagsProgram(nn.Module):
     `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
     """
 
-    def __init__(self, model: DLRM, features: list[str], multi_hot: Collection[str]) -> None:
-        """multi_hot: features whose bags may have another number of ids than one."""
+    rows: Tensor
+
+    def __init__(self, model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str]) -> None:
+        """multi_hot: features whose bags may have another number of ids than one; the rest as of OneIdProgram."""
         super().__init__()
-        self.model, self.features, self.multi_hot = model, features, multi_hot
+        self.model, self.features, self.multi_hot = model, list(num_embeddings), multi_hot
+        self.register_buffer("rows", torch.tensor([*num_embeddings.values()]))
 
     def forward(self, dense_features: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        per_feature = lengths.sum(dim=1)
+        torch._assert_async((lengths >= 0).all() & (per_feature.sum() == ids.shape[0]), WRONG_LENGTHS)
+        _require_rows(ids, self.rows.repeat_interleave(per_feature, output_size=ids.shape[0]))
         flat = lengths.reshape(-1).int()
         offsets = torch.cat([flat.new_zeros(1), flat.cumsum(0, dtype=torch.int32)])
         bags = KeyedJaggedTensor(
-            keys=self.features, values=_int32(ids), lengths=flat, offsets=offsets, stride=lengths.shape[1]
+            keys=self.features, values=ids.int(), lengths=flat, offsets=offsets, stride=lengths.shape[1]
         )
         logits: Tensor = self.model(dense_features, bags)
         return logits
 
 
-def _int32(ids: Tensor) -> Tensor:
-    """int32 ids for the lookups; ids beyond int32 stay outside every table and are refused there."""
-    return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
+def _require_rows(ids: Tensor, rows: Tensor) -> None:
+    """Have the program raise RuntimeError unless all ids are in [0, rows).
+
+    FBGEMM's inference operator takes -1 for a pruned row, and ids beyond a table for whatever lies after it.
+    """
+    torch._assert_async(((ids >= 0) & (ids < rows)).all(), OUTSIDE)
 
 
 Program = OneIdProgram | BagsProgram
 
 
-def program_of(model: DLRM, features: list[str], multi_hot: Collection[str]) -> Program:
+def program_of(model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str]) -> Program:
     """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
-    return BagsProgram(model, features, multi_hot) if multi_hot else OneIdProgram(model, features)
+    return BagsProgram(model, num_embeddings, multi_hot) if multi_hot else OneIdProgram(model, num_embeddings)
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch, make_sparse_arch
 from app.model.tables import TableSpec
 from app.sharding import from_config
+from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
 _TYPES = {
@@ -38,12 +39,26 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
 
     Of a row x with b bits, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / (2^b - 1)), 1 where that
     is 0, and the integers round((x - bias) / scale) within [0, 2^b - 1].
+
+    Raises:
+        UserError: a value, or a row's minimum or range, is beyond what fp16 holds.
     """
     weight = weight.detach().float().contiguous()
     if precision is TablePrecision.fp16:
+        _require_fp16(weight.half(), weight, precision)
         return weight.half().view(torch.uint8), None
+    low, high = weight.amin(dim=1), weight.amax(dim=1)
+    bias = low.half()
+    _require_fp16(torch.cat([bias, ((high - bias) / (2 ** BITS[precision] - 1)).half()]), weight, precision)
     fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, BITS[precision])
     return fused[:, :-SCALE_AND_BIAS_BYTES], fused[:, -SCALE_AND_BIAS_BYTES:]
+
+
+def _require_fp16(kept: Tensor, weight: Tensor, precision: TablePrecision) -> None:
+    if not kept.isfinite().all():
+        raise UserError(f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "
+                        "ends at 65,504, which they, or of integers their rows' minimum and range, are kept in; use "
+                        "tables=fp32 or bf16")  # fmt: skip
 
 
 class _Lookup(nn.Module):
@@ -154,7 +169,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
         UserError: the dataset does not fit the configuration.
     """
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
     for collection in sparse_arch.collections:
         collection.to_empty(device=torch.device("cpu"))

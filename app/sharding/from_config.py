@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import Manifest, mean_bag_sizes
 
 log = logging.getLogger("clickwork")
 
@@ -103,6 +102,7 @@ def workload(
     """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
+    assert resolved.reserve is not None
     return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,
@@ -116,9 +116,9 @@ def workload(
 
 
 def bag_sizes(
-    config: AppConfig, features: Sequence[str], encoding: Mapping[str, Any], events: EventSchema | None = None
+    config: AppConfig, features: Sequence[str], means: Mapping[str, float], events: EventSchema | None = None
 ) -> dict[str, float]:
-    """Ids a bag of each feature: expanded while reading, or as in the shards; 1 if unknown.
+    """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features that are in neither.
 
     Of events, by key, with histories as long as they can be.
     """
@@ -128,19 +128,25 @@ def bag_sizes(
         length = float(min(asked.history_length, asked.max_history or asked.history_length, room))
         return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
     bags = multi_hot_bags(config.data)
-    sizes = list(bags.sizes) if bags is not None else encoding.get("multi_hot", {}).get("sizes", [1] * len(features))
-    return {feature: float(size) for feature, size in zip(features, sizes, strict=True)}
+    if bags is not None:
+        return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
+    return {feature: means.get(feature, 1.0) for feature in features}
 
 
-def bag_sizes_of(config: AppConfig, manifest: Manifest) -> dict[str, float]:
-    """Return the mean bag size of each feature of a dataset; of events, by key, with histories taken to be full."""
+def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
+    """Return the mean bag size of each feature of a dataset; of events, by key, with histories taken to be full.
+
+    Raises:
+        UserError: a file of multi-hot features is missing or damaged.
+    """
     events = EventSchema.from_manifest(manifest.encoding["raw_schema"]) if manifest.is_events else None
-    return bag_sizes(config, list(manifest.num_embeddings), manifest.encoding, events)
+    means = {} if events is not None else mean_bag_sizes(root, manifest)
+    return bag_sizes(config, list(manifest.num_embeddings), means, events)
 
 
 def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
     """Features of a dataset whose bags may have another number of ids than one."""
-    sizes = bag_sizes_of(config, manifest)
+    sizes = bag_sizes(config, list(manifest.num_embeddings), {})
     return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
 
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
-from torchrec import optim
+from torchrec import DataType
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError, ShardingOption, Topology
+from torchrec.distributed.planner.types import PlannerError, ShardingOption, Storage, Topology
 from torchrec.distributed.types import CacheParams, ModuleSharder
 
 from app.config import OptimizerName, QCommConfig, ShardingConfig
-from app.config.optimizer import ADAGRADS
 from app.config.sharding import (
     AUTO_SHARDING,
     SHARDING_TYPES,
@@ -28,17 +27,12 @@ from app.config.sharding import (
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch
 from app.model.tables import TableSpec
+from app.optimizer.build import state_elements
 from app.sharding.execute import codecs, make_sharders
 from app.sharding.plan import Plan, TableBlock, TablePlan, blocks, shardable, tables_in_order
 from common.errors import UserError
 
-# By how many values an element of a table is kept: TorchRec's estimates ask the class of the optimizer for that.
-_KEEPS = {
-    OptimizerName.sgd: optim.SGD,
-    OptimizerName.rowwise_adagrad: optim.RowWiseAdagrad,
-    OptimizerName.adam: optim.Adam,
-    OptimizerName.lamb: optim.Adam,
-}
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -229,13 +223,13 @@ def search(model: SparseArch | EventArch, chosen: Mapping[str, Choice], workload
     planner = EmbeddingShardingPlanner(
         topology=workload.topology,
         batch_size=workload.local_batch_size,
-        enumerator=_Enumerator(workload.topology, workload.local_batch_size, constraints),
+        enumerator=_Enumerator(workload, constraints),
         storage_reservation=FixedPercentageStorageReservation(workload.reserve),
         stats=best,
         constraints=constraints,
     )
     try:
-        with _described(model, workload.optimizer):
+        with _silenced():
             planner.plan(model, workload.sharders())
     except PlannerError as error:
         raise UserError(_no_plan(model, workload)) from error
@@ -249,9 +243,9 @@ def sharding_options(
     model: nn.Module, chosen: Mapping[str, Choice], workload: Workload
 ) -> dict[str, list[ShardingOption]]:
     """Each table's options within its choice, with TorchRec's estimates."""
-    enumerator = _Enumerator(workload.topology, workload.local_batch_size, _constraints(chosen, workload))
+    enumerator = _Enumerator(workload, _constraints(chosen, workload))
     found: dict[str, list[ShardingOption]] = {name: [] for name in chosen}
-    with _described(model, workload.optimizer):
+    with _silenced():
         for option in enumerator.enumerate(model, workload.sharders()):
             found[option.name].append(option)
     return found
@@ -292,6 +286,7 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
             compute_kernels=list(dict.fromkeys(kernel for _, kernel in choice.options)),
             min_partition=choice.min_partition,
             pooling_factors=workload.pooling_factors[name],
+            output_dtype=DataType.FP32,  # FBGEMM's, whatever is stored
             cache_params=None
             if choice.cache_load_factor is None
             else CacheParams(load_factor=choice.cache_load_factor),
@@ -301,12 +296,9 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
 
 
 @contextmanager
-def _described(model: nn.Module, name: OptimizerName) -> Iterator[None]:
-    """Context in which weights name the optimizer whose state is counted, and a TorchRec warning is silenced."""
+def _silenced() -> Iterator[None]:
+    """Context in which a TorchRec warning is silenced."""
     root, silence = logging.getLogger(), _Silence()
-    weights: list[Any] = list(model.parameters())
-    for weight in weights:
-        weight._optimizer_classes = [_KEEPS.get(name, optim.Adagrad)]
     root.addHandler(silence)  # logging would add one of its own to the root otherwise
     root.addFilter(silence.filter)
     try:
@@ -314,8 +306,6 @@ def _described(model: nn.Module, name: OptimizerName) -> Iterator[None]:
     finally:
         root.removeHandler(silence)
         root.removeFilter(silence.filter)
-        for weight in weights:
-            del weight._optimizer_classes
 
 
 class _Silence(logging.NullHandler):
@@ -338,26 +328,58 @@ def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
 
 
 def _no_plan(model: SparseArch | EventArch, workload: Workload) -> str:
-    gib = sum(table.num_embeddings * table.embedding_dim for table in model.tables) * 4 / 2**30
+    tables, optimizer = model.tables, workload.optimizer.value
+    gib = sum(table.bytes for table in tables) / 2**30
+    state = sum(table.num_embeddings * state_elements(optimizer, table.embedding_dim) for table in tables)
     devices = workload.topology.devices
     device = devices[0].storage
     have = (device.ddr if workload.topology.compute_device == "cpu" else device.hbm) / 2**30
-    state = "with the optimizer's state" if workload.optimizer in ADAGRADS else "and the optimizer's state"
     return (
-        f"topology: no plan fits: {len(model.tables)} tables of {gib:.1f} GiB {state} on {len(devices)} devices of "
-        f"{have:.1f} GiB, of which {workload.reserve:.0%} stay free (topology.reserve); use more devices, row-wise "
-        "types among sharding.types, sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
+        f"topology: no plan fits: {len(tables)} tables of {gib:.1f} GiB and {state * FP32_BYTES / 2**30:.1f} GiB of "
+        f"{optimizer}'s state on {len(devices)} devices of {have:.1f} GiB, of which {workload.reserve:.0%} stay free "
+        "(topology.reserve); use more devices, row-wise types among sharding.types, "
+        "sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
     )
 
 
 class _Enumerator(EmbeddingEnumerator):
     """TorchRec's, with options in the same order in every process: its own come from sets of strings."""
 
+    def __init__(self, workload: Workload, constraints: dict[str, ParameterConstraints]) -> None:
+        super().__init__(workload.topology, workload.local_batch_size, constraints)
+        self._estimators.append(_OptimizerState(workload))
+
     def _filter_sharding_types(self, *arguments: Any, **keywords: Any) -> list[str]:
         return sorted(super()._filter_sharding_types(*arguments, **keywords), key=SHARDING_TYPES.index)
 
     def _filter_compute_kernels(self, *arguments: Any, **keywords: Any) -> list[str]:
         return sorted(super()._filter_compute_kernels(*arguments, **keywords))
+
+
+class _OptimizerState:
+    """An estimator like TorchRec's of what these do not count, or by the weights' own type: state and gradients.
+
+    Both are fp32. FBGEMM keeps whole moments beside the weights, one value a row always on the device; torch keeps the
+    gradient of all rows of a data-parallel table.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._optimizer, self._on_host = workload.optimizer.value, workload.topology.compute_device == "cpu"
+
+    def estimate(self, sharding_options: Sequence[ShardingOption], *arguments: Any, **keywords: Any) -> None:
+        for option in sharding_options:
+            for shard in option.shards:
+                rows, columns = shard.size
+                moments, of_row = divmod(state_elements(self._optimizer, columns), columns)
+                if option.compute_kernel == "dense":
+                    moments += 1  # the gradient
+                beside, own = rows * columns * moments * FP32_BYTES, rows * of_row * FP32_BYTES
+                if self._on_host:
+                    shard.storage += Storage(hbm=0, ddr=beside + own)
+                elif option.compute_kernel in UVM_KERNELS:
+                    shard.storage += Storage(hbm=own, ddr=beside)
+                else:
+                    shard.storage += Storage(hbm=beside + own, ddr=0)
 
 
 class _BestPlan:

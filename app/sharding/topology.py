@@ -14,12 +14,13 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrec.distributed.planner.types import Topology
 
 from app.config import CONFIG_DIR, TopologyConfig
-from app.config.sharding import AUTO_TOPOLOGY, HARDWARE
+from app.config.sharding import AUTO_TOPOLOGY, HARDWARE, validate_topology
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
 
 GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes a millisecond, TorchRec's unit
+LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # unless given
 SAME_MEMORY = 0.06  # drivers show up to so much less or more than data sheets
 
 
@@ -85,6 +86,8 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     for key in HARDWARE:
         if getattr(config, key) is None:
             raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
+    config = _over(TopologyConfig(link_efficiency=LINK_EFFICIENCY, reserve=RESERVE), config)
+    validate_topology(config)  # a file's figures too
     return config
 
 
@@ -119,6 +122,8 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
     """
     cpu = topology.architecture == "cpu"
     figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
+    assert topology.link_efficiency is not None
+    assert topology.reserve is not None
     links = GB_PER_S * topology.link_efficiency
     host_part = 1 - topology.reserve if cpu else 1.0  # the planner's own reservation is of device memory only
     return Topology(

@@ -36,7 +36,7 @@ class Evaluator:
             result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
             curves = self._recorder.directory.curves(
                 {"step": step, "split": self._config.split},
-                lambda: click_curves(logits, labels),
+                lambda: click_curves(logits, labels, result),
             )
             set_step(self._session.optimizer, step)
         self._recorder.curves(step, curves)

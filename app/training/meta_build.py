@@ -72,9 +72,14 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     counts = parameter_counts(meta_model(config))
     sparse_arch, bag_sizes, _ = published_arch(config)
     plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
-    sizes = {table.name: {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim,
-                          "bytes": table.num_embeddings * table.embedding_dim * 4}
-             for table in tables_in_order(sparse_arch)}  # fmt: skip
+    sizes = {
+        table.name: {
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "bytes": table.bytes,
+        }
+        for table in tables_in_order(sparse_arch)
+    }
     manifest: dict[str, Any] = {
         **provenance.describe_run(),
         "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},

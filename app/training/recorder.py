@@ -100,6 +100,7 @@ class Recorder:
         return {
             **provenance.describe_run(),
             "dataset": session.describe_dataset(),
+            "files": session.describe_files(),
             "seeds": {"train.seed": session.config.train.seed},
             "world_size": session.runtime.world_size,
             "platform": session.runtime.platform.value,

@@ -37,7 +37,7 @@ from app.training.window import FiniteChecks
 from common.errors import UserError
 from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import Manifest
+from data_prep.dataset.format import Manifest, digest_file
 
 log = logging.getLogger("clickwork")
 
@@ -83,6 +83,12 @@ class Predictor:
     manifest: Manifest
     model: Any  # DistributedModelParallel, or a DLRM that each process has whole
     _splits: dict[str, SplitReader | EventReader] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.config.model.mixes_samples:
+            log.warning("model.mixes_samples=true: a sample's logit depends on the other rows of its batch, so every "
+                        "metric depends on eval.global_batch_size (%d) and on the number of processes (%d)",
+                        self.config.eval.global_batch_size, self.runtime.world_size)  # fmt: skip
 
     def split(self, name: str) -> SplitReader | EventReader:
         """A split of the dataset, opened once for this process."""
@@ -148,7 +154,9 @@ class Predictor:
         return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
 
     def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
-        """Metrics of a whole split, all processes' samples pooled; a collective call. Raises as `score`.
+        """Metrics of a whole split, all processes' samples pooled; a collective call.
+
+        Raises as `score`, and UserError for logits that are not finite.
 
         Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
         """
@@ -156,6 +164,7 @@ class Predictor:
         wanted = min(self.config.eval.global_batch_size, split.rows)
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
+        self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         about = {"split": name, "samples": split.rows}
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
@@ -174,6 +183,13 @@ class Predictor:
 
         text = runtime.on_rank_0(measured)
         return Evaluation({**about, **json.loads(text)}, logits, labels)
+
+    def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
+        """Raises UserError on all processes if one has logits that no metric is defined for."""
+        bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
+        if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
+            raise UserError(f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
+                            "them: lower optimizer.lr and train again, or choose an earlier checkpoint")  # fmt: skip
 
 
 @dataclass
@@ -244,13 +260,21 @@ class Session(Predictor):
             "bayes": manifest.extra.get("bayes"),
         }
 
+    def describe_files(self) -> dict[str, str]:
+        """SHA-256, by path, of the files that initial values came from (row_weights_path)."""
+        embeddings = getattr(self.model.module.sparse_arch, "embeddings", [])
+        paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+        return {path: digest_file(Path(path)).sha256 for path in paths}
+
     def describe_tables(self) -> dict[str, dict[str, Any]]:
         """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
-        bag_sizes, arch = from_config.bag_sizes_of(self.config, self.manifest), self.model.module.sparse_arch
+        bag_sizes, arch = from_config.bag_sizes_of(self.config, self.root, self.manifest), self.model.module.sparse_arch
         features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
+        by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
         return {
             name: {
                 "features": len(features[name]),
+                "by_id": by_id[name],
                 "ids_per_sample": sum(bag_sizes[feature] for feature in features[name]),
                 "num_embeddings": weight.size(0),
                 "embedding_dim": weight.size(1),
@@ -287,8 +311,10 @@ class Session(Predictor):
         return provenance.parameters_digest(values for _, values in self.parameters())
 
 
-def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:
+def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest, initial: bool = True) -> Session:
     """Declare, shard and initialise the model and its optimizer; a collective call.
+
+    initial: as of `make_sparse_arch`.
 
     Raises:
         UserError: the dataset does not fit the configuration.
@@ -300,8 +326,8 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
     multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot)
-    plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, manifest))
+    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot, initial)
+    plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
     num_dense = len(manifest.schema.get("dense", []))
     model = distribute(
         make_model(

@@ -38,7 +38,9 @@ def summarise(
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
             "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
         },
-        "utilisation": utilisation(session.config, runtime, session.manifest, tables, rate, seconds["train"]),
+        "utilisation": utilisation(
+            session.config, runtime, session.root, session.manifest, tables, rate, seconds["train"]
+        ),
         **gauges,
         "seconds": seconds,
         "digest": {

@@ -97,6 +97,21 @@ def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> Shar
     return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged))
 
 
+def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict[str, float]:
+    """Mean ids a bag of each multi-hot feature in a split; without rows there, none.
+
+    Raises:
+        UserError: a file is missing or is not what the manifest says.
+    """
+    ids, rows = np.zeros(len(manifest.ragged)), 0
+    shards = manifest.splits[split].shards if manifest.ragged and split in manifest.splits else []
+    for shard in (shard for shard in shards if shard.rows):
+        kind = ((len(manifest.ragged) * shard.rows + 1,), np.dtype(ARRAY_DTYPES["offsets"]))
+        ids += np.diff(_open_array(root, split, shard, "offsets", kind)[:: shard.rows])
+        rows += shard.rows
+    return dict(zip(manifest.ragged, (ids / rows).tolist(), strict=True)) if rows else {}
+
+
 def _open_array(
     root: Path, split: str, shard: Shard, kind: str, wanted: tuple[tuple[int, ...], np.dtype[Any]]
 ) -> NDArray[Any]:

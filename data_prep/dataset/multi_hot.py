@@ -26,7 +26,7 @@ from common.sizes import in_words
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import to_json
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
-from data_prep.io.atomic import sync, write_atomically
+from data_prep.io.atomic import FileDigest, digest_file, sync, write_atomically
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -37,6 +37,7 @@ BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
 LANES = 16  # int32 in a cache line, copied at once
 PREFETCHED_ROWS = 12
 RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
+REMEDY = "remove its directory: it is made again"
 TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
 
 
@@ -135,9 +136,7 @@ class MultiHotTables:
             UserError: not one size per feature, or the directory is not writable or its disk too small.
         """
         bags.check(len(num_embeddings))
-        record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
-        content = (json.dumps(record) + "\n").encode()
-        directory = parent / hashlib.sha256(content).hexdigest()[:12]  # other bags do not disturb those in use
+        directory, content = _place_of(parent, num_embeddings, bags)
         path = directory / RECORD_NAME
         files = [
             None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
@@ -183,6 +182,49 @@ class MultiHotTables:
         if not _copy_bags(table.reshape(-1), size, ids, out):
             raise IndexError(f"feature {feature}: an id is not in its multi-hot table of {len(table)} rows")
         return out.reshape(len(ids), size)
+
+    def require_rows(self, feature: int, ids: NDArray[np.int32]) -> None:
+        """Raises UserError if an id of a feature's bags is not one of its rows: the file was changed."""
+        table = self.tables[feature]
+        if table is not None and len(ids) and ids.view(np.uint32).max() >= len(table):  # a negative id is a huge one
+            name = getattr(table, "filename", f"feature {feature}")
+            raise UserError(f"{name}: a bag holds an id beyond its table of {len(table)} rows; {REMEDY}")
+
+
+def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> bool:
+    """Compare the tables in a directory of `parent` with the checksums of their drawing; False if there are none yet.
+
+    Raises:
+        UserError: as `verify_sums` does.
+    """
+    directory, content = _place_of(parent, num_embeddings, bags)
+    record, sums = directory / RECORD_NAME, directory / SUMS_NAME
+    if not record.is_file() or record.read_bytes() != content or not sums.is_file():
+        return False
+    verify_sums(sums)
+    return True
+
+
+def verify_sums(path: Path) -> None:
+    """Compare the tables beside a file of checksums with it.
+
+    Raises:
+        UserError: the file is damaged, or names one that is missing or differs.
+    """
+    try:
+        sums = {name: FileDigest(**entry) for name, entry in json.loads(path.read_bytes()).items()}
+        changed = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not as it was written ({error}); {REMEDY}") from error
+    if changed:
+        raise UserError(f"{path.with_name(changed[0])}: sha256 is not that of {SUMS_NAME}: the file changed; {REMEDY}")
+
+
+def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
+    """The tables' directory, of a name that other bags do not have, and the content of the record in it."""
+    record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
+    content = (json.dumps(record) + "\n").encode()
+    return parent / hashlib.sha256(content).hexdigest()[:12], content
 
 
 @jit

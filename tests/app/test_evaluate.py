@@ -1,12 +1,28 @@
 """Metrics of a split, whatever the number of processes."""
 
+import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from app import export, recommend
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig, to_plain
+from app.config.commands import EvaluateConfig, ExportConfig, RecommendConfig, TablePrecision, validate_evaluate
+from app.config.runtime import Precision
+from app.data.split import SplitReader
+from app.runtime.platform import Runtime
+from app.scoring import served_model
+from app.training.session import Predictor
+from common.cli import compose_config
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command
+from tests.reference import bce
 
 
 @pytest.mark.slow
@@ -29,3 +45,111 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     assert abs(added["auc"] - both["auc"]) <= added["auc_error"] + 1e-12
     assert added["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
+
+
+@pytest.mark.slow
+def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
+    run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
+    assert run_app("train", *overrides, "eval.global_batch_size=100").returncode == 0
+    trained = compose_config(AppConfig, CONFIG_DIR, overrides)
+    manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
+    model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
+    (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
+    labels = batch.labels.double()
+    with torch.no_grad():
+        truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
+    figures = {}
+    for tables in ("null", "fp32"):
+        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert done.returncode == 0, done.stderr
+        figures[tables] = json.loads(done.stdout)
+    assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
+    assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
+    assert figures["null"]["global_batch_size"] == 100  # the run's own
+
+
+def test_a_precision_beside_tables_is_refused() -> None:
+    config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
+    with pytest.raises(UserError, match=r"runtime\.precision=bf16: has no effect with tables=int8"):
+        validate_evaluate(config)
+
+
+class _Scores(torch.nn.Module):
+    """A model whose logits are the rows' dense_0, but NaN or infinite for some."""
+
+    def __init__(self, value: float, above: float) -> None:
+        super().__init__()
+        self.value, self.above = value, above
+
+    def forward(self, dense_features: torch.Tensor, sparse_features: Any) -> torch.Tensor:
+        logits = dense_features[:, 0].clone()
+        logits[logits > self.above] = self.value
+        return logits
+
+
+@pytest.mark.parametrize("exact_rows", [0, 1 << 28])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
+    here: Runtime, dataset: Path, value: float, exact_rows: int
+) -> None:
+    config = AppConfig()
+    config.eval.exact_rows = exact_rows
+    manifest = load_manifest(dataset)
+    scored = Predictor(config, here, dataset, manifest, _Scores(value, 0.99))
+    # dense_0 of row r is r / 501: those from 496 on are above 0.99.
+    with pytest.raises(UserError, match=r"split val: 5 of 501 logits are not finite"):
+        scored.evaluate("val")
+    assert Predictor(config, here, dataset, manifest, _Scores(value, 2)).evaluate("val").figures["auc"] is not None
+
+
+@pytest.fixture
+def mixing(tmp_path: Path) -> AppConfig:
+    """The configuration of a run whose samples' logits depend on each other; it is written as that run's."""
+    mixed = ["model.interaction=scalar_pairs", "model.mixes_samples=true"]
+    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, *mixed, "run.name=x"])
+    (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
+    return config
+
+
+def test_scores_that_depend_on_other_rows_are_not_served(mixing: AppConfig, tmp_path: Path) -> None:
+    run = str(tmp_path)
+    with pytest.raises(UserError, match=r"mixes_samples=true: export has no meaning"):
+        export.main(ExportConfig(run=run, out=f"{run}/m.pt2"))
+    with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
+        recommend.main(RecommendConfig(run=run, candidates="c.csv"))
+
+
+def test_metrics_that_depend_on_the_batch_say_so(
+    mixing: AppConfig, here: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "clickwork"):
+        Predictor(mixing, here, dataset, load_manifest(dataset), _Scores(0, 2))
+    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
+
+
+@pytest.mark.slow
+def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
+    weights, kept = tmp_path / "w.npy", tmp_path / "kept.npy"
+    np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
+    own = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    done = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
+    assert done.returncode == 0, done.stderr
+    trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
+    recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
+    assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.rename(kept)
+    for tables in ("null", "fp32"):
+        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+    np.save(weights, np.load(kept) * 2)
+    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert done.returncode == 1, done.stderr
+    assert f"since then: files {weights}: " in done.stderr
+    kept.rename(weights)
+    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert done.returncode == 0, done.stderr
+    assert "files" not in done.stderr

@@ -143,6 +143,8 @@ def test_the_remedy_for_milliseconds_works(tmp_path: Path) -> None:
         (SCHEMA + "renumber: false\n", "row 2, column user: ann is not an id .* set `renumber: true` in the schema"),
         (SCHEMA + "rows: {item: 5}\n", "key rows: has no effect with renumber: true"),
         (SCHEMA + "anchors: {event: sell}\n", "none of 4 events meets `anchors`"),
+        (SCHEMA + "drop_last_seconds: 60\n", "`drop_last_seconds: 60` of data.schema leave none of its events"),
+        (SCHEMA + "drop_last_seconds: 5\nkeep_seconds: 4\n", "`keep_seconds: 4` and `drop_last_seconds: 5` of"),
         (SCHEMA + "attributes: {brand: {file: no.csv, item: item, column: b}}\n", "no.csv: no such file"),
         (SCHEMA.replace("{event: buy}", "buy"), r"key actions\.bought: give columns and what they hold"),
     ],

@@ -1,5 +1,6 @@
 """Packages that do not belong together, or do not run, are reported; those that do, pass."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,20 @@ def test_missing_and_doubled_packages() -> None:
     without = {name: version for name, version in HERE.items() if name not in ("torchrec", "isal")}
     assert verdicts(without) == {"torchrec": Verdict.fail, "isal": Verdict.warn}
     assert verdicts({**HERE, "fbgemm-gpu": "1.8.0"}) == {"fbgemm": Verdict.fail}
+
+
+@pytest.mark.parametrize("optimize", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("value", "fault"), [("0.5", None), ("0.25", "RuntimeError: bags of 1 and 2 rows of 0.5 were")]
+)
+def test_a_wrong_lookup_is_found_in_any_mode_of_python(
+    optimize: int, value: str, fault: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PYTHONOPTIMIZE drops assertions."""
+    probe = stack.PROBE.replace("fill_(0.5)", f"fill_({value})")
+    exec(compile(probe, "probe", "exec", optimize=optimize), {})
+    found = json.loads(capsys.readouterr().out)["cpu_fault"]
+    assert found is None if fault is None else found.startswith(fault)
 
 
 @pytest.mark.parametrize(("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 13, 0), "fail")])

@@ -1,6 +1,7 @@
 """Bags of any size from shards to batches, and ids expanded to bags while they are read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.config import DataConfig, MultiHotConfig
+from app.config import DataConfig, MultiHotConfig, VerifyData
 from app.data.batch import Batch
+from app.data.shards import verify_splits
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, pack, unpack
@@ -115,6 +117,44 @@ def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
         load_manifest(tmp_path)
     write_dataset(tmp_path / "one_hot", {"train": 10})
     assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
+
+
+@pytest.fixture
+def expanded(tmp_path: Path) -> tuple[Path, DataConfig, Path]:
+    """A dataset whose ids are expanded, its configuration, and the bags of cat_0, a table of 50 rows."""
+    manifest = write_dataset(tmp_path, {"train": 40, "val": 9})
+    config = DataConfig(multi_hot=MultiHotConfig(sizes=[3, 1, 2, 1]))
+    SplitReader(tmp_path, manifest, "train", config, 0, 1)
+    (path,) = tmp_path.glob("multi_hot/*/0.npy")
+    return tmp_path, config, path
+
+
+def set_bag(path: Path, place: int, value: int) -> None:
+    bags = np.load(path, mmap_mode="r+")
+    bags.reshape(-1)[place] = value
+    bags.flush()
+
+
+@pytest.mark.parametrize("verify", [VerifyData.auto, VerifyData.always])
+def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify: VerifyData) -> None:
+    root, config, path = expanded
+    config = replace(config, verify=verify)
+    verify_splits(root, load_manifest(root), ["train"], config)
+    set_bag(path, 4, (int(np.load(path).reshape(-1)[4]) + 1) % 50)
+    with pytest.raises(UserError, match=rf"{path}: sha256 is not that of sums.json"):
+        verify_splits(root, load_manifest(root), ["train"], config)
+    verify_splits(root, load_manifest(root), ["train"], DataConfig())  # which reads no bags
+    path.with_name("tables.json").unlink()
+    verify_splits(root, load_manifest(root), ["train"], config)  # not there: they are drawn when opened
+
+
+@pytest.mark.parametrize("value", [50, 1_000_000, -1])
+def test_ids_beyond_their_table_are_not_read_from_bags(expanded: tuple[Path, DataConfig, Path], value: int) -> None:
+    root, config, path = expanded
+    for row in range(50):
+        set_bag(path, 3 * row + 2, value)
+    with pytest.raises(UserError, match=rf"{path}: a bag holds an id beyond its table of 50 rows"):
+        list(SplitReader(root, load_manifest(root), "train", config, 0, 1).train_batches(8, 0, 0, 0))
 
 
 @pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])

@@ -120,14 +120,14 @@ def test_batches_hold_what_the_shards_hold(dataset: Path) -> None:
 
 def test_a_changed_byte_is_named(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 100, "val": 50})
-    verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.auto)
+    verify_splits(tmp_path, manifest, ["train", "val"], DataConfig())
     path = shard_path(tmp_path, "val", "00000", "sparse")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"val/00000\.sparse\.npy"):
-        verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.auto)
-    verify_splits(tmp_path, manifest, ["train", "val"], VerifyData.never)
+        verify_splits(tmp_path, manifest, ["train", "val"], DataConfig())
+    verify_splits(tmp_path, manifest, ["train", "val"], DataConfig(verify=VerifyData.never))
 
 
 def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:

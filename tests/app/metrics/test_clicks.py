@@ -12,6 +12,8 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from app.metrics import clicks
 from app.metrics.clicks import CALIBRATION_BINS, click_metrics, click_sums, histogram_metrics, score_counts
+from app.metrics.curves import click_curves
+from tests.oracles.statistics import delong_by_pairs, delong_by_ranks
 
 
 def _case(seed: int, size: int, decimals: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +53,7 @@ def test_what_is_not_defined_is_none() -> None:
     only_negative = click_metrics(np.array([0.5, -1], np.float32), np.zeros(2, np.float32))
     assert [key for key, value in only_negative.items() if value is None] == [
         "auc",
+        "auc_standard_error",
         "ne",
         "pr_auc",
         "calibration",
@@ -59,8 +62,8 @@ def test_what_is_not_defined_is_none() -> None:
 
 
 def test_extreme_logits_stay_finite() -> None:
-    found = click_metrics(np.array([1e4, -1e4, 1e4], np.float32), np.array([1, 0, 0], np.float32))
-    assert found["logloss"] == pytest.approx(1e4 / 3)
+    found = click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
+    assert found["logloss"] == pytest.approx(1e4 / 4)
     assert all(value is not None and np.isfinite(value) for value in found.values())
 
 
@@ -75,8 +78,30 @@ def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: in
     expected: dict[str, Any] = click_metrics(logits, labels)
     assert found["auc_method"] == "histogram"
     assert abs(found["auc"] - expected["auc"]) <= found["auc_error"] + 1e-15
-    for name in set(expected) - {"auc", "pr_auc"}:
+    for name in set(expected) - {"auc", "auc_standard_error", "pr_auc"}:
         assert found[name] == pytest.approx(expected[name], rel=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(4, 400), decimals=st.sampled_from([None, 0, 1]))
+def test_the_standard_error_is_delongs(seed: int, size: int, decimals: int | None) -> None:
+    logits, labels = _case(seed, size, decimals)
+    labels[2:4] = 0, 1
+    auc, error = delong_by_pairs(logits, labels)
+    found = click_metrics(logits, labels)
+    assert (found["auc"], found["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [100_000, pytest.param(6_000_000, marks=pytest.mark.slow)])
+def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
+    """The larger is beyond what curves are made of; a histogram's is of scores that are rounded to its bins."""
+    logits, labels = _case(7, size, None)
+    auc, error = delong_by_ranks(logits, labels)
+    found = click_metrics(logits, labels)
+    assert (found["auc"], found["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9)
+    binned = histogram_metrics(score_counts(logits, labels), click_sums(logits, labels))
+    assert binned["auc_standard_error"] == pytest.approx(error, rel=1e-3)
+    drawn = click_curves(logits, labels, {"samples": size, **found})
+    assert (drawn["of"], drawn["auc_standard_error"]) == (size, found["auc_standard_error"])
 
 
 def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,15 @@
 """Curves of an evaluation, against scikit-learn and against the definition by pairs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
 from app.metrics import curves
-from app.metrics.curves import auc_standard_error, click_curves
+from app.metrics.clicks import click_metrics
+from app.metrics.curves import click_curves as curves_of
 
 
 def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -14,6 +17,10 @@ def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     labels = (rng.random(n) < 0.25).astype(np.float32)
     logits = (rng.standard_normal(n) + labels - 1.5).astype(np.float32)
     return np.round(logits, 2), labels  # with ties
+
+
+def click_curves(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    return curves_of(logits, labels, {"samples": len(labels), **click_metrics(logits, labels)})
 
 
 def farthest(points: np.ndarray, known: np.ndarray) -> float:
@@ -46,14 +53,6 @@ def test_reliability_is_scikit_learns_by_quantiles() -> None:
     np.testing.assert_allclose([entry["labels"] for entry in bins], share, atol=6e-3)
 
 
-def test_the_standard_error_is_delongs_by_pairs() -> None:
-    logits, labels = scores(300)
-    x, y = logits[labels == 1], logits[labels == 0]
-    wins = (x[:, None] > y).astype(float) + 0.5 * (x[:, None] == y)
-    expected = np.sqrt(wins.mean(1).var(ddof=1) / len(x) + wins.mean(0).var(ddof=1) / len(y))
-    assert auc_standard_error(np.sort(x), np.sort(y)) == pytest.approx(expected, rel=1e-12)
-
-
 def test_the_standard_error_is_the_spread_over_samples() -> None:
     estimates = [roc_auc_score(labels, logits) for logits, labels in (scores(500, seed) for seed in range(200))]
     logits, labels = scores(500, 999)
@@ -80,3 +79,4 @@ def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(curves, "MAX_SAMPLES", 1000)
     ours = click_curves(*scores(2500))
     assert (ours["samples"], ours["of"]) == (834, 2500)
+    assert ours["auc_standard_error"] == click_metrics(*scores(2500))["auc_standard_error"]

@@ -144,6 +144,11 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
         make_sparse_arch(_config({"b": own}), FEATURES)
+    (tmp_path / "b.npy").unlink()
+    loaded = make_sparse_arch(_config({"b": own}), FEATURES, initial=False)  # as a checkpoint's model is made
+    _draw(loaded)
+    loaded.load_state_dict(module.state_dict())
+    torch.testing.assert_close(loaded(_as_kjt(batch))().values[:, 1], expected)
 
 
 def test_a_feature_may_be_called_as_a_method_is() -> None:

@@ -79,7 +79,7 @@ def write_run(
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     (directory / "manifest.json").write_text(json.dumps(made))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    curves = {"step": steps, "split": "val", **click_curves(logits, labels)}
+    curves = {"step": steps, "split": "val", **click_curves(logits, labels, evaluation)}
     (directory / "curves.json").write_text(json.dumps(curves))
     (directory / "step_times.json").write_text(json.dumps(step_time_histogram(seconds)))
     summary = {

@@ -1,5 +1,7 @@
 """Several runs side by side: what is the same, what is significant, what agrees."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,19 @@ from scipy import stats
 
 from app.config import CONFIG_DIR, ReportConfig
 from app.report.__main__ import main
-from app.report.compare import compare_auc, compare_platforms, compare_sizes, compare_speed, differences, group
+from app.report.charts import quality_charts
+from app.report.compare import (
+    RunGroup,
+    compare_auc,
+    compare_platforms,
+    compare_sizes,
+    compare_speed,
+    differences,
+    facts,
+    group,
+    window_times,
+)
+from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison
 from common.cli import compose_config
@@ -148,6 +162,73 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
         assert compare_platforms([cuda, run], 0.001, 0.01) == []
         said = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]
         assert any("No parity verdict for cuda and rocm" in text for text in said)
+
+
+def set_events(run: RunFiles, events: list[dict[str, Any]]) -> RunFiles:
+    """The run with other events of training."""
+    return dataclasses.replace(run, events=[*events, *run.of_kind("eval")])
+
+
+def test_windows_of_skipped_steps_alone_have_no_loss_to_compare(tmp_path: Path) -> None:
+    cuda, rocm = (read_run(write_run(tmp_path / name, platform=name)) for name in ("cuda", "rocm"))
+    train = cuda.of_kind("train")
+    skipped = [{**event, "loss": None, "logloss": None} if event["step"] == 50 else event for event in train]
+    both = set_events(cuda, skipped), set_events(rocm, skipped)
+    (parity,) = compare_platforms(both, 0.001, 0.01)
+    assert (parity.verdict, parity.loss) == ("agree", 0.0)
+    (parity,) = compare_platforms([both[0], rocm], 0.001, 0.01)
+    assert (parity.verdict, parity.agrees) == ("no verdict: they did not train the same steps", None)
+    (logloss,) = [chart for chart in quality_charts(both[0]) if chart.key in ("loss", "logloss")]
+    assert logloss.key == "logloss"
+
+
+def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -> None:
+    """Its first steps are the launch's first: ten times as slow, and left out as those of other launches are."""
+    parts = {"from_step": 0, "earlier": []}, {"from_step": 55, "earlier": [{"from_step": 0}]}
+    whole, resumed = (
+        read_run(write_run(tmp_path / str(number), "train.warmup_steps_excluded=10", manifest=part))
+        for number, part in enumerate(parts)
+    )
+    train = resumed.of_kind("train")
+    slow = [{**event, "samples_per_second": event["samples_per_second"] / 10} if event["step"] == 60 else event
+            for event in train]  # fmt: skip
+    seconds, _ = window_times(set_events(resumed, slow))
+    ends = [event["step"] for event in train if not (event["step"] <= 10 or 55 < event["step"] < 75)]
+    assert len(seconds) == len(ends)
+    assert seconds.max() < 2 * seconds.min()
+    speed = compare_speed(*(RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow)))))
+    assert speed is not None
+    assert speed.ratio.low is not None
+    assert speed.ratio.high is not None
+    assert 0.95 < speed.ratio.low < speed.ratio.high < 1.05
+
+
+def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
+    shapes = {"one": (1, 64, 10.0), "strong": (2, 64, 6.0), "weak": (2, 128, 11.0), "other": (2, 96, 9.0),
+              "slower": (2, 64, 7.0), "big": (1, 256, 30.0), "big2": (2, 256, 16.0)}  # fmt: skip
+    runs = [
+        read_run(write_run(tmp_path / name, f"train.global_batch_size={batch}", step_ms=ms, world_size=size))
+        for name, (size, batch, ms) in shapes.items()
+    ]
+    found = {scaling.run.name: (scaling.kind, scaling.base.name) for scaling in compare_sizes(runs)}
+    assert found == {"one": ("base", "one"), "big": ("base", "big"), "strong": ("strong", "one"),
+                     "weak": ("weak", "one"), "other": ("batch differs", "one"), "big2": ("strong", "big")}  # fmt: skip
+    efficiency = {scaling.run.name: scaling.efficiency for scaling in compare_sizes(runs)}
+    assert efficiency["weak"] == pytest.approx(10 / 11, rel=0.01)
+    assert efficiency["big2"] == pytest.approx(30 / 16 / 2, rel=0.01)
+
+
+def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        directory = write_run(tmp_path / name)
+        manifest = json.loads((directory / "manifest.json").read_bytes())
+        manifest["dataset"] = {"path": None, "digest": None, "published_tables": "mlperf_v2"}
+        (directory / "manifest.json").write_text(json.dumps(manifest))
+        (directory / "metrics.jsonl").unlink()
+        assert "built from the table sizes of mlperf_v2, without data" in run_page(read_run(directory))
+    runs = [read_run(tmp_path / name) for name in ("a", "b")]
+    assert facts(runs[0])["dataset digest"] == "mlperf_v2"
+    Comparison(runs, 0.001, 0.01).page(tmp_path)
 
 
 def test_scaling_efficiency_is_strong_or_weak(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from app.report.statistics import batch_means, paired, speed_ratio, welch
+from tests.oracles.statistics import t_test
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
 
@@ -49,6 +50,16 @@ def test_batch_means_keep_the_total_and_are_few() -> None:
     assert len(means) == 20
     assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
     assert len(batch_means(seconds[:3], samples[:3])) == 1
+
+
+@pytest.mark.parametrize("size", [2, 3, 10, 1_000, 100_000])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_drawn_samples_are_tested_as_defined(size: int, scale: float) -> None:
+    rng = np.random.default_rng(size)
+    first, second = scale * rng.normal(0, 1, size), scale * rng.normal(0.1, 2, size)
+    assert tuple(paired(first, second)) == pytest.approx(t_test(first, second, is_paired=True), rel=1e-9)
+    more = np.append(second, scale)
+    assert tuple(welch(first, more)) == pytest.approx(t_test(first, more, is_paired=False), rel=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0.6, 0.9), st.floats(0.6, 0.9)), min_size=2, max_size=8))

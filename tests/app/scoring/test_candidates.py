@@ -1,8 +1,12 @@
 """Files of candidates that cannot be read are named, with the row and the column."""
 
 import gzip
+import json
+from datetime import datetime, timezone
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from app.scoring.candidates import ignored_columns, read_candidates, with_user
@@ -84,6 +88,40 @@ def test_columns_wanted_and_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column city"):
         ignored_columns(found, path, ["age", "city"], spare=["id"])
     assert ignored_columns(found, path, ["age"], spare=["id"]) == ["title"]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str) -> None:
+    """Only a line feed ends a line: U+2028, U+2029, U+0085, form feeds may stand in a string."""
+    cities = ["a\u2028b", "c\u2029d\u0085e", "\x7f\x1c".replace("\x1c", "")]
+    lines = [json.dumps({"age": number, "city": city}, ensure_ascii=False) for number, city in enumerate(cities)]
+    (tmp_path / "a.jsonl").write_text(mark + f"{ending}{ending} \t{ending}".join([*lines, ""]), newline="")
+    (tmp_path / "a.json").write_text(mark + "[" + ",".join(lines) + "]")
+    for name in ("a.jsonl", "a.json"):
+        found = read_candidates(tmp_path / name, RAW, "label")
+        assert (found.columns["age"], found.columns["city"], found.first_row) == (["0", "1", "2"], cities, 1)
+    (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
+    with pytest.raises(UserError, match=r"b\.jsonl: row 5: not JSON"):
+        read_candidates(tmp_path / "b.jsonl", RAW, "label")
+
+
+def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
+    when = [datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2)]
+    columns = [pa.array([1, 2]), pa.array(["x", "y"]), pa.array(when), pa.array([[1], [2, 3]]), pa.array([1.5, 2.5])]
+    pyarrow.parquet.write_table(pa.table(columns, ["age", "city", "when", "seen", "seen"]), tmp_path / "a.parquet")
+    rows = [{"age": 1, "city": "x", "seen": [1]}, {"age": 2, "city": "y", "when": {"day": 2}}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.csv").write_text("seen,age,seen,city\n1,1,1,x\n2,2,3,y\n")
+    for name in ("a.parquet", "a.jsonl", "a.csv"):
+        found = read_candidates(tmp_path / name, RAW, "label", needed=["age", "city"])
+        assert (found.columns["age"], found.columns["city"]) == (["1", "2"], ["x", "y"])
+        assert "seen" in ignored_columns(found, tmp_path / name, ["age", "city"], spare=[])
+    with pytest.raises(UserError, match="column when: datetime is neither"):
+        read_candidates(tmp_path / "a.parquet", RAW, "label", needed=["age", "when"])
+    for name in ("a.parquet", "a.csv"):
+        with pytest.raises(UserError, match="a column is named twice, seen; rename one"):
+            read_candidates(tmp_path / name, RAW, "label", needed=["age", "seen"])
 
 
 def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
-from app.config import AppConfig, ModelConfig, RuntimeConfig
+from app.config import AppConfig, Interaction, ModelConfig, RuntimeConfig
 from app.config.commands import TablePrecision, row_bytes
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
 from app.data.split import SplitReader
@@ -101,7 +101,7 @@ def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
     ids=["plain", "mixed", "qr", "concat", "weighted"],
 )
 def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
-    program = export_program.program_of(random_model(ragged, tables), [], RAGGED)
+    program = export_program.program_of(random_model(ragged, tables), RAGGED_EMBEDDINGS, RAGGED)
     inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 9)
     bags = KeyedJaggedTensor(list(RAGGED_EMBEDDINGS), inputs[1].int(), lengths=inputs[2].flatten().int())
     truth = random_model(ragged, tables)
@@ -112,6 +112,23 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
     with torch.no_grad():
         wanted, found = truth(inputs[0], bags), served(inputs[0], bags)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("precision", "values"),
+    [
+        (TablePrecision.fp16, [65_520.0, 0.0]),
+        (TablePrecision.int8, [-65_520.0, 0.0]),
+        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
+        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
+    ],
+)
+def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
+    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
+    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
+    with pytest.raises(UserError, match=f"tables={precision.value}: a table has values up to .* use tables=fp32"):
+        packed_rows(weight, precision)
+    packed_rows(weight * (65_519 / 65_520), precision)
 
 
 @pytest.mark.parametrize("precision", PACKED)
@@ -169,7 +186,7 @@ def test_the_file_scores_without_our_code(
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
-    compare(export_program.program_of(model, list(manifest.num_embeddings), []), manifest, tmp_path,
+    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path,
             done.stdout)  # fmt: skip
 
 
@@ -184,7 +201,7 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
-    compare(export_program.program_of(model, list(manifest.num_embeddings), RAGGED), manifest, tmp_path,
+    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path,
             done.stdout)  # fmt: skip
 
 
@@ -220,11 +237,72 @@ def test_what_cannot_be_exported_is_said(run_app: Command, overrides: list[str],
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("kind", [TableKind.plain, pytest.param(TableKind.qr, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision",
+    [TablePrecision.fp16, *(pytest.param(TablePrecision[name], marks=pytest.mark.slow)
+                            for name in ("fp32", "int8", "int4"))],
+)  # fmt: skip
+def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: TablePrecision, kind: TableKind) -> None:
+    """One id at a time, of the first and of the last feature, is moved outside; the program takes it back inside."""
+    tables = TablesConfig(kind=kind, min_rows=5, qr_operation=QROperation.add if kind is TableKind.qr else None)
+    model = served_model.in_precision(random_model(ragged, tables), precision, CPU)
+    for multi_hot in ((), RAGGED):
+        program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
+        run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
+        dense, ids, *lengths = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
+        taken = run(dense, ids, *lengths)
+        for place, rows in ((0, RAGGED_EMBEDDINGS["user"]), (-1, RAGGED_EMBEDDINGS["genres"])):
+            flat = ids.view(-1)
+            inside = int(flat[place])
+            for outside in (-1, -2, rows, rows + 1, rows + 13, 1 << 32, -(1 << 32) + inside):
+                flat[place] = outside
+                with pytest.raises(RuntimeError, match="negative or beyond its table"):
+                    run(dense, ids, *lengths)
+            flat[place] = inside
+        torch.testing.assert_close(run(dense, ids, *lengths), taken, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", [TablePrecision.int8, pytest.param(TablePrecision.fp32, marks=pytest.mark.slow)])
+def test_programs_refuse_lengths_that_do_not_add_up(ragged: Manifest, precision: TablePrecision) -> None:
+    model = served_model.in_precision(random_model(ragged, TablesConfig()), precision, CPU)
+    program = export_program.program_of(model, RAGGED_EMBEDDINGS, RAGGED)
+    run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
+    dense, ids, lengths = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
+    moved, negative = lengths.clone(), lengths.clone()
+    moved[1, 0] += 1
+    negative[1, 0], negative[1, 1] = -1, lengths[1, :2].sum() + 1
+    for given in ((ids[:-1], lengths), (torch.cat([ids, ids[:1]]), lengths), (ids, moved), (ids, negative)):
+        with pytest.raises(RuntimeError, match="lengths"):
+            run(dense, *given)
+    assert len(run(dense, ids, lengths)) == 4
+
+
 def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
     model = random_model(ragged, TablesConfig(pooling=Pooling.weighted))
-    program = export_program.program_of(model, list(RAGGED_EMBEDDINGS), RAGGED)
+    program = export_program.program_of(model, RAGGED_EMBEDDINGS, RAGGED)
     with pytest.raises(UserError, match=r"user, tags, item, genres: torch\.export cannot follow"):
         export_program.export(program, 2, RAGGED_EMBEDDINGS)
+
+
+@pytest.mark.parametrize(
+    "interaction",
+    [Interaction.scalar_pairs, *(pytest.param(kind, marks=pytest.mark.slow)
+                                 for kind in Interaction if kind is not Interaction.scalar_pairs)],
+)  # fmt: skip
+def test_every_interaction_is_exported_for_any_number_of_samples(ragged: Manifest, interaction: Interaction) -> None:
+    config = AppConfig(model=ModelConfig(embedding_dim=4, dense_arch=[4], over_arch=[4, 1], interaction=interaction))
+    torch.manual_seed(0)
+    model = served_model.unsharded(config, ragged)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data)
+    for multi_hot in ((), RAGGED):
+        program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
+        run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
+        for samples in (1, 2, 4, 5, 33):
+            inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, samples)
+            with torch.no_grad():
+                torch.testing.assert_close(run(*inputs), program(*inputs), rtol=1e-5, atol=1e-4)
 
 
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:

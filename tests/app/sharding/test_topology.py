@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config import TopologyConfig
+from app.config import CONFIG_DIR, AppConfig, TopologyConfig
 from app.config.sharding import HARDWARE
 from app.sharding import topology
 from app.sharding.topology import Device
+from common.cli import compose_config
 from common.errors import UserError
 
 DEVICES = {
@@ -60,6 +61,24 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
 def test_what_is_given_comes_before_what_is_known() -> None:
     found = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
     assert (found.name, found.intra_host_gb_per_s, found.memory_gb_per_s) == ("a100_40", 25, 1555)
+
+
+@pytest.mark.parametrize("given", ["reserve", "link_efficiency", "memory_gib"])
+def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
+    override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[given]
+    arguments = [f"topology.file={path}", f"topology.{given}={override}", "run.name=x"]
+    config = compose_config(AppConfig, CONFIG_DIR, arguments).topology
+    found = topology.resolve(config, lambda: DEVICES["cpu"], 8)
+    assert (found.reserve, found.link_efficiency, found.memory_gib) == (
+        override if given == "reserve" else 0.5, override if given == "link_efficiency" else 0.4, 80,
+    )  # fmt: skip
+    plain = topology.resolve(topology.named("h100"), lambda: DEVICES["cpu"], 8)
+    assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
+    path.write_text(path.read_text().replace("0.5", "1.5"))
+    with pytest.raises(UserError, match=r"topology\.reserve="):
+        topology.resolve(TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
 
 
 def test_units_are_those_of_torchrec() -> None:

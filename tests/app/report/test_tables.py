@@ -1,0 +1,58 @@
+"""The traffic of a step that a report computes, against a naive count of what processes send each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.report.read import read_run
+from app.report.tables import _traffic
+from tests.app.report.runs import write_run
+
+ROWS, DIM, BATCH = 8, 16, 32
+SHARDS = {
+    "table_wise": [[1, 0, 0, ROWS, DIM]],
+    "row_wise": [[rank, rank * 4, 0, 4, DIM] for rank in range(2)],
+    "column_wise": [[rank, 0, rank * 8, ROWS, 8] for rank in range(2)],
+    "data_parallel": [[rank, 0, 0, ROWS, DIM] for rank in range(2)],
+}
+
+
+def sent(kind: str, ids: int, by_id: bool, widths: tuple[int, int]) -> int:
+    """Bytes between two processes: each sample's ids, one after another over the table's rows, from each shard."""
+    if kind == "data_parallel":  # each process sends its half of the gradient, then the half of the sum that it made
+        return 2 * 2 * ROWS * DIM * 4 // 2
+    total, row = 0, 0
+    for sample in range(BATCH):
+        own = sample * 2 // BATCH
+        rows = [(row + k) % ROWS for k in range(ids)]
+        row += ids
+        for rank, first, _, height, columns in SHARDS[kind]:
+            if rank != own:
+                vectors = sum(first <= one < first + height for one in rows) if by_id else 1
+                total += vectors * columns * sum(widths)
+    return total
+
+
+@pytest.mark.parametrize(("qcomm", "widths"), [([], (4, 4)), (["forward=fp16"], (2, 4)), (["backward=bf16"], (4, 2))])
+@pytest.mark.parametrize(("ids", "by_id"), [(1, False), (6, False), (6, True), (1, True)])
+@pytest.mark.parametrize("kind", list(SHARDS))
+def test_what_processes_exchange_is_counted(
+    tmp_path: Path, kind: str, ids: int, by_id: bool, qcomm: list[str], widths: tuple[int, int]
+) -> None:
+    overrides = [f"train.global_batch_size={BATCH}", *(f"sharding.qcomm.{key}" for key in qcomm)]
+    run = read_run(write_run(tmp_path / "a", *overrides, world_size=2))
+    table: dict[str, Any] = {"features": 1, "ids_per_sample": float(ids), "num_embeddings": ROWS, "embedding_dim": DIM,
+                             "bytes": ROWS * DIM * 4, "by_id": by_id}  # fmt: skip
+    read, written, exchanged = _traffic(run, table, {"type": kind, "shards": SHARDS[kind]})
+    assert exchanged == sent(kind, ids, by_id, widths)
+    assert (read, written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
+
+
+def test_records_of_older_runs_are_read(tmp_path: Path) -> None:
+    """Without shards and by_id: whole vectors, or a sequence model's rows."""
+    table = {"features": 1, "ids_per_sample": 5.0, "num_embeddings": ROWS, "embedding_dim": DIM, "bytes": 512}
+    pooled = read_run(write_run(tmp_path / "a", f"train.global_batch_size={BATCH}", world_size=2))
+    assert _traffic(pooled, table, {"type": "table_wise"})[2] == BATCH * DIM * 8 / 2
+    by_id = read_run(write_run(tmp_path / "b", "model=hstu", f"train.global_batch_size={BATCH}", world_size=2))
+    assert _traffic(by_id, table, {"type": "table_wise"})[2] == BATCH * 5 * DIM * 8 / 2

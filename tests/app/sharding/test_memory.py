@@ -1,0 +1,187 @@
+"""The bytes that a plan counts, against those that live modules take."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+
+from app import plan
+from app.config import (
+    CONFIG_DIR,
+    AppConfig,
+    ModelConfig,
+    OptimizerConfig,
+    OptimizerName,
+    PlanAppConfig,
+    ShardingConfig,
+    TopologyConfig,
+    TrainConfig,
+)
+from app.config.published import published_tables
+from app.config.tables import Storage, TablesConfig
+from app.metrics.utilisation import utilisation
+from app.model.embeddings import make_sparse_arch
+from app.optimizer.build import FUSED, FUSED_ON_CPU
+from app.runtime.platform import Runtime
+from app.sharding import from_config, topology
+from app.sharding.planner import estimates
+from app.training import session
+from common.cli import compose_config
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, shard_path
+from tests.app.conftest import SMALL
+from tests.app.datasets import RAGGED_EMBEDDINGS, ragged_rows, write_ragged_dataset
+
+ROWS = 64  # of a batch
+STORAGES = {Storage.fp32: SparseType.FP32, Storage.fp16: SparseType.FP16}
+FAST = [(OptimizerName.adagrad, Storage.fp16), (OptimizerName.adam, Storage.fp32)]
+slow = pytest.mark.slow
+
+
+def tensor_bytes(tensors: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def resolved(name: str, devices: int) -> TopologyConfig:
+    asked = replace(topology.named(name), nodes=1, devices_per_node=devices)
+    return topology.resolve(asked, lambda: topology.probe("cpu"), devices)
+
+
+def live_bytes(this: session.Session) -> int:
+    """Of tables, their optimizers' state, their gradients, pooled vectors and ids as FBGEMM has them (int64)."""
+    (batch,) = list(this.split("train").train_batches(ROWS, 0, 0, 0))[:1]  # type: ignore[union-attr]
+    this.optimizer.zero_grad()
+    pooled = this.model.module.sparse_arch.bags(batch.sparse_features).values()
+    pooled.sum().backward()
+    this.optimizer.step()
+    total = pooled.nbytes + batch.sparse_features.values().numel() * 8
+    for module in (part for lookup in this.model.module.sparse_arch.bags._lookups for part in lookup.modules()):
+        if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen):
+            total += tensor_bytes(module.split_embedding_weights())
+            total += tensor_bytes(state for table in module.split_optimizer_states() for state in table)
+    replicated = {
+        name: weight
+        for name, weight in this.model.named_parameters()
+        if ".bags." in name and isinstance(weight, torch.nn.Parameter) and weight.grad is not None
+    }
+    states = {id(weight): state for _, keyed in this.optimizer.optimizers for weight, state in keyed.state.items()}
+    for weight in replicated.values():
+        total += weight.nbytes + weight.grad.nbytes
+        total += tensor_bytes(state for state in states[id(weight)].values() if state.numel() > 1)
+    return total
+
+
+@pytest.mark.parametrize("sizes", ["[3,1,2,1]", pytest.param("null", marks=slow)])
+@pytest.mark.parametrize(
+    ("optimizer", "storage"),
+    [pytest.param(name, storage, marks=[] if (name, storage) in FAST else slow)
+     for name in OptimizerName for storage in STORAGES
+     if name in FUSED_ON_CPU or storage is Storage.fp32],  # torch updates no others on CPUs
+)  # fmt: skip
+def test_a_plan_counts_what_a_live_model_takes(
+    here: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
+) -> None:
+    overrides = [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={optimizer.value}",
+                 f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}",
+                 f"model.tables.storage={storage.value}", "topology=cpu"]  # fmt: skip
+    if optimizer not in FUSED_ON_CPU:
+        overrides.append("sharding=data_parallel")
+    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
+    this = session.build(config, here, dataset, manifest)
+    bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
+    arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
+    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
+    assert sum(part.total_bytes for shards in parts.values() for part in shards) == live_bytes(this)
+
+
+@pytest.mark.parametrize("kernel", ["fused", "fused_uvm"])
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [pytest.param(name, storage, marks=[] if (name.value, storage.value) == ("rowwise_adam", "fp16") else slow)
+     for name in OptimizerName for storage in STORAGES],
+)  # fmt: skip
+def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: Storage, kernel: str) -> None:
+    """FBGEMM's own module for GPUs, on the meta device, which needs none; bags of three ids."""
+    rows, dim, ids = 1_000, 16, 3
+    place = EmbeddingLocation.DEVICE if kernel == "fused" else EmbeddingLocation.MANAGED
+    allocated = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, place, ComputeDevice.CUDA)],
+        optimizer=FUSED[name],
+        weights_precision=STORAGES[storage],
+        device=torch.device("meta"),
+    )
+    tensors = dict([*allocated.named_parameters(), *allocated.named_buffers()])
+    kept = {key: tensor for key, tensor in tensors.items() if key.startswith(("weights_", "momentum"))}
+    device, host = (
+        tensor_bytes(tensor for key, tensor in kept.items() if key.endswith(end) and tensor.numel() > 1)
+        for end in ("_dev", "_uvm")
+    )
+    config = AppConfig(
+        model=ModelConfig(embedding_dim=dim, dense_arch=[dim], over_arch=[1], tables=TablesConfig(storage=storage)),
+        optimizer=OptimizerConfig(name=name),
+        train=TrainConfig(global_batch_size=ROWS),
+        sharding=ShardingConfig(types="table_wise", kernels=[kernel]),
+        topology=resolved("h100", 1),
+    )
+    arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
+    plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
+    (part,) = estimates(arch, plan, from_config.workload(config, config.topology, arch, bag_sizes))["t_cat_0"]
+    assert part.device_bytes == device + ROWS * (ids * 8 + dim * 4)
+    assert part.host_bytes == host
+
+
+def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
+    """MLPerf v2's 26,135,627,264 parameters in fp16 take 48.7 GiB, and Adagrad's fp32 state 97.4."""
+    config = AppConfig(
+        model=ModelConfig(embedding_dim=128, tables=TablesConfig(storage=Storage.fp16)),
+        optimizer=OptimizerConfig(name=OptimizerName.adagrad),
+        train=TrainConfig(global_batch_size=8192),
+        sharding=ShardingConfig(types="auto"),
+        topology=resolved("h100", 2),
+    )
+    rows = published_tables("mlperf_v2")
+    arch = make_sparse_arch(config.model, rows, [])
+    with pytest.raises(UserError, match=r"26 tables of 48\.7 GiB and 97\.4 GiB of adagrad's state on 2 devices of 80"):
+        from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
+
+
+def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> None:
+    """In the manifest, bytes a sample and plans; the dataset has shards of several sizes."""
+    rows = ragged_rows("train", 2_000)
+    means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
+    assert means["tags"] > 2 == means["genres"]
+    overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
+    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(ragged)
+    this = session.build(config, here, ragged, manifest)
+    described = {name: table["ids_per_sample"] for name, table in this.describe_tables().items()}
+    assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
+    tables = this.model.module.sparse_arch.tables
+    moved = utilisation(config, here, ragged, manifest, tables, None, 0.0)["table_bytes_per_sample"]
+    assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
+    planned = plan._tables(compose_config(PlanAppConfig, CONFIG_DIR, overrides, "plan"))[1]
+    assert planned == pytest.approx(means)
+    # A mean of one id a bag would be all that is known without them.
+    arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
+    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
+    batch = config.train.global_batch_size
+    for name, ids in means.items():
+        (part,) = parts[f"t_{name}"]
+        vectors = batch * min(1.0, ids) * 16 * 4
+        kept = RAGGED_EMBEDDINGS[name] * 16 * 4
+        assert part.total_bytes == pytest.approx(kept + vectors + batch * ids * 8, abs=2)
+
+
+def test_empty_bags_alone_can_be_planned(tmp_path: Path, here: Runtime) -> None:
+    manifest = write_ragged_dataset(tmp_path, {"train": 10})
+    path = shard_path(tmp_path, "train", "00000", "offsets")
+    np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
+    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu",
+                                                    "sharding.types=[table_wise,row_wise]"])  # fmt: skip
+    assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
+    assert set(session.build(config, here, tmp_path, manifest).plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}

@@ -1,0 +1,144 @@
+"""Some steps of drawn models, against the naive program in float64: interaction, tables, optimizer, schedule."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from app.config import CONFIG_DIR, AppConfig, Interaction, OptimizerName, ScheduleConfig, ScheduleName
+from app.config.optimizer import ADAMS
+from app.config.tables import Pooling, QROperation, TableKind
+from app.model.tables import Embedding
+from app.optimizer.build import FUSED_ON_CPU
+from app.optimizer.schedule import learning_rate
+from app.runtime.platform import Runtime
+from app.training import session
+from common.cli import compose_config
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL
+from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS
+from tests.oracles.dlrm import Feature, OracleDLRM
+from tests.oracles.schedules import rates
+
+STEPS, BATCH = 6, 16
+INTERACTIONS = ["dot", "dot_itself", "cat", "dcn", "projection", "scalar_pairs", "mixed_pairs"]
+FAST, SLOW = (0, 1, 3, 4), range(42)
+
+
+class Drawn(NamedTuple):
+    """A drawn model and its training."""
+
+    interaction: str
+    optimizer: OptimizerName
+    schedule: ScheduleName
+    overrides: list[str]
+
+
+def draw(seed: int) -> Drawn:
+    """All that a seed decides. Optimizers that torch updates whole tables by have none that is looked up id by id."""
+    rng = np.random.default_rng(seed)
+    interaction = INTERACTIONS[seed % len(INTERACTIONS)]
+    optimizer, schedule = list(OptimizerName)[rng.integers(7)], list(ScheduleName)[rng.integers(4)]
+    name, _, _ = interaction.partition("_itself")
+    overrides = [f"model.interaction={'scalar_pairs' if 'pairs' in name else name}", f"optimizer={optimizer.value}"]
+    overrides += ["model.interaction_itself=true"] * (interaction == "dot_itself")
+    overrides += ["model.mixes_samples=true"] * (interaction == "mixed_pairs")
+    overrides += [
+        f"optimizer.lr={0.005 if optimizer in ADAMS else 0.05}",
+        f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}",
+    ]
+    overrides += [] if optimizer is OptimizerName.sgd else ["optimizer.eps=1e-3"]
+    overrides += ["optimizer.max_grad_norm=0.05"] * int(rng.integers(2))
+    lengths = {"warmup_steps": rng.integers(1, 4), "decay_start_step": rng.integers(3, 5), "decay_steps": 4}
+    used = {"constant": [], "warmup": ["warmup_steps"]}.get(schedule.value, list(lengths))
+    overrides += [f"schedule.name={schedule.value}", *(f"schedule.{key}={lengths[key]}" for key in used)]
+    overrides += ["schedule.end_factor=0.2"] * (schedule is ScheduleName.cosine)
+    for feature in RAGGED_EMBEDDINGS:
+        by_id = optimizer in FUSED_ON_CPU or feature not in RAGGED
+        pooling = rng.choice([each.value for each in Pooling if by_id or each is not Pooling.weighted])
+        kind = rng.choice([each.value for each in TableKind])
+        own = [f"pooling: {pooling}", f"kind: {kind}"]
+        if kind == "qr":
+            operations = [each for each in QROperation if by_id or each is not QROperation.mult]
+            own += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
+        own += ["dim: 4"] * (kind == "mixed_dimension")
+        overrides.append(f"+model.tables.overrides.{feature}={{{', '.join(own)}}}")
+    return Drawn(interaction, optimizer, schedule, overrides)
+
+
+def feature_of(one: Embedding, parameters: dict[str, Any]) -> Feature:
+    """Weighted bags are sums of w_i e_i, so that there pooled_mult is the product of each id's rows."""
+    own = {part: f"sparse_arch.{part}.{one.key}.weight" for part in ("row_weights", "projections")}
+    weighted, operation = one.pooling is Pooling.weighted, "" if one.operation is None else one.operation.value
+    return Feature(
+        [table.name for table in one.tables],
+        "mult" if weighted and "mult" in operation else operation or "plain",
+        one.pooling.value,
+        own["row_weights"] if own["row_weights"] in parameters else None,
+        own["projections"] if own["projections"] in parameters else None,
+    )
+
+
+@pytest.mark.parametrize(
+    "seed", [*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW if seed not in FAST)]
+)
+def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragged: Path) -> None:
+    drawn = draw(seed)
+    print(f"seed {seed}: {' '.join(drawn.overrides)}")
+    overrides = [*SMALL, *drawn.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}",
+                 "model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]  # fmt: skip
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    this = session.build(config, here, ragged, load_manifest(ragged))
+    parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
+    embeddings = this.model.module.sparse_arch.embeddings
+    features = {one.features[0]: feature_of(one, parameters) for one in embeddings}
+    schedule, chosen = config.schedule, config.optimizer
+    lengths = (STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
+    lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (chosen.lr, chosen.table_lr))
+    oracle = OracleDLRM(parameters, features, drawn.interaction, lr, table_lr, drawn.optimizer.value, chosen.eps or 0.0,
+                        (chosen.beta1 or 0.9, chosen.beta2 or 0.999), chosen.max_grad_norm)  # fmt: skip
+    for step, batch in zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
+        this.begin_step(step)
+        this.optimizer.zero_grad()
+        loss = this.loss(this.forward(batch), batch.labels)
+        loss.backward()
+        this.optimizer.step()
+        bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
+        bags = {name: [ids.long() for ids in of_feature] for name, of_feature in bags.items()}
+        oracle.step(batch.dense_features, bags, batch.labels)
+        assert loss.item() == pytest.approx(oracle.losses[-1], rel=2e-5), f"step {step}"
+    for name, values in this.parameters():
+        np.testing.assert_allclose(values, oracle.parameters[name].detach().numpy(), atol=2e-5, err_msg=name)
+
+
+def test_every_part_is_drawn() -> None:
+    cases = [draw(seed) for seed in SLOW]
+    assert {case.interaction for case in cases} == set(INTERACTIONS)
+    assert {case.optimizer for case in cases} == set(OptimizerName)
+    assert {case.schedule for case in cases} == set(ScheduleName)
+    text = " ".join(override for case in cases for override in case.overrides)
+    for word in (*(each.value for kind in (Pooling, TableKind, QROperation) for each in kind), "max_grad_norm"):
+        assert word in text
+    assert {each.value for each in Interaction} <= {name.replace("mixed", "scalar") for name in INTERACTIONS}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", list(ScheduleName))
+def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    base, warmup = float(rng.uniform(1e-3, 9)), int(rng.integers(1, 30))
+    start, decay, end = warmup + int(rng.integers(0, 9)), int(rng.integers(1, 40)), float(rng.uniform(0, 1))
+    lengths: dict[str, Any] = {"warmup_steps": warmup, "decay_start_step": start, "decay_steps": decay}
+    if name is ScheduleName.constant:
+        lengths = {}
+    elif name is ScheduleName.warmup:
+        lengths = {"warmup_steps": warmup}
+    elif name is ScheduleName.cosine:
+        lengths["end_factor"] = end
+    config = ScheduleConfig(name, **lengths)
+    found = [learning_rate(base, config, step) for step in range(120)]
+    given = {"warmup": config.warmup_steps, "start": config.decay_start_step, "decay": config.decay_steps,
+             "end": config.end_factor}  # fmt: skip
+    assert found == pytest.approx(rates(name.value, base, 120, **given), rel=1e-12)
