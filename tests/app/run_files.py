@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from app.checkpoint.files import STATE, STATE_SUM, checksum_line
+
 
 def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_bytes())
@@ -18,6 +20,13 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events(run, "train")]
+
+
+def rewrite_state(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint's state.json anew, with a checksum that fits."""
+    content = json.dumps(state).encode()
+    (checkpoint / STATE).write_bytes(content)
+    (checkpoint / STATE_SUM).write_bytes(checksum_line(content))
 
 
 def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:
