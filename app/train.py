@@ -24,6 +24,7 @@ from app.runtime import environment, platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import meta_build, session
 from app.training.run import TrainingRun
+from app.training.state import require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
@@ -87,26 +88,28 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
     require_attention(config.model.hstu, here.device.type)
     require_graphs(config.runtime, here.device.type)
+    here.on_rank_0(record.open)
+    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     root = prepare.dataset_path(config.data)
     here.on_rank_0(lambda: prepare.prepare(config.data))
     manifest = load_manifest(root)
     prepare.require_agreement(config.data, manifest)
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
-    here.on_rank_0(record.open)
-    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = TrainingRun(session.build(config, here, root, manifest), record, began)
     if start is not None:
         run.restore(Path(start))
-        before = read_summary(record.path)
+        before = read_summary(record.path) if run.continues else None
         if before is not None and run.is_done(before):
             log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
                      "checkpoint.overwrite=true", record.path, before["status"])  # fmt: skip
             return None
+        require_steps_left(run.length, run.state.step, Path(start))
+    run.checkpointer.require_space(run.state.step, run.length)
+    if start is not None and run.continues:
         best = (run.state.best or {}).get("step")
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
-    run.checkpointer.require_space(run.state.step, run.length)
     return run
 
 

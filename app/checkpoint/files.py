@@ -289,12 +289,12 @@ def find_checkpoint(run: Path, asked: str | None) -> str:
 
 
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
-    """Remove this run's checkpoints that are not before `start`: later ones, or all if `start` is of another run.
+    """Remove this run's checkpoints that are later than its own `start`.
 
     best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
     """
     for path in _not_before(checkpoints, start):
-        log.info("resume: removing %s, which is not before %s", path, start)
+        log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)
     best = None if best_step is None else checkpoint_name(best_step)
     there = best in [path.name for path in whole_checkpoints(checkpoints)]

@@ -117,7 +117,7 @@ class RunDirectory:
     ) -> None:
         """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
-        step, evaluated: where the run resumes, and whether that step's evaluation is in the checkpoint.
+        step, evaluated: where the run starts, and whether that step was evaluated.
         afresh: remove the files of an earlier run, but keep its log and metrics under another name. Otherwise the
             manifests of the run's earlier launches are kept.
         views: names of files and directories for other tools, removed with the run's own.
@@ -141,7 +141,7 @@ class RunDirectory:
         handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s", is_terminal=False))
         log.addHandler(handler)
         if aside:
-            log.warning("%s: starts over from step 0; %s", self.path, aside)
+            log.warning("%s: starts over from step %d; %s", self.path, step, aside)
 
     def _put_aside(self) -> str:
         """Rename log.txt and metrics.jsonl of an earlier run; what to log about it, nothing if there are none."""
@@ -248,7 +248,7 @@ def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
     """Return whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
         event = json.loads(line)
-        if event["step"] == step and event["event"] == "eval":
+        if event["step"] == step and event["event"] in ("eval", "eval_train"):
             return evaluated
         return bool(event["step"] <= step)
     except (ValueError, KeyError, TypeError):

@@ -50,6 +50,8 @@ class TrainingLoop:
     def run(self) -> str:
         """Train to the end; return the run's status: completed, target_reached or interrupted."""
         state = self.state
+        if 0 < state.step == self.length.total_steps:  # of another run: the directory has no checkpoint yet
+            self.checkpointer.save(state)
         if self._evaluation_due():  # the checkpoint was saved at this step, before its evaluation
             status = self._evaluate()
             if status is not None:

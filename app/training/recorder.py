@@ -34,10 +34,10 @@ class Recorder:
         self._batch_size, self._is_logloss = train.global_batch_size, session.is_logloss
         self._progress = ProgressDisplay(total_steps, session.runtime.rank == 0, train.print_windows)
 
-    def begin(self, state: RunState, resumed: str, pipeline: str) -> None:
+    def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
         """Write the run's configuration and manifest, and open its trackers; a collective call.
 
-        resumed: the line that describes the resumption; empty for a run from the start.
+        continues: the state is of this run's own checkpoint, so that its record up to there stays.
         """
         session, directory = self._session, self.directory
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
@@ -49,7 +49,7 @@ class Recorder:
             self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
             self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
 
-        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not resumed, FILES))
+        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
         session.runtime.on_rank_0(open_trackers)
 
     def start(self, step: int) -> None:

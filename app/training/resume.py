@@ -11,12 +11,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from app.checkpoint.files import (
     CheckpointState,
+    checkpoint_name,
     find_checkpoint,
     read,
+    whole_checkpoints,
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.record.reading import CONFIG, read_config
+from app.record.directory import RunDirectory
+from app.record.reading import CONFIG, read_config, read_events, read_summary
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
@@ -101,6 +104,48 @@ def restore(path: Path, session: Session) -> Resumed:
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
+
+
+def adopt_evaluations(state: RunState, directory: RunDirectory, config: AppConfig) -> dict[str, Any]:
+    """The last evaluation and the best one of a run that is resumed, as `RunState` has them; on rank 0.
+
+    Its record may know more than its checkpoint, which is saved before its step is evaluated. The best is one whose
+    checkpoint is still there, if the best is to be kept.
+
+    Raises:
+        UserError: the run evaluates another split.
+    """
+    evaluations = _recorded_evaluations(state, directory.path, config.eval.train_split)
+    last = max(evaluations, key=lambda one: one["step"], default=None)
+    if last is not None and last.get("split", config.eval.split) != config.eval.split:
+        raise UserError(
+            f"eval.split={config.eval.split}: {directory.path} evaluates {last['split']}, by which it keeps its best; "
+            f"give eval.split={last['split']} or another run.name, and for figures of another split "
+            f"python -m app.evaluate run={directory.path} split={config.eval.split}"
+        )
+    there = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    candidates = [one for one in evaluations if last is not None and one.get("split") == last.get("split")]
+    ranked = [{"step": one["step"], "auc": one["auc"]} for one in candidates if one.get("auc") is not None]
+    ranked += [state.best] if state.best is not None else []
+    if config.checkpoint.keep_best:
+        ranked = [one for one in ranked if checkpoint_name(one["step"]) in there]
+    best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
+    return {"evaluation": last, "best": best}
+
+
+def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[dict[str, Any]]:
+    """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl, and of summary.json.
+
+    train_split: one of the training split belongs to each, and one that lacks it is to be repeated.
+    """
+    of_train = {event["step"] for event in read_events(run, "eval_train")}
+    evaluations = [state.evaluation] if state.evaluation is not None else []
+    for event in read_events(run, "eval"):
+        if event["step"] < state.step or (event["step"] == state.step and (state.step in of_train or not train_split)):
+            figures = {key: value for key, value in event.items() if key not in ("event", "seconds", "eval_seconds")}
+            evaluations.append({**figures, "samples": figures.pop("eval_samples")})
+    final = (read_summary(run) or {}).get("eval", {})
+    return [*evaluations, final] if final.get("step") == state.step else evaluations
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:

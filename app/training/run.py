@@ -1,9 +1,11 @@
 """One run on this process, from where it starts to its summary."""
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +43,41 @@ class TrainingRun:
         self.checkpointer = Checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
         self._directory, self._began = directory, began
-        self._resumed = ""
+        self._resumed = ""  # the line that describes the resumption
+        self.continues = False  # from a checkpoint of its own
         self._measured_before = 0  # steps, before a resumption
 
     def restore(self, path: Path) -> None:
-        """Resume from a checkpoint; a collective call. Raises UserError as `resume.restore` does."""
+        """Resume from a checkpoint of this run, or start from one of another; a collective call.
+
+        Raises:
+            UserError: as `resume.restore` and `resume.adopt_evaluations` do.
+        """
         self.state, self.recorder.seconds_before, self._resumed = resume.restore(path, self.session)
         set_step(self.session.optimizer, self.state.step)
-        if self._directory.was_killed():
-            self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+        self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
+        if self.continues:
+            state, directory, config = self.state, self._directory, self.config
+            text = self.runtime.on_rank_0(lambda: json.dumps(resume.adopt_evaluations(state, directory, config)))
+            self.state = replace(state, **json.loads(text))
+            if directory.was_killed():
+                self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+            self.checkpointer.saved_step = self.state.step
+        else:  # evaluations of another run have no checkpoints here
+            self.state.evaluation = self.state.best = None
         self._measured_before = len(self.state.all_step_seconds())
-        self.checkpointer.start_from(path, self.state.step)
 
     def is_done(self, before: dict[str, Any]) -> bool:
         """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
-        if before["steps"] != self.state.step or before["status"] not in ("completed", "target_reached"):
+        state = self.state
+        if before["steps"] != state.step or before["status"] not in ("completed", "target_reached"):
             return False
-        self.state.evaluation = before["eval"]
-        same_split = before["eval"].get("split") == self.config.eval.split
-        return same_split and (self.state.step >= self.length.total_steps or target_reached(self.state, self.length))
+        evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
+        return evaluated and (state.step >= self.length.total_steps or target_reached(state, self.length))
 
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
-        self.recorder.begin(self.state, self._resumed, self.data.pipeline.value)
+        self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
         self._log_beginning()
         self.recorder.start(self.state.step)
         profiler = self._profiler()

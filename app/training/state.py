@@ -1,6 +1,7 @@
 """Where a run is, and how long it is in steps of its own dataset."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,24 @@ class RunLength(NamedTuple):
         """The step of the first evaluation after `step` steps."""
         every = self.train.eval_every_steps or self.total_steps or 1
         return min(max(self.first_evaluation, (step // every + 1) * every), self.total_steps)
+
+
+def require_steps_left(length: RunLength, step: int, start: Path) -> None:
+    """Raises UserError if a run that starts from the checkpoint `start` of that step is to be shorter than that."""
+    if step <= length.total_steps:
+        return
+    train, epochs = length.train, -(-step // length.steps_per_epoch)
+    by_samples = None if train.max_samples is None else train.max_samples // train.global_batch_size
+    if train.max_steps == length.total_steps:
+        key, value, remedy = "max_steps", train.max_steps, step
+    elif by_samples == length.total_steps:
+        key, value, remedy = "max_samples", train.max_samples, step * train.global_batch_size
+    else:
+        key, value, remedy = "epochs", train.epochs, epochs
+    raise UserError(
+        f"train.{key}={value}: {start} is at step {step} already, and the run would end after {length.total_steps}; "
+        f"give train.{key}={remedy} or more, or another run.name"
+    )
 
 
 def run_length(train: TrainConfig, split: SplitReader | EventReader, world_size: int) -> RunLength:
