@@ -20,7 +20,7 @@ from app.data.shards import verify_splits
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.report.page import write_report
-from app.runtime import environment, platform, process_group
+from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import meta_build, session
 from app.training.run import TrainingRun
@@ -53,11 +53,9 @@ def main(config: AppConfig) -> int:
 
 
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
-    only_built, settings = meta_build.is_wanted(config), environment.apply(config.environment)
+    only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     with process_group.joined(replace(config, runtime=arithmetic), advice) as here:
-        for line in settings:
-            log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
         record = RunDirectory(Path(config.run.dir), here.rank)
         try:

@@ -102,7 +102,7 @@ class TrainingLoop:
         stop = self.stop.requested(state.step)
         evaluate = self._evaluation_due()
         save = done or stop or self.checkpointer.due(state.step)
-        logged = done or _every(self.length.train.log_every_steps, state.step)
+        logged = self.length.reported(state.step)
         if evaluate or save or logged or state.step == window.first_counted_step:
             window.synchronise()
         if logged:
@@ -144,7 +144,3 @@ def target_reached(state: RunState, length: RunLength) -> bool:
         return False
     targets = (("auc", train.target_auc), ("accuracy", train.target_accuracy))
     return any(target is not None and result[key] is not None and result[key] >= target for key, target in targets)
-
-
-def _every(interval: int | None, step: int) -> bool:
-    return interval is not None and step % interval == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from app.config import to_plain
+from app.config import Compile, to_plain
 from app.metrics.power import EnergyMeter
 from app.metrics.timing import StepTimer, memory_in_use
 from app.record import provenance
@@ -98,12 +98,13 @@ class Recorder:
         """The run's provenance, data, plan and tables, for manifest.json."""
         session = self._session
         return {
-            **provenance.describe_run(),
+            **provenance.describe_run(session.config.environment.variables),
             "dataset": session.describe_dataset(),
             "seeds": {"train.seed": session.config.train.seed},
             "world_size": session.runtime.world_size,
             "platform": session.runtime.platform.value,
             "num_threads": session.runtime.num_threads,
+            "compile": (session.config.runtime.compile or Compile.none).value,
             "local_world_size": session.runtime.local_world_size,
             "plan": session.plan.to_json()["tables"],
             "pipeline": pipeline,

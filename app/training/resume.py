@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
 from app.checkpoint.files import (
+    CHECKPOINTS,
     CheckpointState,
     checkpoint_name,
     find_checkpoint,
@@ -74,14 +75,12 @@ def restore(path: Path, session: Session) -> Resumed:
     """
     saved = read(path)
     require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
-    now = fingerprint(session.config)
-    then = {"data.shuffle_lanes": 1, **saved.state["fingerprint"]}  # older checkpoints lack it
-    for key, value in then.items():
-        if now.get(key) != value:
-            raise UserError(
-                f"{key}={now.get(key)}: the run at {path} was started with {value}; "
-                "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
-            )
+    if (difference := _first_difference(saved.state, session.config)) is not None:
+        key, now, then = difference
+        raise UserError(
+            f"{key}={now}: the run at {path} was started with {then}; "
+            "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
+        )
     load_tensors(path, session.model, session.optimizer)
     values, arrays = saved.state, saved.arrays
     state = RunState(
@@ -188,6 +187,13 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
     return keys
 
 
+def _first_difference(saved: dict[str, Any], config: AppConfig) -> tuple[str, Any, Any] | None:
+    """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
+    now = fingerprint(config)
+    then = {"data.shuffle_lanes": 1, **saved["fingerprint"]}  # older checkpoints lack it
+    return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
+
+
 class TrainedRun(NamedTuple):
     """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
 
@@ -201,10 +207,16 @@ def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runti
     """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
-        UserError: there is none, or the dataset is not the one it was trained on.
+        UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
     """
     path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
     state = read(path).state
+    if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
+        key, now, then = difference
+        raise UserError(
+            f"checkpoint={path}: was trained with {key}={then}, and run={run} with {now}; give its own run=, or a "
+            f"checkpoint in {run / CHECKPOINTS}"
+        )
     return TrainedRun(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
 
 

@@ -21,7 +21,7 @@ from app.training.evaluator import Evaluator
 from app.training.loop import TrainingLoop, target_reached
 from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import RunState, run_length
+from app.training.state import RunLength, RunState, run_length
 from app.training.stop import StopCheck
 from common.signals import StopRequest
 
@@ -31,11 +31,17 @@ log = logging.getLogger("clickwork")
 class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
-    def __init__(self, session: Session, directory: RunDirectory, began: float) -> None:
-        """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler; no GPU."""
+    def __init__(
+        self, session: Session, directory: RunDirectory, began: float, length: RunLength | None = None
+    ) -> None:
+        """began: time.perf_counter() when the command began. length: of a replay; None: as configured.
+
+        Raises:
+            UserError: unfit batch; no compiler; no GPU.
+        """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
-        self.length = run_length(self.config.train, session.split("train"), self.runtime.world_size)
+        self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
         self.timer = StepTimer(self.runtime.device)

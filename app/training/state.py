@@ -44,15 +44,26 @@ class RunLength(NamedTuple):
     """Steps of an epoch and of the whole run; and `train` with fractions of an epoch converted to steps.
 
     first_evaluation: a multiple of train.eval_every_steps; there is none before but the run's last.
+    evaluations, reports: of a replay the steps to evaluate and to report after, instead of those of `train`.
     """
 
     steps_per_epoch: int
     total_steps: int
     train: TrainConfig
     first_evaluation: int = 0
+    evaluations: frozenset[int] | None = None
+    reports: frozenset[int] | None = None
+
+    def reported(self, step: int) -> bool:
+        """Return whether a window of steps ends with this step."""
+        if self.reports is not None:
+            return step in self.reports or step == self.total_steps
+        return step % self.train.log_every_steps == 0 or step == self.total_steps
 
     def next_evaluation(self, step: int) -> int:
         """The step of the first evaluation after `step` steps."""
+        if self.evaluations is not None:
+            return min((one for one in self.evaluations if one > step), default=self.total_steps)
         every = self.train.eval_every_steps or self.total_steps or 1
         return min(max(self.first_evaluation, (step // every + 1) * every), self.total_steps)
 
@@ -61,14 +72,13 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     """Raises UserError if a run that starts from the checkpoint `start` of that step is to be shorter than that."""
     if step <= length.total_steps:
         return
-    train, epochs = length.train, -(-step // length.steps_per_epoch)
-    by_samples = None if train.max_samples is None else train.max_samples // train.global_batch_size
-    if train.max_steps == length.total_steps:
-        key, value, remedy = "max_steps", train.max_steps, step
-    elif by_samples == length.total_steps:
-        key, value, remedy = "max_samples", train.max_samples, step * train.global_batch_size
-    else:
-        key, value, remedy = "epochs", train.epochs, epochs
+    train = length.train
+    batch, epochs = train.global_batch_size, -(-step // length.steps_per_epoch)
+    limits = (("max_steps", train.max_steps, 1, step), ("max_samples", train.max_samples, batch, step * batch))
+    key, value, _, remedy = next(
+        (limit for limit in limits if limit[1] is not None and limit[1] // limit[2] == length.total_steps),
+        ("epochs", train.epochs or 1, 0, epochs),
+    )
     raise UserError(
         f"train.{key}={value}: {start} is at step {step} already, and the run would end after {length.total_steps}; "
         f"give train.{key}={remedy} or more, or another run.name"

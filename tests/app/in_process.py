@@ -1,4 +1,4 @@
-"""Training in the test's own process group, as `python -m app.train` does it between joining and leaving one."""
+"""Commands in the test's own process group, as they run between joining and leaving one."""
 
 import logging
 import time
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app import train
-from app.config import CONFIG_DIR, AppConfig, validate_new_run
+import pytest
+
+from app import train, verify
+from app.config import CONFIG_DIR, AppConfig, VerifyConfig, validate_new_run
 from app.record.directory import RunDirectory
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from common.cli import compose_config
 
@@ -42,3 +45,21 @@ def train_here(here: Runtime, *overrides: str) -> str:
     with _directory(config, here.rank) as record:
         run = train._set_up(config, here, record, time.perf_counter())
         return NOTHING_TO_DO if run is None else run.train()
+
+
+def verify_here(here: Runtime, run: Path, *overrides: str) -> int:
+    """Replay and compare; return the exit status. The report goes to stdout."""
+
+    @contextmanager
+    def joined(*_: object) -> Iterator[Runtime]:
+        yield here
+
+    config = compose_config(VerifyConfig, CONFIG_DIR, [f"run={run}", *overrides], "verify")
+    handlers = list(LOG.handlers)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_group, "joined", joined)
+        status = verify.main(config)
+    for handler in [handler for handler in LOG.handlers if handler not in handlers]:
+        LOG.removeHandler(handler)
+        handler.close()
+    return status

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
+from app.config import Precision, RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import stop
+from app.training import resume, stop
 from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
 from app.training.session import Evaluation, Session
@@ -144,3 +145,13 @@ def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
     assert train_here(here, *both) == "completed"
     for kind in ("eval", "eval_train"):
         assert [event["step"] for event in events(Path("runs/x"), kind)] == [4, 6]
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(here: Runtime, base: list[str]) -> None:
+    for name, lr in (("x", "0.1"), ("y", "0.2")):
+        assert train_here(here, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
+    own, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
+    config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
+    assert resume.open_checkpoint(Path("runs/x"), own, config, here).state["step"] == 2
+    with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
+        resume.open_checkpoint(Path("runs/x"), other, config, here)
