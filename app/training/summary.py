@@ -14,6 +14,7 @@ from app.metrics import clicks, users
 from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
+from app.record.reading import SUMMARY_VERSION
 from app.training.session import Session
 from app.training.state import RunState
 from common.terminal import coloured
@@ -70,6 +71,7 @@ def _figures(
     losses, measured, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     loss = mean_loss(losses[-config.train.log_every_steps :])  # of the last window
     return {
+        "version": SUMMARY_VERSION,
         "steps": state.step,
         "samples": state.step * batch_size,
         "world_size": world_size,

@@ -1,5 +1,6 @@
 """What a run has written so far."""
 
+import hashlib
 import json
 import os
 import time
@@ -20,6 +21,12 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events(run, "train")]
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Digests of all files under a directory, by path."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def rewrite_state(checkpoint: Path, state: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Runs that are repeated with other settings: longer, shorter, on another split, from another run's checkpoint."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from app.training.session import Evaluation, Session
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import NOTHING_TO_DO, Killed, train_here
-from tests.app.run_files import events, summary
+from tests.app.run_files import contents, events, summary
 
 
 @pytest.fixture
@@ -24,12 +23,6 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     """Overrides of a run in the present directory."""
     monkeypatch.chdir(tmp_path)
     return [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x"]
-
-
-def contents(directory: Path) -> dict[str, str]:
-    """Digests of all files under a directory."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def best_of(run: Path) -> int | None:
