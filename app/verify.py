@@ -188,9 +188,15 @@ def _log_layout(directory: Path, launches: list[Launch], here: runtime.Runtime) 
     others = {start: size for start, size in sizes.items() if size != here.world_size}
     if others:
         start = min(others)
-        log.info("verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
-                 "can be, start with NPROC=%d (make) or torchrun", directory, others[start], start,
-                 here.world_size, sizes[min(sizes)])  # fmt: skip
+        log.info(
+            "verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
+            "can be, start with NPROC=%d (make) or torchrun",
+            directory,
+            others[start],
+            start,
+            here.world_size,
+            sizes[min(sizes)],
+        )
 
 
 def _report(directory: Path, report: dict[str, Any], changed: list[str], until: int | None, tolerance: float) -> int:
@@ -202,8 +208,13 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], until: 
     same = not (report["losses"] or report["tensors"] or report["figures"] or digests_alone)
     within = report["largest_difference"] <= tolerance and not (digests_alone and until is None)
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
-    log.info("verify: %s: %s (%d figures of the record, %d checkpoints)", directory, verdict,
-             report["figures_compared"], len(report["compared_at"]))  # fmt: skip
+    log.info(
+        "verify: %s: %s (%d figures of the record, %d checkpoints)",
+        directory,
+        verdict,
+        report["figures_compared"],
+        len(report["compared_at"]),
+    )
     if not report["compared_at"]:
         log.info("verify: the run has no checkpoints: losses, evaluations and digests of its record were compared")
     if report["losses"]:
@@ -214,8 +225,13 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], until: 
                  "by %.3g at most", report["tensors_at_step"], ", ".join(map(str, report["compared_at"])), name,
                  list(found["first_element"]), found["largest"])  # fmt: skip
     for figure in report["figures"][:MOST_LINES]:
-        log.info("verify: %s: %s is recorded as %s, replayed as %s", figure["where"], figure["figure"],
-                 figure["recorded"], figure["replayed"])  # fmt: skip
+        log.info(
+            "verify: %s: %s is recorded as %s, replayed as %s",
+            figure["where"],
+            figure["figure"],
+            figure["recorded"],
+            figure["replayed"],
+        )
     if len(report["figures"]) > MOST_LINES:
         log.info("verify: %d figures differ in all, which the JSON lists", len(report["figures"]))
     for name in [name for name, equal in report["same_digests"].items() if not equal]:
@@ -237,8 +253,10 @@ def _report_changes(report: dict[str, Any], changed: list[str], until: int | Non
     if until:
         log.info("verify: bits can be equal up to step %d, not beyond", until)
     if not same and (until is None or (first is not None and first <= until)):
-        log.info("verify: no recorded condition has changed since%s: on a CPU the bits should have been equal",
-                 "" if until is None else f" step {first} was trained")  # fmt: skip
+        log.info(
+            "verify: no recorded condition has changed since%s: on a CPU the bits should have been equal",
+            "" if until is None else f" step {first} was trained",
+        )
 
 
 if __name__ == "__main__":

@@ -49,8 +49,11 @@ def _steps(launches: list[Launch]) -> str:
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    layout = [f"{key}: {then.get(key)} then, {now[key]} now" for key in LAYOUT
-              if then.get(key) != now[key] and (key in then or key != "compile")]  # fmt: skip
+    layout = [
+        f"{key}: {then.get(key)} then, {now[key]} now"
+        for key in LAYOUT
+        if then.get(key) != now[key] and (key in then or key != "compile")
+    ]
     if not layout and _places(then.get("plan") or {}) != _places(now["plan"]):
         layout = [f"sharding: {_types(then.get('plan') or {})} then, {_types(now['plan'])} now"]
     return layout + [

@@ -11,9 +11,22 @@ from common.errors import UserError
 KINDS = ("train", "eval", "eval_train")  # of events that a replay repeats
 # Figures of the machine and of the moment, which no replay repeats.
 NOT_COMPARED = (
-    "seconds", "eval_seconds", "samples_per_second", "input_wait_fraction", "phase_seconds", "watts", "host_bytes",
-    "device_bytes", "measured", "throughput", "memory", "power", "utilisation", "world_size", "covers",
-)  # fmt: skip
+    "seconds",
+    "eval_seconds",
+    "samples_per_second",
+    "input_wait_fraction",
+    "phase_seconds",
+    "watts",
+    "host_bytes",
+    "device_bytes",
+    "measured",
+    "throughput",
+    "memory",
+    "power",
+    "utilisation",
+    "world_size",
+    "covers",
+)
 OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
 RELATIVE = ("loss", "logloss", "lr")
 SMOOTH = (*RELATIVE, "ne", "calibration", "base_rate")

@@ -1,19 +1,22 @@
 """Commands in the test's own process group, as they run between joining and leaving one."""
 
+import importlib
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app import train, verify
-from app.config import CONFIG_DIR, AppConfig, VerifyConfig, validate_new_run
+from app import train
+from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from app.record.directory import RunDirectory
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from common.cli import compose_config
+from tests.app.conftest import SCHEMAS
 
 NOTHING_TO_DO = "nothing to do"
 LOG = logging.getLogger("clickwork")
@@ -47,19 +50,22 @@ def train_here(here: Runtime, *overrides: str) -> str:
         return NOTHING_TO_DO if run is None else run.train()
 
 
-def verify_here(here: Runtime, run: Path, *overrides: str) -> int:
-    """Replay and compare; return the exit status. The report goes to stdout."""
+def command_here(here: Runtime, name: str, *overrides: str) -> int:
+    """Run evaluate, verify, recommend or export; return the exit status. Raises UserError as the command does."""
 
     @contextmanager
     def joined(*_: object) -> Iterator[Runtime]:
         yield here
 
-    config = compose_config(VerifyConfig, CONFIG_DIR, [f"run={run}", *overrides], "verify")
+    schema, file = SCHEMAS[name]
+    config: Any = compose_config(schema, CONFIG_DIR, list(overrides), file)
     handlers = list(LOG.handlers)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process_group, "joined", joined)
-        status = verify.main(config)
-    for handler in [handler for handler in LOG.handlers if handler not in handlers]:
-        LOG.removeHandler(handler)
-        handler.close()
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(process_group, "joined", joined)
+            status: int = importlib.import_module(f"app.{name}").main(config)
+    finally:
+        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
+            LOG.removeHandler(handler)
+            handler.close()
     return status

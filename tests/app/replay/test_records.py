@@ -13,7 +13,7 @@ from app.runtime.platform import Runtime
 from app.training import stop
 from common.errors import UserError
 from tests.app.conftest import SMALL
-from tests.app.in_process import train_here, verify_here
+from tests.app.in_process import command_here, train_here
 from tests.app.run_files import events, summary
 from tests.once import made_once
 
@@ -25,8 +25,16 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
     """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
 
     def train(root: Path) -> None:
-        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x",
-                     "train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true"]  # fmt: skip
+        overrides = [
+            *SMALL,
+            f"data.path={dataset}",
+            "record.tensorboard=false",
+            "run.name=x",
+            f"run.dir={root}/x",
+            "train.log_every_steps=4",
+            "train.eval_every_steps=5",
+            "eval.train_split=true",
+        ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
             assert train_here(here, *overrides, "train.max_steps=12") == "interrupted"
@@ -49,7 +57,7 @@ def verified(here: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Ca
 
     def verify(*overrides: str) -> tuple[int, Report]:
         capsys.readouterr()
-        status = verify_here(here, run, *overrides)
+        status = command_here(here, "verify", f"run={run}", *overrides)
         return status, json.loads(capsys.readouterr().out)
 
     return verify
@@ -141,12 +149,21 @@ def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[
 def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Path) -> None:
     in_summary(None, "version", 99)(run)
     with pytest.raises(UserError, match=r"summary.json is of version 99, which is not known here"):
-        verify_here(here, run)
+        command_here(here, "verify", f"run={run}")
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:
-    same = {"code": {"git_sha": "a"}, "versions": {}, "hardware": {}, "environment": {}, "plan": {}, "num_threads": 1,
-            "platform": "cpu", "image": None, "base_image": None}  # fmt: skip
+    same = {
+        "code": {"git_sha": "a"},
+        "versions": {},
+        "hardware": {},
+        "environment": {},
+        "plan": {},
+        "num_threads": 1,
+        "platform": "cpu",
+        "image": None,
+        "base_image": None,
+    }
     now = {**same, "world_size": 1, "compile": "none"}
     two, one = {**same, "world_size": 2, "from_step": 0}, {**same, "world_size": 1, "from_step": 40}
     launches = launches_of({**one, "earlier": [two]})
@@ -161,8 +178,9 @@ def test_conditions_are_compared_launch_by_launch() -> None:
     (start, another) = launches_of(one)
     assert start == Launch(0, 40, None)
     assert changes([start, another], now) == (
-        ["steps 1 to 40: trained by another run, from whose checkpoint this one started"], 0
-    )  # fmt: skip
+        ["steps 1 to 40: trained by another run, from whose checkpoint this one started"],
+        0,
+    )
 
 
 def test_bits_are_promised_up_to_where_the_threads_changed(
