@@ -130,7 +130,8 @@ class RunDirectory:
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh else read_json(self.path / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
-        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
+        lines = (before or {}).get("results_before", self._results_lines())
+        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "results_before": lines, "earlier": earlier}
         write_atomically(self.path / MANIFEST, _json(manifest))
         write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
         path = self.path / METRICS
@@ -207,22 +208,33 @@ class RunDirectory:
     def results(
         self, run: str, summary: dict[str, Any], global_batch_size: int, num_nodes: int, spread: float | None
     ) -> None:
-        """Append this run's line to results.csv; `spread` is the throughput's standard deviation over its mean."""
+        """Write this run's line to results.csv, in place of those of its earlier launches.
+
+        spread: the throughput's standard deviation over its mean.
+        """
         if not self._writes:
             return
         path = self.path / RESULTS
         world_size, rates = summary["world_size"], summary["throughput"]
+        before = (read_json(self.path / MANIFEST) or {}).get("results_before", 0)
         text = io.StringIO()
         writer = csv.writer(text)
-        if not path.exists():
+        kept = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
+        if not kept:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         rate = rates["samples_per_second"]
         writer.writerow([stamp, num_nodes, global_batch_size, rate, spread, run, world_size, global_batch_size, rate,
                          global_batch_size // world_size, rates["samples_per_second_per_device"],
                          summary["status"]])  # fmt: skip
-        with open(path, "a", newline="") as file:
-            file.write(text.getvalue())
+        write_atomically(path, b"".join(kept) + text.getvalue().encode())
+
+    def _results_lines(self) -> int:
+        """Lines of results.csv, its head included; 0 if there is none."""
+        try:
+            return len((self.path / RESULTS).read_bytes().splitlines())
+        except FileNotFoundError:
+            return 0
 
     def _is_run(self) -> bool:
         return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME

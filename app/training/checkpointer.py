@@ -39,7 +39,7 @@ class Checkpointer:
         size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
         there = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining = length.total_steps - step
-        evaluations = remaining // (length.train.eval_every_steps or length.total_steps) if self.config.keep_best else 0
+        evaluations = int(remaining // (length.distance or length.total_steps)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
         if self.config.every_minutes is None:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or length.total_steps) + evaluations)
@@ -62,6 +62,7 @@ class Checkpointer:
             return
         with self._timer.apart("checkpoint"):
             began = time.perf_counter()
+            self._recorder.measure_energy()
             content = resume.checkpoint_state(self._session, state, self._recorder.seconds())
             self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
             self._stalls[state.step] = time.perf_counter() - began

@@ -1,7 +1,7 @@
 """What a checkpoint of a session holds, and how a session or another command starts from one."""
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
+from app.metrics.totals import Measured, from_checkpoint
 from app.record.directory import RunDirectory
 from app.record.reading import CONFIG, read_config, read_events, read_summary
 from app.runtime import rng
@@ -29,6 +30,8 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
+
+NOT_OF_EVALUATIONS = ("event", "seconds", "eval_seconds", "measured")  # keys of their events
 
 
 class Resumed(NamedTuple):
@@ -47,7 +50,9 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         "samples": state.step * session.config.train.global_batch_size,
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
-        "input_wait": state.input_wait,
+        "input_wait": state.measured.input_wait,  # read by older versions
+        "measured": asdict(state.measured),
+        "unreported": asdict(state.unreported),
         "skipped": state.skipped,
         "evaluation": state.evaluation,
         "best": state.best,
@@ -89,7 +94,8 @@ def restore(path: Path, session: Session) -> Resumed:
         step_in_epoch=values["step_in_epoch"],
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        input_wait=values["input_wait"],
+        measured=from_checkpoint(values, arrays["step_seconds"]),
+        unreported=Measured(**values.get("unreported", {})),
         accuracies=arrays["accuracies"],
         skipped=values["skipped"],
         evaluation=values["evaluation"],
@@ -105,8 +111,25 @@ def restore(path: Path, session: Session) -> Resumed:
     return Resumed(state, values["seconds"], line)
 
 
-def adopt_evaluations(state: RunState, directory: RunDirectory, config: AppConfig) -> dict[str, Any]:
-    """The last evaluation and the best one of a run that is resumed, as `RunState` has them; on rank 0.
+class Adopted(NamedTuple):
+    """What a run's record adds to its checkpoint: the last evaluation and the best, as `RunState` has them; time.
+
+    after_saving: the checkpoint's step was evaluated after it was saved.
+    joules, energy_seconds: of that evaluation. seconds: spent, that included.
+    """
+
+    evaluation: dict[str, Any] | None
+    best: dict[str, Any] | None
+    after_saving: bool
+    joules: float
+    energy_seconds: float
+    seconds: dict[str, float]
+
+
+def adopt_evaluations(
+    state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
+) -> Adopted:
+    """What the record of a run that is resumed knows of its evaluations and of the `seconds` spent; on rank 0.
 
     Its record may know more than its checkpoint, which is saved before its step is evaluated. The best is one whose
     checkpoint is still there, if the best is to be kept.
@@ -129,7 +152,27 @@ def adopt_evaluations(state: RunState, directory: RunDirectory, config: AppConfi
     if config.checkpoint.keep_best:
         ranked = [one for one in ranked if checkpoint_name(one["step"]) in there]
     best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
-    return {"evaluation": last, "best": best}
+    steps = [(one or {"step": -1})["step"] for one in (last, state.evaluation)]
+    if steps[0] != state.step or steps[1] == state.step:
+        return Adopted(last, best, False, 0.0, 0.0, seconds)
+    return Adopted(last, best, True, *_spent_after_saving(state, directory.path, seconds))
+
+
+def _spent_after_saving(state: RunState, run: Path, seconds: dict[str, float]) -> tuple[float, float, dict[str, float]]:
+    """Joules of the evaluation of a state that was saved before, their seconds, and all seconds spent until then."""
+    summary = read_summary(run) or {"steps": -1}
+    events = [
+        event for kind in ("eval", "eval_train") for event in read_events(run, kind) if event["step"] == state.step
+    ]
+    spent = sum(event.get("eval_seconds", 0.0) for event in events)
+    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
+    if summary["steps"] == state.step and summary["status"] != "failed":  # it knows the writing of the checkpoint too
+        seconds = summary["seconds"]
+    measured = [event["measured"] for event in events if "measured" in event]
+    if not measured:  # of an older version
+        return 0.0, 0.0, seconds
+    joules, metered = (sum(one[key] for one in measured) for key in ("joules", "energy_seconds"))
+    return joules - state.unreported.joules, metered - state.unreported.energy_seconds, seconds
 
 
 def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[dict[str, Any]]:
@@ -141,7 +184,7 @@ def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list
     evaluations = [state.evaluation] if state.evaluation is not None else []
     for event in read_events(run, "eval"):
         if event["step"] < state.step or (event["step"] == state.step and (state.step in of_train or not train_split)):
-            figures = {key: value for key, value in event.items() if key not in ("event", "seconds", "eval_seconds")}
+            figures = {key: value for key, value in event.items() if key not in NOT_OF_EVALUATIONS}
             evaluations.append({**figures, "samples": figures.pop("eval_samples")})
     final = (read_summary(run) or {}).get("eval", {})
     return [*evaluations, final] if final.get("step") == state.step else evaluations

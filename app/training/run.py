@@ -11,6 +11,7 @@ from typing import Any
 
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
+from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.trackers.run_trackers import TENSORBOARD
@@ -63,9 +64,16 @@ class TrainingRun:
         set_step(self.session.optimizer, self.state.step)
         self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
         if self.continues:
-            state, directory, config = self.state, self._directory, self.config
-            text = self.runtime.on_rank_0(lambda: json.dumps(resume.adopt_evaluations(state, directory, config)))
-            self.state = replace(state, **json.loads(text))
+            state, directory, spent = self.state, self._directory, self.recorder.seconds_before
+            text = self.runtime.on_rank_0(
+                lambda: json.dumps(resume.adopt_evaluations(state, directory, self.config, spent))
+            )
+            adopted = resume.Adopted(*json.loads(text))
+            if adopted.after_saving:
+                state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
+                state.take_unreported()  # the event of the evaluation has it
+            self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
+            self.recorder.seconds_before = adopted.seconds
             if directory.was_killed():
                 self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
             self.checkpointer.saved_step = self.state.step
@@ -154,6 +162,8 @@ class TrainingRun:
 
     def _gauges(self, profiler: StepProfiler) -> dict[str, Any]:
         """Mean seconds of a step's phases and of its exchanges between processes, on the slowest of them; power."""
-        phases = {name: self.runtime.highest(self.timer.phases.get(name, 0.0)) or None for name in PHASES}
-        exchanged = self.runtime.highest(profiler.communication_seconds or 0.0) or None
-        return {"phase_seconds": {**phases, "communication": exchanged}, "power": self.recorder.energy.figures()}
+        measured, exchanged = self.state.measured, self.runtime.highest(profiler.communication_seconds or 0.0) or None
+        return {
+            "phase_seconds": {**measured.phase_means(PHASES), "communication": exchanged},
+            "power": measured.power(self.recorder.energy.source),
+        }

@@ -36,6 +36,7 @@ SUMMARY_KEYS = {
     "best",
     "utilisation",
     "phase_seconds",
+    "covers",
 }
 
 
