@@ -10,6 +10,7 @@ from app.config import OnNan
 from app.data.batch import Batch
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
+from app.optimizer.build import set_step
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
@@ -86,6 +87,7 @@ class TrainingLoop:
         self.timer.phase_done("forward")
         if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
             window.skip()  # before the backward, which updates the tables
+            set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
         else:
             loss.backward()
             self.timer.phase_done("backward")

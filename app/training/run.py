@@ -61,7 +61,7 @@ class TrainingRun:
             UserError: as `resume.restore` and `resume.adopt_evaluations` do.
         """
         self.state, self.recorder.seconds_before, self._resumed = resume.restore(path, self.session)
-        set_step(self.session.optimizer, self.state.step)
+        set_step(self.session.optimizer, self.state.updates)
         self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
         if self.continues:
             state, directory, spent = self.state, self._directory, self.recorder.seconds_before
@@ -96,7 +96,8 @@ class TrainingRun:
         self.recorder.start(self.state.step)
         profiler = self._profiler()
         check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
-        evaluator = Evaluator(self.session, self.recorder, self.timer, check, self.length.steps_per_epoch)
+        steps_per_epoch = self.length.steps_per_epoch
+        evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
         loop = TrainingLoop(self.session, self.data, evaluator, self.checkpointer, self.recorder, profiler, self.timer,
                             check, self.length, self.state)  # fmt: skip
         with self._reporting_failure():

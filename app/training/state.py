@@ -34,6 +34,11 @@ class RunState:
     evaluation: dict[str, Any] | None = None  # the last one, with its step
     best: dict[str, Any] | None = None  # step and AUC of the evaluation with the highest one
 
+    @property
+    def updates(self) -> int:
+        """Steps that updated parameters: those by which Adam and LAMB correct their moments."""
+        return self.step - self.skipped
+
     def count(self, part: Measured) -> None:
         """Add what steps took."""
         self.measured.add(part)
