@@ -20,10 +20,11 @@ from app.data.shards import verify_splits
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.report.page import write_report
-from app.runtime import environment, platform, process_group
+from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
 from app.training.run import TrainingRun
+from app.training.state import require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
@@ -52,12 +53,10 @@ def main(config: AppConfig) -> int:
 
 
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
-    only_built, settings = meta_build.is_wanted(config), environment.apply(config.environment)
+    only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     with process_group.joined(replace(config, runtime=arithmetic), advice) as here:
         agreement.require_same_program(config, here)
-        for line in settings:
-            log.info("%s", line)
         config.train = with_batch_of_all(config.train, here.world_size)
         record = RunDirectory(Path(config.run.dir), here.rank)
         try:
@@ -88,28 +87,30 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
     require_attention(config.model.hstu, here.device.type)
     require_graphs(config.runtime, here.device.type)
+    here.on_rank_0(record.open)
+    agreement.require_shared(record.path, here)
+    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     root = prepare.dataset_path(config.data)
     made = here.on_rank_0(lambda: _prepare(config.data, root)) is not None
     manifest, shared = agreement.load_same_manifest(root, here, made)
     prepare.require_agreement(config.data, manifest)
     splits = ["train", config.eval.split]
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    here.on_rank_0(record.open)
-    agreement.require_shared(record.path, here)
-    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(config.data, path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = TrainingRun(session.build(config, here, root, manifest), record, began)
     if start is not None:
         run.restore(Path(start))
-        before = read_summary(record.path)
+        before = read_summary(record.path) if run.continues else None
         if before is not None and run.is_done(before):
             log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
                      "checkpoint.overwrite=true", record.path, before["status"])  # fmt: skip
             return None
+        require_steps_left(run.length, run.state.step, Path(start))
+    run.checkpointer.require_space(run.state.step, run.length)
+    if start is not None and run.continues:
         best = (run.state.best or {}).get("step")
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
-    run.checkpointer.require_space(run.state.step, run.length)
     return run
 
 

@@ -1,10 +1,12 @@
 """python -m app.verify run=runs/NAME: replay a run from its record and compare the results.
 
-The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, up to
-the newest of the run's checkpoints, and is compared at each of them: each step's loss, each parameter, the optimizer's
-state. Of a run without checkpoints the records are compared: losses, evaluation and digests. With the same number of
-processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code,
-versions and hardware are listed, as they may explain it.
+The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, under the
+run's own environment, and evaluates after the steps that the run evaluated. Compared are each step's loss, the losses
+and accuracies of windows of steps, every figure of every evaluation, the summary's counts, status, figures and digests,
+and at each of the run's checkpoints each parameter and the optimizer's state. Times, memory and power are not. With the
+same number of processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides.
+Differences in code, versions, hardware and layout are listed for each launch of the run, with the step up to which bits
+can be equal.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
@@ -14,25 +16,39 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.checkpoint import files
 from app.checkpoint.files import read
-from app.config import CONFIG_DIR, AppConfig, RecordConfig, ShardingConfig, VerifyConfig, validate
+from app.config import (
+    CONFIG_DIR,
+    AppConfig,
+    Compile,
+    RecordConfig,
+    RuntimeConfig,
+    ShardingConfig,
+    VerifyConfig,
+    validate,
+)
 from app.data.shards import verify_splits
-from app.record import provenance
 from app.record.directory import RunDirectory
-from app.record.reading import METRICS, read_events, read_manifest, read_summary
-from app.replay.compare import ReplayComparison, bitwise_difference, plain
+from app.record.reading import METRICS, SUMMARY, read_events, read_manifest, read_summary
+from app.replay.compare import BitwiseDifference, ReplayComparison, bitwise_difference
+from app.replay.launches import Launch, changes, launches_of
+from app.replay.records import compare_records
 from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.sharding.plan import FORMAT
 from app.training import resume, session
+from app.training.loop import target_reached
 from app.training.run import TrainingRun
+from app.training.state import RunLength, RunState, run_length
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 
@@ -41,8 +57,7 @@ log = logging.getLogger("clickwork")
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
 EVAL_FIGURES = ("logloss", "auc")
-LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform")
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their effects are compared by LAYOUT
+MOST_LINES = 10  # of figures that differ; the JSON has them all
 
 
 def main(config: VerifyConfig) -> int:
@@ -50,53 +65,88 @@ def main(config: VerifyConfig) -> int:
     began, directory = time.perf_counter(), Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
+    launches = launches_of(read_manifest(directory))
+    first = next(launch.manifest for launch in launches if launch.manifest is not None)
+    trained.runtime = _runtime_of(first, config.runtime, trained.runtime)
     with process_group.joined(trained, process_group.READING) as here:
-        then = read_manifest(directory)
-        _log_layout(directory, then, here)
+        _log_layout(directory, launches, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
-        root, manifest = resume.open_dataset(trained, directory, then["dataset"]["path"], then["dataset"]["digest"])
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
-        figures = read_summary(directory) or {}
-        if not paths and not figures.get("steps"):
-            raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
         checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
-        steps = max(checkpoints) if checkpoints else figures["steps"]
+        steps = _steps(directory, checkpoints)
+        root, manifest = resume.open_dataset(trained, directory, first["dataset"]["path"], first["dataset"]["digest"])
+        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
-            replayed = _as_planned(_replay_config(trained, steps, here.num_threads), then, here, scratch)
+            replayed = _as_planned(_replay_config(trained, directory, steps), first, here, scratch)
             this = session.build(replayed, here, root, manifest)
-            run = TrainingRun(this, RunDirectory(scratch, here.rank), began)
+            whole, replay = (run_length(one.train, this.split("train"), here.world_size) for one in (trained, replayed))
+            run = TrainingRun(this, RunDirectory(scratch, here.rank), began, _recorded_length(replay, directory))
             comparison = run.checkpointer = ReplayComparison(run, checkpoints)
             run.train()
             if here.rank:
                 return EXIT_DONE
+            losses = _loss_difference(checkpoints, run.state.all_losses())
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
-            if checkpoints:
-                recorded = read(checkpoints[steps]).arrays["losses"]
-                report |= comparison.report(bitwise_difference(recorded, run.state.all_losses(), floor=0.0))
-            else:
-                report |= _compare_records(directory, scratch)
-            layout = {"world_size": here.world_size, "num_threads": here.num_threads, "platform": here.platform.value}
-            changed = _changes(then, {**provenance.describe_run(), **layout, "files": this.describe_files()})
-            return _report(directory, report, changed, config.tolerance)
+            report = _compare(directory, scratch, _status(run.state, whole), report | comparison.report(losses))
+            return _report(directory, report, *changes(launches, read_manifest(scratch)), config.tolerance)
         finally:
             if here.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _replay_config(trained: AppConfig, steps: int, num_threads: int) -> AppConfig:
-    """The run's configuration, to the step of its newest checkpoint, without checkpoints and early stops."""
-    train = replace(
-        trained.train, epochs=None, max_samples=None, max_steps=steps, eval_every_steps=None, eval_every_fraction=None,
-        target_auc=None, target_accuracy=None, max_minutes=None,
-    )  # fmt: skip
+def _runtime_of(launch: Mapping[str, Any], given: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
+    """A run's runtime as its first launch had it, but for what is given."""
+    threads = given.num_threads or launch.get("num_threads") or trained.num_threads
+    before = Compile[launch["compile"]] if "compile" in launch else trained.compile  # older manifests lack it
+    return replace(trained, num_threads=threads, compile=given.compile or before)
+
+
+def _steps(directory: Path, checkpoints: dict[int, Path]) -> int:
+    """The step up to which to replay: the newest that the record has results of.
+
+    Raises:
+        UserError: there are none.
+    """
+    figures = read_summary(directory) or {}
+    steps = max([*checkpoints, 0 if checkpoints and figures.get("status") == "failed" else figures.get("steps", 0)])
+    if not steps:
+        raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
+    return int(steps)
+
+
+def _replay_config(trained: AppConfig, directory: Path, steps: int) -> AppConfig:
+    """The run's configuration, up to that step, without checkpoints and early stops."""
+    unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
+    train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None)
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
-    threads = replace(trained.runtime, num_threads=num_threads)
-    once, quiet = replace(trained.eval, train_split=False), RecordConfig(tensorboard=False)
-    return replace(trained, train=train, eval=once, checkpoint=never, runtime=threads, record=quiet)
+    evaluation = replace(trained.eval, train_split=bool(read_events(directory, "eval_train")))
+    return replace(trained, train=train, eval=evaluation, checkpoint=never, record=RecordConfig(tensorboard=False))
 
 
-def _as_planned(config: AppConfig, then: dict[str, Any], here: runtime.Runtime, scratch: Path) -> AppConfig:
+def _recorded_length(length: RunLength, directory: Path) -> RunLength:
+    """With the evaluations and the windows of steps that a run recorded."""
+    windows = read_events(directory, "train")
+    reports = {event["step"] for event in windows} | {event["step"] - event["steps"] for event in windows}
+    evaluations = frozenset(event["step"] for event in read_events(directory, "eval"))
+    return length._replace(evaluations=evaluations, reports=frozenset(reports))
+
+
+def _status(state: RunState, length: RunLength) -> str:
+    """The status of a run that came this far and was not stopped."""
+    if target_reached(state, length):
+        return "target_reached"
+    return "completed" if state.step >= length.total_steps else "interrupted"
+
+
+def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) -> BitwiseDifference | None:
+    """Between each step's loss in the newest checkpoint, if there is one, and the replay's."""
+    if not checkpoints:
+        return None
+    recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
+    return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
+
+
+def _as_planned(config: AppConfig, then: Mapping[str, Any], here: runtime.Runtime, scratch: Path) -> AppConfig:
     """With the plan that the run recorded, where the processes are the same: a planner may choose another today."""
     layout = {"world_size": here.world_size, "local_world_size": here.local_world_size, "platform": here.platform.value}
     if any(then.get(key) != value for key, value in layout.items()):
@@ -106,51 +156,67 @@ def _as_planned(config: AppConfig, then: dict[str, Any], here: runtime.Runtime, 
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _compare_records(then: Path, now: Path) -> dict[str, Any]:
-    """Compare two runs' records, for the JSON: losses of the windows of steps, the evaluation, digests.
+def _compare(then: Path, now: Path, status: str, report: dict[str, Any]) -> dict[str, Any]:
+    """The report on checkpoints, with that on the records of the run and of its replay.
 
     Raises:
-        UserError: they have no step in common.
+        UserError: as `compare_records` does.
     """
-    losses, figures = [], []
-    for directory in (then, now):
-        losses.append({event["step"]: event["loss"] for event in read_events(directory, "train")})
-        figures.append(read_summary(directory) or {})
-    common = sorted(losses[0].keys() & losses[1].keys())
-    if not common:
-        raise UserError(f"run={then}: {METRICS} has no losses to compare")
-    first, second = (np.array([of[step] for step in common], np.float64) for of in losses)
-    found = bitwise_difference(first, second, floor=0.0)
-    evaluation = {
-        key: abs(figures[0]["eval"][key] - figures[1]["eval"][key])
-        for key in EVAL_FIGURES
-        if figures[0]["eval"].get(key) is not None and figures[1]["eval"].get(key) is not None
-    }
+    found = compare_records(then, now, report["steps"], status)
+    windows = [one for one in found.differences if one.where.startswith(METRICS) and one.figure == "loss"]
+    if report["losses"] is None and windows:
+        first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
+        largest = max(one.size for one in windows)
+        report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
+    figures, again = read_summary(then) or {"eval": {}}, read_summary(now) or {}
+    digests = {} if figures.get("steps") != report["steps"] else figures.get("digest") or {}
+    differing = {one.figure: one.size for one in found.differences if one.where == f"{SUMMARY}, eval"}
+    evaluation = {key: differing.get(key, 0.0) for key in EVAL_FIGURES if figures["eval"].get(key) is not None}
     return {
-        "losses": plain(found, lambda index: {"first_step": common[index[0]]}),
-        "tensors": {},
+        **report,
+        "figures": [one._asdict() for one in found.differences],
+        "figures_compared": found.compared,
+        "not_compared": found.not_compared,
         "evaluation": evaluation,
-        "same_digests": {
-            key: value == figures[1]["digest"][key] for key, value in figures[0]["digest"].items() if value is not None
-        },
-        "largest_difference": max([0.0, found.largest if found else 0.0, *evaluation.values()]),
+        "same_digests": {key: value == again["digest"][key] for key, value in digests.items() if value is not None},
+        "largest_difference": max([report["largest_difference"], *(one.size for one in found.differences)]),
     }
 
 
-def _log_layout(directory: Path, then: dict[str, Any], here: runtime.Runtime) -> None:
-    if then["world_size"] != here.world_size:
-        log.info("verify: %s had %d process(es), here are %d: bits will differ; for equal bits, start with NPROC=%d "
-                 "(make) or torchrun", directory, then["world_size"], here.world_size, then["world_size"])  # fmt: skip
+def _log_layout(directory: Path, launches: list[Launch], here: runtime.Runtime) -> None:
+    sizes = {launch.start: launch.manifest["world_size"] for launch in launches if launch.manifest is not None}
+    others = {start: size for start, size in sizes.items() if size != here.world_size}
+    if others:
+        start = min(others)
+        log.info(
+            "verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
+            "can be, start with NPROC=%d (make) or torchrun",
+            directory,
+            others[start],
+            start,
+            here.world_size,
+            sizes[min(sizes)],
+        )
 
 
-def _report(directory: Path, report: dict[str, Any], changed: list[str], tolerance: float) -> int:
-    """Print the verdict and its reasons, as JSON on stdout; return the exit status."""
-    same = report["losses"] is None and not report["tensors"] and all(report.get("same_digests", {}).values())
-    within = report["largest_difference"] <= tolerance
+def _report(directory: Path, report: dict[str, Any], changed: list[str], until: int | None, tolerance: float) -> int:
+    """Print the verdict and its reasons, as JSON on stdout; return the exit status.
+
+    until: the step up to which bits can be equal; None: to the end.
+    """
+    digests_alone = not report["figures"] and not report["tensors"] and not all(report["same_digests"].values())
+    same = not (report["losses"] or report["tensors"] or report["figures"] or digests_alone)
+    within = report["largest_difference"] <= tolerance and not (digests_alone and until is None)
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
-    log.info("verify: %s: %s", directory, verdict)
+    log.info(
+        "verify: %s: %s (%d figures of the record, %d checkpoints)",
+        directory,
+        verdict,
+        report["figures_compared"],
+        len(report["compared_at"]),
+    )
     if not report["compared_at"]:
-        log.info("verify: the run has no checkpoints: losses, evaluation and digests of its record were compared")
+        log.info("verify: the run has no checkpoints: losses, evaluations and digests of its record were compared")
     if report["losses"]:
         log.info("verify: losses differ from step %d on, by %.3g relative at most",
                  report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
@@ -158,27 +224,39 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], toleran
         log.info("verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
                  "by %.3g at most", report["tensors_at_step"], ", ".join(map(str, report["compared_at"])), name,
                  list(found["first_element"]), found["largest"])  # fmt: skip
+    for figure in report["figures"][:MOST_LINES]:
+        log.info(
+            "verify: %s: %s is recorded as %s, replayed as %s",
+            figure["where"],
+            figure["figure"],
+            figure["recorded"],
+            figure["replayed"],
+        )
+    if len(report["figures"]) > MOST_LINES:
+        log.info("verify: %d figures differ in all, which the JSON lists", len(report["figures"]))
+    for name in [name for name, equal in report["same_digests"].items() if not equal]:
+        log.info("verify: %s: the digest of %s differs", SUMMARY, name)
     if not same and not within:
         log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
-    for line in changed:
-        log.info("verify: since then: %s", line)
-    if not same and not changed:
-        log.info("verify: no recorded condition has changed since: on a CPU the bits should have been equal")
-    print(json.dumps({**report, "verdict": verdict, "tolerance": tolerance, "changed_since": changed}, indent=1))
+    _report_changes(report, changed, until, same)
+    log.info("verify: not compared: %s", ", ".join(report["not_compared"]))
+    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": changed, "bits_can_be_equal_until": until}
+    print(json.dumps({**report, **about}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 
-def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Changes of code, versions, hardware, environment, files of initial values, and layout."""
-    changes = [
-        f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
-        for part in ("code", "versions", "hardware", "environment", "files")
-        if part in then or part != "files"  # which older runs lack
-        for key in sorted(then.get(part, {}).keys() | now[part].keys())
-        if key not in BY_LAUNCHER and then[part].get(key) != now[part].get(key)
-    ]
-    layout = [f"{key}: {then.get(key)} then, {now[key]} now" for key in LAYOUT if then.get(key) != now[key]]
-    return layout + changes
+def _report_changes(report: dict[str, Any], changed: list[str], until: int | None, same: bool) -> None:
+    """Log what changed since the run, and whether that explains a difference."""
+    for line in changed:
+        log.info("verify: since then: %s", line)
+    first = (report["losses"] or {}).get("first_step")
+    if until:
+        log.info("verify: bits can be equal up to step %d, not beyond", until)
+    if not same and (until is None or (first is not None and first <= until)):
+        log.info(
+            "verify: no recorded condition has changed since%s: on a CPU the bits should have been equal",
+            "" if until is None else f" step {first} was trained",
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Checkpoints as files: which there are, which to start from, their names, digests and removal.
 
 A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of
-its files. It is never overwritten in place: torch.distributed.checkpoint would leave the old metadata over new,
-truncated data if it were killed then.
+its files: state.json holds those of the others, and a file beside it its own. It is never overwritten in place:
+torch.distributed.checkpoint would leave the old metadata over new, truncated data if it were killed then.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -25,10 +26,17 @@ log = logging.getLogger("clickwork")
 
 CHECKPOINTS = "checkpoints"  # their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
-STATE = "state.json"
+STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second as sha256sum writes and checks it
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
-FILES = "files"  # key of state.json: size and digest of every other file
+FILES = "files"  # key of state.json: size and digest of every file but itself and its checksum
+FORMAT, SUMMED = "format", 2  # key of state.json, which has a checksum from this format on
+KINDS_IN_STATE: tuple[tuple[type, tuple[str, ...]], ...] = (  # keys that every version has written
+    (int, ("step", "epoch", "step_in_epoch", "skipped", "world_size")),
+    (float, ("input_wait",)),
+    (dict, ("seconds", "layout", "fingerprint")),
+    (str, ("dataset", "dataset_digest")),
+)
 
 
 @dataclass
@@ -61,7 +69,7 @@ def pointed_to(directory: Path, pointer: str) -> Path | None:
     """The checkpoint that `latest` or `best` names, if it exists and is complete."""
     try:
         path = directory / (directory / pointer).read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
     return path if path in whole_checkpoints(directory) else None
 
@@ -110,12 +118,14 @@ def verify(checkpoint: Path) -> None:
     Raises:
         UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
     """
-    for name, expected in _read_state(checkpoint)[FILES].items():
+    for name, expected in read_state(checkpoint)[FILES].items():
         path = checkpoint / name
         try:
             damaged = path.stat().st_size != expected["bytes"] or digest_file(path) != FileDigest(**expected)
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
+        except (KeyError, TypeError, ValueError) as error:  # older ones, whose state.json has no checksum
+            raise _damaged(checkpoint / STATE, f"{FILES}: {name!r}: {error}") from error
         if damaged:
             raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
@@ -128,9 +138,9 @@ def read(checkpoint: Path) -> CheckpointState:
     """
     try:
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
-            return CheckpointState(_read_state(checkpoint), dict(arrays))
+            return CheckpointState(read_state(checkpoint), dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{checkpoint / ARRAYS}: damaged ({error}); remove the checkpoint to use another") from error
+        raise _damaged(checkpoint / ARRAYS, error) from error
 
 
 def last_line(error: BaseException) -> str:
@@ -149,24 +159,52 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
         if path.name not in digests:
             sync(path)
             digests[path.name] = asdict(digest_file(path))
-    write_atomically(part / STATE, json.dumps({**saved.state, FILES: digests}, indent=1).encode())
+    state = json.dumps({FORMAT: SUMMED, **saved.state, FILES: digests}, indent=1).encode()
+    write_atomically(part / STATE_SUM, checksum_line(state))
+    write_atomically(part / STATE, state)
     if final.exists():
         remove(final)
     os.rename(part, final)
     write_atomically(final.parent / LATEST, final.name.encode())
 
 
-def _read_state(checkpoint: Path) -> dict[str, Any]:
+def checksum_line(state: bytes) -> bytes:
+    """The content of the file with the checksum of state.json's bytes."""
+    return f"{hashlib.sha256(state).hexdigest()}  {STATE}\n".encode()
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Read state.json and compare it with its checksum; checkpoints of older versions have none.
+
+    Raises:
+        UserError: there is no checkpoint here, or the file is damaged.
+    """
     path = checkpoint / STATE
     try:
-        state = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        summed = (checkpoint / STATE_SUM).read_bytes() if (checkpoint / STATE_SUM).exists() else None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint}: no checkpoint here ({STATE} is missing)") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error}); remove the checkpoint to use another") from error
+    except OSError as error:
+        raise _damaged(path, error) from error
+    if summed is not None and summed != checksum_line(content):
+        raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
     if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
-        raise UserError(f"{path}: damaged (no key {FILES!r}); remove the checkpoint to use another")
+        raise _damaged(path, f"no key {FILES!r}")
+    missing = [key for kind, keys in KINDS_IN_STATE for key in keys if not isinstance(state.get(key), kind)]
+    if missing:
+        raise _damaged(path, f"no key {missing[0]!r}, or of another kind")
+    if summed is None and state.get(FORMAT) is not None:
+        raise _damaged(path, f"{STATE_SUM} is missing")
     return state
+
+
+def _damaged(path: Path, reason: object) -> UserError:
+    return UserError(f"{path}: damaged ({reason}); remove the checkpoint to use another")
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
@@ -251,12 +289,12 @@ def find_checkpoint(run: Path, asked: str | None) -> str:
 
 
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
-    """Remove this run's checkpoints that are not before `start`: later ones, or all if `start` is of another run.
+    """Remove this run's checkpoints that are later than its own `start`.
 
     best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
     """
     for path in _not_before(checkpoints, start):
-        log.info("resume: removing %s, which is not before %s", path, start)
+        log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)
     best = None if best_step is None else checkpoint_name(best_step)
     there = best in [path.name for path in whole_checkpoints(checkpoints)]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.checkpoint.files import CHECKPOINTS, LATEST, PART, STATE
+from app.checkpoint.files import CHECKPOINTS, LATEST, PART, read_state
 from app.checks.check import Check, fail, ok, warn
 from app.record.directory import BEFORE_MANIFEST
 from app.record.reading import FORMAT_NAME as RUN_FORMAT
@@ -80,9 +80,12 @@ def check_run(run: Path) -> Check:
     checkpoints = run / CHECKPOINTS
     leftovers = sorted(checkpoints.glob(f"*{PART}")) if checkpoints.is_dir() else []
     latest = _latest(checkpoints)
-    if latest is not None and not (latest / STATE).is_file():
-        remedy = "a resumption uses the newest complete one; remove this one"
-        return fail(name, f"{status}; {latest}, its latest checkpoint, is incomplete", remedy)
+    if latest is not None:
+        try:
+            read_state(latest)
+        except UserError as error:
+            remedy = "a resumption uses the newest complete one; remove this one"
+            return fail(name, f"{status}; its latest checkpoint is incomplete or damaged: {error}", remedy)
     found = f"{status}, step {step}" if step is not None else status
     if status == "failed":
         return warn(name, found, f"read {run}/{LOG}; the same command resumes from the last checkpoint")

@@ -32,7 +32,7 @@ class Pipeline(Enum):
 
 
 class EvalGrid(Enum):
-    """down: eval_every_fraction in steps, rounded down; dlrmv4: rounded up, the first held back by MLPerf 6.1."""
+    """down: each step rounded down; dlrmv4: their distance rounded up, the first held back by MLPerf 6.1."""
 
     down = "down"
     dlrmv4 = "dlrmv4"
@@ -58,7 +58,7 @@ class TrainConfig:
     max_minutes: float | None = None  # stop resumably after this time
     seed: int = 0  # initial values and data order
     eval_every_steps: int | None = None  # null: only at the end
-    eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05 evaluates 20 times, 1 at its end
+    eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05: 20 times in each, 1: at its end
     eval_grid: EvalGrid = EvalGrid.down  # steps that eval_every_fraction means
     target_auc: float | None = None  # stop once an evaluation reaches it
     target_accuracy: float | None = None  # likewise
@@ -162,16 +162,17 @@ def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
 
 
-def evaluation_steps(train: TrainConfig, rows: int) -> tuple[int | None, int]:
-    """Steps from one evaluation to the next, at least 1, and no evaluation's step is below the second number.
+def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
+    """The distance of evaluations in steps, at least 1, and a number of steps before which there is none.
 
-    None: there is one at the end only. rows: of the training split, of which an epoch may leave out some.
+    The k-th is after k distances, rounded down. None: there is one at the end only. rows: of the training split, of
+    which an epoch may leave out some.
     """
     share, batch = train.eval_every_fraction, train.global_batch_size
     if share is None:
         return train.eval_every_steps, 0
     if train.eval_grid is EvalGrid.down:
-        return max(1, int(share * (rows // batch) + 1e-9)), 0
+        return max(1.0, share * (rows // batch)), 0
     every = max(1, math.ceil(share * rows / batch))
     return every, math.ceil((DLRMV4_FIRST_EVAL + DLRMV4_FIRST_EVAL_PER_BATCH * batch) // 3 / (every * batch)) * every
 

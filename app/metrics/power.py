@@ -15,29 +15,22 @@ Counter = Callable[[], float]  # joules since an arbitrary time
 
 
 class EnergyMeter:
-    """Joules of this process's device, or of the whole machine's processors, since `start`."""
+    """Joules of this process's device, or of the whole machine's processors."""
 
     def __init__(self, device: torch.device, rapl: Path = RAPL) -> None:
         self.source, self._counter = _find_counter(device, rapl)
-        self._began: tuple[float, float] | None = None
         self._last: tuple[float, float] | None = None
 
     def start(self) -> None:
         """Start counting."""
-        self._began = self._last = self._read()
+        self._last = self._read()
 
-    def watts(self) -> float | None:
-        """Mean power since the last call, or since the start."""
+    def lap(self) -> tuple[float, float] | None:
+        """Joules since the last call, or since the start, and the seconds of that time; None where not measured."""
         before, self._last = self._last, self._read()
-        return _mean(before, self._last)
-
-    def figures(self) -> dict[str, Any] | None:
-        """Mean power and energy since the start, and their source; None where not measured."""
-        now = self._read()
-        watts = _mean(self._began, now)
-        if watts is None or now is None or self._began is None:
+        if before is None or self._last is None or self._last[0] <= before[0]:
             return None
-        return {"mean_watts": watts, "joules": now[1] - self._began[1], "source": self.source}
+        return self._last[1] - before[1], self._last[0] - before[0]
 
     def _read(self) -> tuple[float, float] | None:
         if self._counter is None:
@@ -50,19 +43,13 @@ class EnergyMeter:
             return None
 
 
-def _mean(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
-    if before is None or after is None or after[0] <= before[0]:
-        return None
-    return (after[1] - before[1]) / (after[0] - before[0])
-
-
 def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None]:
     if device.type != "cuda":
         counter = _rapl(rapl)
-        return "RAPL: processor packages of the whole machine", counter
+        return "RAPL: processor packages of all machines", counter
     if torch.version.hip:
-        return "AMD SMI: this process's GPU", _amd(device)
-    return "NVML: this process's GPU", _nvml(device)
+        return "AMD SMI: the GPUs of all processes", _amd(device)
+    return "NVML: the GPUs of all processes", _nvml(device)
 
 
 def _nvml(device: torch.device) -> Counter | None:

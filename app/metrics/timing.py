@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,15 @@ from numpy.typing import NDArray
 PHASES = ("forward", "backward", "optimizer")
 SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # marks cost nothing compared to a step on a CPU, a little on a GPU
 STEP_TIME_BINS = 60
+
+
+class StepTimes(NamedTuple):
+    """Seconds of steps [steps] float32, of their waiting for input, and summed by phase over the sampled ones."""
+
+    seconds: NDArray[np.float32]
+    input_wait: float
+    phase_steps: int
+    phases: dict[str, float]
 
 
 class StepTimer:
@@ -32,7 +41,6 @@ class StepTimer:
         self._began = time.perf_counter()
         self._every, self._count = SAMPLED_EVERY.get(device.type, 1), 0
         self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
-        self.phases: dict[str, float] = {}  # mean seconds of each in a step, as of the last `take` with a sampled step
 
     def step_begins(self) -> None:
         """The step's batch has arrived."""
@@ -56,17 +64,16 @@ class StepTimer:
         self._marks = [self._mark()]
         self._input_wait = 0.0
 
-    def take(self) -> tuple[NDArray[np.float32], float]:
-        """Seconds of each step since the last call, [steps] float32, and their input wait; synchronises."""
+    def take(self) -> StepTimes:
+        """The times of the steps since the last call; synchronises."""
         self._synchronise()
         seconds = np.array([self._between(a, b) for a, b in pairwise(self._marks)], dtype=np.float32)
         wait, self._input_wait = self._input_wait, 0.0
         self._marks = self._marks[-1:]
-        self.phases = self._phase_means() or self.phases
         now = time.perf_counter()
         self.spent["train"] += now - self._began
         self._began = now
-        return seconds, wait
+        return StepTimes(seconds, wait, *self._phase_sums())
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
@@ -81,15 +88,14 @@ class StepTimer:
             if self._marks:
                 self.start()
 
-    def _phase_means(self) -> dict[str, float]:
-        """Seconds a step of each phase since the last call, means over the sampled steps; empty if there was none."""
+    def _phase_sums(self) -> tuple[int, dict[str, float]]:
+        """The number of sampled steps since the last call, and their seconds by phase."""
         totals: dict[str, float] = {}
         marks, self._phase_marks = self._phase_marks, []
         for (_, before), (name, after) in pairwise(marks):
             if name:
                 totals[name] = totals.get(name, 0.0) + self._between(before, after)
-        steps = sum(name == "" for name, _ in marks)
-        return {name: seconds / steps for name, seconds in totals.items()}
+        return sum(name == "" for name, _ in marks), totals
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":
@@ -132,11 +138,12 @@ def throughput(
     step_seconds: NDArray[np.float32],
     input_wait: float,
     global_batch_size: int,
-    world_size: int,
+    devices: float,
     excluded: int,
 ) -> dict[str, float | int | None]:
     """The figures of summary.json from the seconds of every step measured; None if there were none.
 
+    devices: those that computed, a mean over the time where it changed.
     `excluded` steps were warm-up, after the start and each resumption, and are not among `step_seconds`.
     """
     figures: dict[str, float | int | None] = dict.fromkeys(
@@ -148,7 +155,7 @@ def throughput(
         rate = len(step_seconds) / total
         figures = {
             "samples_per_second": rate * global_batch_size,
-            "samples_per_second_per_device": rate * global_batch_size / world_size,
+            "samples_per_second_per_device": rate * global_batch_size / devices,
             "steps_per_second": rate,
             "step_ms_p50": float(np.percentile(step_seconds, 50)) * 1e3,
             "step_ms_p95": float(np.percentile(step_seconds, 95)) * 1e3,

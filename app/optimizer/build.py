@@ -82,9 +82,9 @@ def has_fused(name: OptimizerName, device: torch.device) -> bool:
 
 
 def set_step(optimizer: CombinedOptimizer, step: int) -> None:
-    """Set the number of steps in the tables' optimizers: Adam and LAMB correct their moments' bias by it.
+    """Set the number of updates in the tables' optimizers: Adam and LAMB correct their moments' bias by it.
 
-    FBGEMM counts each forward as a step, those of an evaluation too, and starts again from 0 in a new process.
+    FBGEMM counts each forward, those of skipped steps and evaluations too, and starts again from 0 in a new process.
     """
     for _, keyed in optimizer.optimizers:
         if isinstance(keyed, CombinedOptimizer):

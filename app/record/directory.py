@@ -117,7 +117,7 @@ class RunDirectory:
     ) -> None:
         """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
-        step, evaluated: where the run resumes, and whether that step's evaluation is in the checkpoint.
+        step, evaluated: where the run starts, and whether that step was evaluated.
         afresh: remove the files of an earlier run, but keep its log and metrics under another name. Otherwise the
             manifests of the run's earlier launches are kept.
         views: names of files and directories for other tools, removed with the run's own.
@@ -130,7 +130,8 @@ class RunDirectory:
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh else read_json(self.path / MANIFEST)
         earlier = [*before.pop("earlier", []), before] if before else []
-        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "earlier": earlier}
+        lines = (before or {}).get("results_before", self._results_lines())
+        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "results_before": lines, "earlier": earlier}
         write_atomically(self.path / MANIFEST, _json(manifest))
         write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
         path = self.path / METRICS
@@ -141,7 +142,7 @@ class RunDirectory:
         handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s", is_terminal=False))
         log.addHandler(handler)
         if aside:
-            log.warning("%s: starts over from step 0; %s", self.path, aside)
+            log.warning("%s: starts over from step %d; %s", self.path, step, aside)
 
     def _put_aside(self) -> str:
         """Rename log.txt and metrics.jsonl of an earlier run; what to log about it, nothing if there are none."""
@@ -207,22 +208,33 @@ class RunDirectory:
     def results(
         self, run: str, summary: dict[str, Any], global_batch_size: int, num_nodes: int, spread: float | None
     ) -> None:
-        """Append this run's line to results.csv; `spread` is the throughput's standard deviation over its mean."""
+        """Write this run's line to results.csv, in place of those of its earlier launches.
+
+        spread: the throughput's standard deviation over its mean.
+        """
         if not self._writes:
             return
         path = self.path / RESULTS
         world_size, rates = summary["world_size"], summary["throughput"]
+        before = (read_json(self.path / MANIFEST) or {}).get("results_before", 0)
         text = io.StringIO()
         writer = csv.writer(text)
-        if not path.exists():
+        kept = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
+        if not kept:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         rate = rates["samples_per_second"]
         writer.writerow([stamp, num_nodes, global_batch_size, rate, spread, run, world_size, global_batch_size, rate,
                          global_batch_size // world_size, rates["samples_per_second_per_device"],
                          summary["status"]])  # fmt: skip
-        with open(path, "a", newline="") as file:
-            file.write(text.getvalue())
+        write_atomically(path, b"".join(kept) + text.getvalue().encode())
+
+    def _results_lines(self) -> int:
+        """Lines of results.csv, its head included; 0 if there is none."""
+        try:
+            return len((self.path / RESULTS).read_bytes().splitlines())
+        except FileNotFoundError:
+            return 0
 
     def _is_run(self) -> bool:
         return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME
@@ -248,7 +260,7 @@ def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
     """Return whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
         event = json.loads(line)
-        if event["step"] == step and event["event"] == "eval":
+        if event["step"] == step and event["event"] in ("eval", "eval_train"):
             return evaluated
         return bool(event["step"] <= step)
     except (ValueError, KeyError, TypeError):

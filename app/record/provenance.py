@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def describe_run() -> dict[str, Any]:
-    """The part of a run's manifest that this machine and checkout determine, without secrets."""
+def describe_run(variables: Collection[str] = ()) -> dict[str, Any]:
+    """The part of a run's manifest that this machine and checkout determine, without secrets.
+
+    variables: names in the environment that matter besides those of the libraries, as a profile sets them.
+    """
     return {
         "code": code(),
         # Docker Compose sets unknown variables to the empty string.
@@ -50,7 +53,7 @@ def describe_run() -> dict[str, Any]:
         "environment": redact({
             name: value
             for name, value in sorted(os.environ.items())
-            if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
+            if name in ENVIRONMENT_NAMES or name in variables or name.startswith(ENVIRONMENT_PREFIXES)
         }),
         "argv": [Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
     }  # fmt: skip

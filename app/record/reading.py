@@ -10,6 +10,7 @@ import yaml
 from common.errors import UserError
 
 FORMAT_NAME = "clickwork-run"
+SUMMARY_VERSION = 1  # of summary.json: `eval` is the newest evaluation. Older ones name no version and mean the same
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
 RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"

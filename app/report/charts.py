@@ -203,7 +203,7 @@ def _step_times(run: RunFiles) -> Chart:
 def _phases(run: RunFiles) -> Chart:
     """Forward, backward, optimizer and the other phases that the run measured."""
     chart = Chart("phases", "Where a step's time goes", "step", "ms", from_zero=True,
-                  note="Sampled steps; the newest sample of each window of the log.")  # fmt: skip
+                  note="Means over the sampled steps of each window of the log.")  # fmt: skip
     events = [event for event in run.of_kind("train") if event.get("phase_seconds")]
     for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
         points = [(e["step"], e["phase_seconds"].get(name)) for e in events]

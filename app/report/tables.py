@@ -145,7 +145,7 @@ def figures(run: RunFiles) -> ReportTable:
         ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.get("calibration"))],
         ["Expected calibration error", figure(evaluation.get("ece"))],
         ["Base rate", figure(evaluation.get("base_rate"))],
-        ["Train logloss, last window", figure((summary.get("train") or {}).get("logloss"))],
+        [f"Train logloss, last {_train_steps(run)} steps", figure((summary.get("train") or {}).get("logloss"))],
         ["Peak memory of a process, host", size(memory.get("host_peak_bytes"))],
         ["Peak memory of a process, device", size(memory.get("device_peak_bytes"))],
         *[
@@ -160,6 +160,12 @@ def figures(run: RunFiles) -> ReportTable:
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
     return ReportTable(["Figure", "Value"], rows, {1})
+
+
+def _train_steps(run: RunFiles) -> int:
+    """Steps that the training loss of the summary is the mean of; older summaries do not say."""
+    covered = ((run.summary or {}).get("covers") or {}).get("train") or {}
+    return int(covered.get("steps", min(run.config["train"]["log_every_steps"], (run.summary or {}).get("steps", 0))))
 
 
 def halves(table: ReportTable) -> list[ReportTable]:

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from app.config import AppConfig
-from app.runtime import platform
+from app.runtime import environment, platform
 from app.runtime.platform import Runtime
 from common.errors import LostPeerError, OwnError
 from common.redact import RedactingFormatter
@@ -76,12 +76,17 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
 def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     """Context in which the process group exists: rank 0 logs, and a lost peer is reported in one line.
 
+    The configuration's environment is applied first: a run's commands compute as its training did.
+
     Raises:
         UserError: as app.runtime.platform.start, or memory is not enough.
         LostPeerError: another process is gone.
     """
+    settings = environment.apply(config.environment)
     here = platform.start(config.runtime, config.train.seed, config.train.deterministic)
     log_to_terminal(here.rank)
+    for line in settings:
+        log.info("%s", line)
     try:
         with reporting_failures(here.rank, config.runtime.timeout_minutes, advice):
             yield here

@@ -17,6 +17,7 @@ PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
 MLPERF_NAMES = {OptimizerName.adam: "Adam", OptimizerName.rowwise_adagrad: "RowWiseAdagrad"}  # in rules for DLRMv4
 PRECISIONS = {"bf16": "bfloat16"}
+BY_PRECISION = ("bf16", "fp16", "fp32")  # lowest first: 8, 11 and 24 bits of a significand
 SOURCES = Path(__file__).parents[2]
 _IMPORTED_AT = time.time()  # about when the program began
 
@@ -37,40 +38,43 @@ class MLPerf:
         self._keys = constants
         self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
-        past, entries = _until(path, from_step) if from_step else ([], [])
+        past, entries = _until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         steps = [entry["metadata"]["step"] for entry in entries if entry["key"] == constants.EVAL_ACCURACY]
         blocks = [entry["key"] for entry in entries if entry["key"] in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
         self._by_block, self._in_block = config.model.hstu is not None, blocks[-1:] == [constants.BLOCK_START]
-        self._block_from = (from_step, int(time.time() * 1000))
+        ends = [entry["key"] for entry in entries if entry["key"] in (constants.EPOCH_START, constants.EPOCH_STOP)]
+        self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
+        self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
         write_atomically(path, "".join(past).encode())
         self._handler = logging.FileHandler(path)
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
         logger = logging.Logger("mllog")  # of nobody else: no line goes elsewhere, none comes from there
         logger.addHandler(self._handler)
         self._log = mllog.MLLogger(logger, root_dir=str(SOURCES))
-        self._epoch = from_step // self._steps_per_epoch
         if not past:
             self._begin()
 
     def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
         """Evaluations, from when they began, and the ends of epochs that they follow; of blocks, their losses too."""
         keys, about = self._keys, self._at(step)
+        if kind == "train":
+            self._start_part()
         if kind == "train" and self._by_block:
-            self._start_block()
             self._log.event(TRAIN_LOSS, values["loss"], metadata={**about, "lr": values["lr"]})
         if kind != "eval" or step == self._evaluated:  # a run that was killed after an evaluation may evaluate again
             return
         self._evaluated, began = step, int((time.time() - values["eval_seconds"]) * 1000)
+        self._start_part()
         if self._by_block:
-            self._start_block()
             self._stop_block(step, began)
         self._log.start(keys.EVAL_START, metadata=about, time_ms=began)
         self._log.event(keys.EVAL_ACCURACY, values["auc"], metadata=about)
         self._log.end(keys.EVAL_STOP, metadata=about)
-        self._block_from = (step, int(time.time() * 1000))
+        self._part_from = (step, int(time.time() * 1000))
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
-            self._turn_epoch(step)
+            self._start_part()
+            self._stop_epoch(step)
 
     def curves(self, step: int, curves: Mapping[str, Any]) -> None:
         """MLPerf has none."""
@@ -83,8 +87,8 @@ class MLPerf:
             if self._by_block:
                 if self._in_block:
                     self._stop_block(step, int(time.time() * 1000))
-            elif step % self._steps_per_epoch:
-                self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
+            elif self._in_epoch:
+                self._stop_epoch(step)
             result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
             about = {keys.STATUS: result, "step": step, "samples_count": summary["samples"]}
             self._log.end(keys.RUN_STOP, metadata=about)
@@ -96,23 +100,25 @@ class MLPerf:
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
         return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
 
-    def _start_block(self) -> None:
-        """Start the block that follows the last evaluation, once training is known to continue."""
-        if not self._in_block:
-            step, began = self._block_from
-            self._log.start(self._keys.BLOCK_START, metadata=self._at(step), time_ms=began)
+    def _start_part(self) -> None:
+        """Start the block or epoch that follows the last evaluation, once training is known to continue."""
+        keys, (step, began) = self._keys, self._part_from
+        if self._by_block and not self._in_block:
+            self._log.start(keys.BLOCK_START, metadata=self._at(step), time_ms=began)
             self._in_block = True
+        elif not self._by_block and not self._in_epoch:
+            about = {keys.EPOCH_NUM: self._epoch + 1, "step": step}
+            self._log.start(keys.EPOCH_START, metadata=about, time_ms=began)
+            self._in_epoch = True
 
     def _stop_block(self, step: int, ended: int) -> None:
         self._log.end(self._keys.BLOCK_STOP, metadata=self._at(step), time_ms=ended)
         self._in_block = False
 
-    def _turn_epoch(self, step: int) -> None:
+    def _stop_epoch(self, step: int) -> None:
         keys = self._keys
         self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
-        self._epoch += 1
-        if self._config.train.epochs is None or self._epoch < self._config.train.epochs:
-            self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
+        self._epoch, self._in_epoch = self._epoch + 1, False
 
     def _begin(self) -> None:
         keys, config = self._keys, self._config
@@ -136,7 +142,8 @@ class MLPerf:
         self._log.end(keys.INIT_STOP, metadata={"step": 0})
         self._log.start(keys.RUN_START, metadata={"step": 0})
         if not self._by_block:
-            self._log.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: 1, "step": 0})
+            self._part_from = (0, int(time.time() * 1000))
+            self._start_part()
 
     def _optimizer(self) -> dict[str, Any]:
         keys, optimizer, schedule = self._keys, self._config.optimizer, self._config.schedule
@@ -163,6 +170,8 @@ class MLPerf:
         optimizer, hstu, chosen = config.optimizer, config.model.hstu, config.runtime.precision
         assert hstu is not None
         precision = "fp32" if chosen is None else chosen.value
+        qcomm = config.sharding.qcomm
+        sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
         return {
             keys.OPT_NAME: MLPERF_NAMES.get(optimizer.dense_name, optimizer.dense_name.value),
             keys.OPT_BASE_LR: optimizer.lr,
@@ -179,7 +188,7 @@ class MLPerf:
             keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
             keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
             keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
-            keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: "fp32",
+            keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(sent, sent),
             keys.TENSOR_PARALLELISM: 1,
             keys.PIPELINE_PARALLELISM: 1,
             keys.CONTEXT_PARALLELISM: 1,
@@ -189,14 +198,23 @@ class MLPerf:
         }
 
 
-def _until(path: Path, step: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """The lines of a log up to a step, without the end of the run that is resumed; and what they say."""
+def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """The lines of a log up to a step, without the end of the run that is resumed; and what they say.
+
+    A line that was cut off by a kill is left out.
+    """
     if not path.exists():
         return [], []
     kept, entries = [], []
-    for line in path.read_text().splitlines(keepends=True):
-        entry = json.loads(line.partition(PREFIX)[2])
-        if line.endswith("\n") and entry["metadata"]["step"] <= step and entry["key"] != "run_stop":
+    for line in path.read_text(errors="replace").splitlines(keepends=True):
+        try:
+            entry = json.loads(line.partition(PREFIX)[2])
+            key, about = entry["key"], entry["metadata"]
+            partial = key == "epoch_stop" and about["step"] < about["epoch_num"] * steps_per_epoch
+            past = about["step"] <= step and key != "run_stop" and not partial
+        except (ValueError, KeyError, TypeError):
+            continue
+        if past and line.endswith("\n"):
             kept.append(line)
             entries.append(entry)
     return kept, entries

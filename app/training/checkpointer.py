@@ -1,7 +1,6 @@
 """When a run's state is saved, what is reported of it, and what is kept."""
 
 import time
-from pathlib import Path
 
 from app.checkpoint import files, model_state
 from app.checkpoint.saver import Saver
@@ -22,7 +21,7 @@ class Checkpointer:
     def __init__(self, session: Session, recorder: Recorder, timer: StepTimer) -> None:
         """A collective call."""
         self.config = session.config.checkpoint
-        self.saved_step: int | None = None
+        self.saved_step: int | None = None  # the newest that this run's directory has a checkpoint of
         self._session, self._recorder, self._timer = session, recorder, timer
         self._directory = recorder.directory.checkpoints
         self._saver = Saver(
@@ -30,11 +29,6 @@ class Checkpointer:
         )
         self._stalls: dict[int, float] = {}  # seconds that training waited for the saving of a step
         self._saved_at = time.perf_counter()
-
-    def start_from(self, path: Path, step: int) -> None:
-        """The state was loaded from this checkpoint: if it is in this directory, its step need not be saved again."""
-        if path.parent.resolve() == self._directory.resolve():
-            self.saved_step = step
 
     def require_space(self, step: int, length: RunLength) -> None:
         """Refuse a run from `step` on whose checkpoints do not fit the disk; a collective call.
@@ -45,7 +39,7 @@ class Checkpointer:
         size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
         there = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining = length.total_steps - step
-        evaluations = remaining // (length.train.eval_every_steps or length.total_steps) if self.config.keep_best else 0
+        evaluations = int(remaining // (length.distance or length.total_steps)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
         if self.config.every_minutes is None:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or length.total_steps) + evaluations)
@@ -68,6 +62,7 @@ class Checkpointer:
             return
         with self._timer.apart("checkpoint"):
             began = time.perf_counter()
+            self._recorder.measure_energy()
             content = resume.checkpoint_state(self._session, state, self._recorder.seconds())
             self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
             self._stalls[state.step] = time.perf_counter() - began

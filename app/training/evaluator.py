@@ -9,6 +9,7 @@ from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
 from app.training.recorder import Recorder
 from app.training.session import Session
+from app.training.state import RunState
 from app.training.stop import StopCheck
 
 log = logging.getLogger("clickwork")
@@ -20,8 +21,15 @@ class Evaluator:
     """Evaluates the configured split, and the training split if eval.train_split."""
 
     def __init__(
-        self, session: Session, recorder: Recorder, timer: StepTimer, stop: StopCheck, steps_per_epoch: int
+        self,
+        session: Session,
+        recorder: Recorder,
+        timer: StepTimer,
+        stop: StopCheck,
+        steps_per_epoch: int,
+        state: RunState,
     ) -> None:
+        self._state = state
         self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
 
@@ -38,7 +46,7 @@ class Evaluator:
                 {"step": step, "split": self._config.split},
                 lambda: click_curves(logits, labels, result),
             )
-            set_step(self._session.optimizer, step)
+            set_step(self._session.optimizer, self._state.updates)
         self._recorder.curves(step, curves)
         self._recorder.evaluation("eval", step, {**result, "eval_seconds": self._timer.spent["eval"] - spent})
         if self._session.runtime.rank == 0:
@@ -51,7 +59,7 @@ class Evaluator:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
             on_train = self._session.evaluate("train", self._stop.requested).figures
-            set_step(self._session.optimizer, step)
+            set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)
         for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
             log.info(line)

@@ -10,6 +10,7 @@ from app.config import OnNan
 from app.data.batch import Batch
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
+from app.optimizer.build import set_step
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
@@ -50,6 +51,8 @@ class TrainingLoop:
     def run(self) -> str:
         """Train to the end; return the run's status: completed, target_reached or interrupted."""
         state = self.state
+        if 0 < state.step == self.length.total_steps:  # of another run: the directory has no checkpoint yet
+            self.checkpointer.save(state)
         if self._evaluation_due():  # the checkpoint was saved at this step, before its evaluation
             status = self._evaluate()
             if status is not None:
@@ -84,6 +87,7 @@ class TrainingLoop:
         self.timer.phase_done("forward")
         if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
             window.skip()  # before the backward, which updates the tables
+            set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
         else:
             loss.backward()
             self.timer.phase_done("backward")
@@ -100,7 +104,7 @@ class TrainingLoop:
         stop = self.stop.requested(state.step)
         evaluate = self._evaluation_due()
         save = done or stop or self.checkpointer.due(state.step)
-        logged = done or _every(self.length.train.log_every_steps, state.step)
+        logged = self.length.reported(state.step)
         if evaluate or save or logged or state.step == window.first_counted_step:
             window.synchronise()
         if logged:
@@ -142,7 +146,3 @@ def target_reached(state: RunState, length: RunLength) -> bool:
         return False
     targets = (("auc", train.target_auc), ("accuracy", train.target_accuracy))
     return any(target is not None and result[key] is not None and result[key] >= target for key, target in targets)
-
-
-def _every(interval: int | None, step: int) -> bool:
-    return interval is not None and step % interval == 0

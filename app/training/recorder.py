@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from app.config import to_plain
+from app.config import Compile, to_plain
 from app.metrics.power import EnergyMeter
 from app.metrics.timing import StepTimer, memory_in_use
+from app.metrics.totals import Measured
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.record.progress import ProgressDisplay
@@ -29,17 +30,17 @@ class Recorder:
         self.directory, self.trackers = directory, Trackers()
         self.energy = EnergyMeter(session.runtime.device)
         self.seconds_before: dict[str, float] = {}  # a resumption
-        self._session, self._timer, self._began = session, timer, began
+        self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
         self._batch_size, self._is_logloss = train.global_batch_size, session.is_logloss
         self._progress = ProgressDisplay(total_steps, session.runtime.rank == 0, train.print_windows)
 
-    def begin(self, state: RunState, resumed: str, pipeline: str) -> None:
+    def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
         """Write the run's configuration and manifest, and open its trackers; a collective call.
 
-        resumed: the line that describes the resumption; empty for a run from the start.
+        continues: the state is of this run's own checkpoint, so that its record up to there stays.
         """
-        session, directory = self._session, self.directory
+        session, directory, self._state = self._session, self.directory, state
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
         rows = session.split_rows()
@@ -49,8 +50,22 @@ class Recorder:
             self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
             self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
 
-        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not resumed, FILES))
+        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
         session.runtime.on_rank_0(open_trackers)
+
+    def measure_energy(self) -> None:
+        """Count the energy since the last call, of all processes' devices; a collective call.
+
+        On CPUs one process of each machine counts for all, as the meter is of the whole machine.
+        """
+        lap, runtime = self.energy.lap(), self._session.runtime
+        counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
+        mine = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
+        everyones = np.stack(runtime.gather(mine))
+        if np.isfinite(everyones).all():
+            self._state.count(
+                Measured(joules=float(everyones[:, 0].sum()), energy_seconds=float(everyones[:, 1].max()))
+            )
 
     def start(self, step: int) -> None:
         """Start the progress display and the energy meter; `step` steps were done before."""
@@ -74,17 +89,22 @@ class Recorder:
         total = float(figures.seconds.sum(dtype=np.float64))
         rate = self._batch_size * len(figures.seconds) / total
         wait = figures.input_wait / total
+        self.measure_energy()
+        measured = state.take_unreported()
+        watts = measured["joules"] / measured["energy_seconds"] if measured["energy_seconds"] else None
         self.event("train", state.step, epoch=state.epoch, steps=len(figures.losses), loss=loss, accuracy=accuracy,
                    logloss=loss if self._is_logloss else None, lr=figures.lr, samples_per_second=rate,
-                   input_wait_fraction=wait, phase_seconds=self._timer.phases, watts=self.energy.watts(),
+                   input_wait_fraction=wait, phase_seconds=figures.phases, watts=watts, measured=measured,
                    **memory_in_use(self._session.runtime.device))  # fmt: skip
         auc = state.evaluation["auc"] if state.evaluation else None
         self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, auc)
 
     def evaluation(self, kind: str, step: int, result: dict[str, Any]) -> None:
-        """Report the metrics of a split."""
+        """Report the metrics of a split; a collective call."""
+        self.measure_energy()
         figures = {key: value for key, value in result.items() if key != "samples"}
-        self.event(kind, step, eval_samples=result["samples"], **figures)
+        measured = self._state.take_unreported()
+        self.event(kind, step, eval_samples=result["samples"], **figures, measured=measured)
 
     def curves(self, step: int, curves: dict[str, Any] | None) -> None:
         """Show an evaluation's curves in the trackers; None on ranks that have none."""
@@ -98,13 +118,14 @@ class Recorder:
         """The run's provenance, data, plan and tables, for manifest.json."""
         session = self._session
         return {
-            **provenance.describe_run(),
+            **provenance.describe_run(session.config.environment.variables),
             "dataset": session.describe_dataset(),
             "files": session.describe_files(),
             "seeds": {"train.seed": session.config.train.seed},
             "world_size": session.runtime.world_size,
             "platform": session.runtime.platform.value,
             "num_threads": session.runtime.num_threads,
+            "compile": (session.config.runtime.compile or Compile.none).value,
             "local_world_size": session.runtime.local_world_size,
             "plan": session.plan.to_json()["tables"],
             "pipeline": pipeline,

@@ -1,7 +1,7 @@
 """What a checkpoint of a session holds, and how a session or another command starts from one."""
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 
 from app.checkpoint.files import (
+    CHECKPOINTS,
     CheckpointState,
+    checkpoint_name,
     find_checkpoint,
     read,
+    whole_checkpoints,
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.record.reading import CONFIG, read_config
+from app.metrics.totals import Measured, from_checkpoint
+from app.record.directory import RunDirectory
+from app.record.reading import CONFIG, read_config, read_events, read_summary
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
@@ -25,6 +30,8 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
+
+NOT_OF_EVALUATIONS = ("event", "seconds", "eval_seconds", "measured")  # keys of their events
 
 
 class Resumed(NamedTuple):
@@ -43,7 +50,9 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         "samples": state.step * session.config.train.global_batch_size,
         "epoch": state.epoch,
         "step_in_epoch": state.step_in_epoch,
-        "input_wait": state.input_wait,
+        "input_wait": state.measured.input_wait,  # read by older versions
+        "measured": asdict(state.measured),
+        "unreported": asdict(state.unreported),
         "skipped": state.skipped,
         "evaluation": state.evaluation,
         "best": state.best,
@@ -71,14 +80,12 @@ def restore(path: Path, session: Session) -> Resumed:
     """
     saved = read(path)
     require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
-    now = fingerprint(session.config)
-    then = {"data.shuffle_lanes": 1, **saved.state["fingerprint"]}  # older checkpoints lack it
-    for key, value in then.items():
-        if now.get(key) != value:
-            raise UserError(
-                f"{key}={now.get(key)}: the run at {path} was started with {value}; "
-                "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
-            )
+    if (difference := _first_difference(saved.state, session.config)) is not None:
+        key, now, then = difference
+        raise UserError(
+            f"{key}={now}: the run at {path} was started with {then}; "
+            "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
+        )
     load_tensors(path, session.model, session.optimizer)
     values, arrays = saved.state, saved.arrays
     state = RunState(
@@ -87,7 +94,8 @@ def restore(path: Path, session: Session) -> Resumed:
         step_in_epoch=values["step_in_epoch"],
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        input_wait=values["input_wait"],
+        measured=from_checkpoint(values, arrays["step_seconds"]),
+        unreported=Measured(**values.get("unreported", {})),
         accuracies=arrays["accuracies"],
         skipped=values["skipped"],
         evaluation=values["evaluation"],
@@ -101,6 +109,85 @@ def restore(path: Path, session: Session) -> Resumed:
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values["seconds"], line)
+
+
+class Adopted(NamedTuple):
+    """What a run's record adds to its checkpoint: the last evaluation and the best, as `RunState` has them; time.
+
+    after_saving: the checkpoint's step was evaluated after it was saved.
+    joules, energy_seconds: of that evaluation. seconds: spent, that included.
+    """
+
+    evaluation: dict[str, Any] | None
+    best: dict[str, Any] | None
+    after_saving: bool
+    joules: float
+    energy_seconds: float
+    seconds: dict[str, float]
+
+
+def adopt_evaluations(
+    state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
+) -> Adopted:
+    """What the record of a run that is resumed knows of its evaluations and of the `seconds` spent; on rank 0.
+
+    Its record may know more than its checkpoint, which is saved before its step is evaluated. The best is one whose
+    checkpoint is still there, if the best is to be kept.
+
+    Raises:
+        UserError: the run evaluates another split.
+    """
+    evaluations = _recorded_evaluations(state, directory.path, config.eval.train_split)
+    last = max(evaluations, key=lambda one: one["step"], default=None)
+    if last is not None and last.get("split", config.eval.split) != config.eval.split:
+        raise UserError(
+            f"eval.split={config.eval.split}: {directory.path} evaluates {last['split']}, by which it keeps its best; "
+            f"give eval.split={last['split']} or another run.name, and for figures of another split "
+            f"python -m app.evaluate run={directory.path} split={config.eval.split}"
+        )
+    there = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    candidates = [one for one in evaluations if last is not None and one.get("split") == last.get("split")]
+    ranked = [{"step": one["step"], "auc": one["auc"]} for one in candidates if one.get("auc") is not None]
+    ranked += [state.best] if state.best is not None else []
+    if config.checkpoint.keep_best:
+        ranked = [one for one in ranked if checkpoint_name(one["step"]) in there]
+    best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
+    steps = [(one or {"step": -1})["step"] for one in (last, state.evaluation)]
+    if steps[0] != state.step or steps[1] == state.step:
+        return Adopted(last, best, False, 0.0, 0.0, seconds)
+    return Adopted(last, best, True, *_spent_after_saving(state, directory.path, seconds))
+
+
+def _spent_after_saving(state: RunState, run: Path, seconds: dict[str, float]) -> tuple[float, float, dict[str, float]]:
+    """Joules of the evaluation of a state that was saved before, their seconds, and all seconds spent until then."""
+    summary = read_summary(run) or {"steps": -1}
+    events = [
+        event for kind in ("eval", "eval_train") for event in read_events(run, kind) if event["step"] == state.step
+    ]
+    spent = sum(event.get("eval_seconds", 0.0) for event in events)
+    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
+    if summary["steps"] == state.step and summary["status"] != "failed":  # it knows the writing of the checkpoint too
+        seconds = summary["seconds"]
+    measured = [event["measured"] for event in events if "measured" in event]
+    if not measured:  # of an older version
+        return 0.0, 0.0, seconds
+    joules, metered = (sum(one[key] for one in measured) for key in ("joules", "energy_seconds"))
+    return joules - state.unreported.joules, metered - state.unreported.energy_seconds, seconds
+
+
+def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[dict[str, Any]]:
+    """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl, and of summary.json.
+
+    train_split: one of the training split belongs to each, and one that lacks it is to be repeated.
+    """
+    of_train = {event["step"] for event in read_events(run, "eval_train")}
+    evaluations = [state.evaluation] if state.evaluation is not None else []
+    for event in read_events(run, "eval"):
+        if event["step"] < state.step or (event["step"] == state.step and (state.step in of_train or not train_split)):
+            figures = {key: value for key, value in event.items() if key not in NOT_OF_EVALUATIONS}
+            evaluations.append({**figures, "samples": figures.pop("eval_samples")})
+    final = (read_summary(run) or {}).get("eval", {})
+    return [*evaluations, final] if final.get("step") == state.step else evaluations
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
@@ -143,6 +230,13 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
     return keys
 
 
+def _first_difference(saved: dict[str, Any], config: AppConfig) -> tuple[str, Any, Any] | None:
+    """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
+    now = fingerprint(config)
+    then = {"data.shuffle_lanes": 1, **saved["fingerprint"]}  # older checkpoints lack it
+    return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
+
+
 class TrainedRun(NamedTuple):
     """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
 
@@ -156,10 +250,16 @@ def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runti
     """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
-        UserError: there is none, or the dataset is not the one it was trained on.
+        UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
     """
     path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
     state = read(path).state
+    if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
+        key, now, then = difference
+        raise UserError(
+            f"checkpoint={path}: was trained with {key}={then}, and run={run} with {now}; give its own run=, or a "
+            f"checkpoint in {run / CHECKPOINTS}"
+        )
     return TrainedRun(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
 
 

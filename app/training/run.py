@@ -1,15 +1,18 @@
 """One run on this process, from where it starts to its summary."""
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
 from app.metrics.timing import PHASES, StepTimer, step_time_histogram
+from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.reading import read_events
@@ -21,7 +24,7 @@ from app.training.evaluator import Evaluator
 from app.training.loop import TrainingLoop, target_reached
 from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import RunState, run_length
+from app.training.state import RunLength, RunState, run_length
 from app.training.stop import StopCheck
 from common.signals import StopRequest
 
@@ -31,11 +34,17 @@ log = logging.getLogger("clickwork")
 class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
-    def __init__(self, session: Session, directory: RunDirectory, began: float) -> None:
-        """began: time.perf_counter() when the command began. Raises UserError: unfit batch; no compiler; no GPU."""
+    def __init__(
+        self, session: Session, directory: RunDirectory, began: float, length: RunLength | None = None
+    ) -> None:
+        """began: time.perf_counter() when the command began. length: of a replay; None: as configured.
+
+        Raises:
+            UserError: unfit batch; no compiler; no GPU.
+        """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
-        self.length = run_length(self.config.train, session.split("train"), self.runtime.world_size)
+        self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
         self.timer = StepTimer(self.runtime.device)
@@ -43,34 +52,54 @@ class TrainingRun:
         self.checkpointer = Checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
         self._directory, self._began = directory, began
-        self._resumed = ""
+        self._resumed = ""  # the line that describes the resumption
+        self.continues = False  # from a checkpoint of its own
         self._measured_before = 0  # steps, before a resumption
 
     def restore(self, path: Path) -> None:
-        """Resume from a checkpoint; a collective call. Raises UserError as `resume.restore` does."""
+        """Resume from a checkpoint of this run, or start from one of another; a collective call.
+
+        Raises:
+            UserError: as `resume.restore` and `resume.adopt_evaluations` do.
+        """
         self.state, self.recorder.seconds_before, self._resumed = resume.restore(path, self.session)
-        set_step(self.session.optimizer, self.state.step)
-        if self._directory.was_killed():
-            self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+        set_step(self.session.optimizer, self.state.updates)
+        self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
+        if self.continues:
+            state, directory, spent = self.state, self._directory, self.recorder.seconds_before
+            text = self.runtime.on_rank_0(
+                lambda: json.dumps(resume.adopt_evaluations(state, directory, self.config, spent))
+            )
+            adopted = resume.Adopted(*json.loads(text))
+            if adopted.after_saving:
+                state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
+                state.take_unreported()  # the event of the evaluation has it
+            self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
+            self.recorder.seconds_before = adopted.seconds
+            if directory.was_killed():
+                self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+            self.checkpointer.saved_step = self.state.step
+        else:  # evaluations of another run have no checkpoints here
+            self.state.evaluation = self.state.best = None
         self._measured_before = len(self.state.all_step_seconds())
-        self.checkpointer.start_from(path, self.state.step)
 
     def is_done(self, before: dict[str, Any]) -> bool:
         """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
-        if before["steps"] != self.state.step or before["status"] not in ("completed", "target_reached"):
+        state = self.state
+        if before["steps"] != state.step or before["status"] not in ("completed", "target_reached"):
             return False
-        self.state.evaluation = before["eval"]
-        same_split = before["eval"].get("split") == self.config.eval.split
-        return same_split and (self.state.step >= self.length.total_steps or target_reached(self.state, self.length))
+        evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
+        return evaluated and (state.step >= self.length.total_steps or target_reached(state, self.length))
 
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
-        self.recorder.begin(self.state, self._resumed, self.data.pipeline.value)
+        self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
         self._log_beginning()
         self.recorder.start(self.state.step)
         profiler = self._profiler()
         check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
-        evaluator = Evaluator(self.session, self.recorder, self.timer, check, self.length.steps_per_epoch)
+        steps_per_epoch = self.length.steps_per_epoch
+        evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
         loop = TrainingLoop(self.session, self.data, evaluator, self.checkpointer, self.recorder, profiler, self.timer,
                             check, self.length, self.state)  # fmt: skip
         with self._reporting_failure():
@@ -137,6 +166,8 @@ class TrainingRun:
 
     def _gauges(self, profiler: StepProfiler) -> dict[str, Any]:
         """Mean seconds of a step's phases and of its exchanges between processes, on the slowest of them; power."""
-        phases = {name: self.runtime.highest(self.timer.phases.get(name, 0.0)) or None for name in PHASES}
-        exchanged = self.runtime.highest(profiler.communication_seconds or 0.0) or None
-        return {"phase_seconds": {**phases, "communication": exchanged}, "power": self.recorder.energy.figures()}
+        measured, exchanged = self.state.measured, self.runtime.highest(profiler.communication_seconds or 0.0) or None
+        return {
+            "phase_seconds": {**measured.phase_means(PHASES), "communication": exchanged},
+            "power": measured.power(self.recorder.energy.source),
+        }

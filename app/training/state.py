@@ -1,6 +1,7 @@
 """Where a run is, and how long it is in steps of its own dataset."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,10 @@ from app.config import TrainConfig
 from app.config.train import evaluation_steps
 from app.data.events import EventReader
 from app.data.split import SplitReader
+from app.metrics.totals import Measured
 from common.errors import UserError
 
+ROUNDING = 1e-6  # steps: of a distance times a number
 AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
 
 
@@ -24,11 +27,27 @@ class RunState:
     step_in_epoch: int = 0
     losses: list[NDArray[np.float32]] = field(default_factory=list)  # mean over the global batch, each step
     step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of the steps that count
-    input_wait: float = 0.0  # seconds, of the steps that count
+    measured: Measured = field(default_factory=Measured)  # of all launches
+    unreported: Measured = field(default_factory=Measured)  # the part of it since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
     skipped: int = 0  # steps without an update, since their loss was not finite (train.on_nan=skip)
     evaluation: dict[str, Any] | None = None  # the last one, with its step
     best: dict[str, Any] | None = None  # step and AUC of the evaluation with the highest one
+
+    @property
+    def updates(self) -> int:
+        """Steps that updated parameters: those by which Adam and LAMB correct their moments."""
+        return self.step - self.skipped
+
+    def count(self, part: Measured) -> None:
+        """Add what steps took."""
+        self.measured.add(part)
+        self.unreported.add(part)
+
+    def take_unreported(self) -> dict[str, Any]:
+        """What an event reports as measured since the one before."""
+        part, self.unreported = self.unreported, Measured()
+        return asdict(part)
 
     def all_losses(self) -> NDArray[np.float32]:
         """[steps] float32."""
@@ -40,20 +59,53 @@ class RunState:
 
 
 class RunLength(NamedTuple):
-    """Steps of an epoch and of the whole run; and `train` with fractions of an epoch converted to steps.
+    """Steps of an epoch and of the whole run, and of its evaluations and reports.
 
-    first_evaluation: a multiple of train.eval_every_steps; there is none before but the run's last.
+    first_evaluation, distance: as of `evaluation_steps` (None: train.eval_every_steps); there is none before the
+        first but the run's last.
+    evaluations, reports: of a replay the steps to evaluate and to report after, instead of those of `train`.
     """
 
     steps_per_epoch: int
     total_steps: int
     train: TrainConfig
     first_evaluation: int = 0
+    distance: float | None = None
+    evaluations: frozenset[int] | None = None
+    reports: frozenset[int] | None = None
+
+    def reported(self, step: int) -> bool:
+        """Return whether a window of steps ends with this step."""
+        if self.reports is not None:
+            return step in self.reports or step == self.total_steps
+        return step % self.train.log_every_steps == 0 or step == self.total_steps
 
     def next_evaluation(self, step: int) -> int:
         """The step of the first evaluation after `step` steps."""
-        every = self.train.eval_every_steps or self.total_steps or 1
-        return min(max(self.first_evaluation, (step // every + 1) * every), self.total_steps)
+        if self.evaluations is not None:
+            return min((one for one in self.evaluations if one > step), default=self.total_steps)
+        distance = self.distance or self.train.eval_every_steps or self.total_steps or 1
+        number = int(step / distance)
+        while int(number * distance + ROUNDING) <= step:
+            number += 1
+        return min(max(self.first_evaluation, int(number * distance + ROUNDING)), self.total_steps)
+
+
+def require_steps_left(length: RunLength, step: int, start: Path) -> None:
+    """Raises UserError if a run that starts from the checkpoint `start` of that step is to be shorter than that."""
+    if step <= length.total_steps:
+        return
+    train = length.train
+    batch, epochs = train.global_batch_size, -(-step // length.steps_per_epoch)
+    limits = (("max_steps", train.max_steps, 1, step), ("max_samples", train.max_samples, batch, step * batch))
+    key, value, _, remedy = next(
+        (limit for limit in limits if limit[1] is not None and limit[1] // limit[2] == length.total_steps),
+        ("epochs", train.epochs or 1, 0, epochs),
+    )
+    raise UserError(
+        f"train.{key}={value}: {start} is at step {step} already, and the run would end after {length.total_steps}; "
+        f"give train.{key}={remedy} or more, or another run.name"
+    )
 
 
 def run_length(train: TrainConfig, split: SplitReader | EventReader, world_size: int) -> RunLength:
@@ -78,6 +130,5 @@ def run_length(train: TrainConfig, split: SplitReader | EventReader, world_size:
     limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
-    every, first = evaluation_steps(train, split.rows)
-    in_steps = replace(train, eval_every_steps=every, eval_every_fraction=None)
-    return RunLength(steps_per_epoch, min(limits), in_steps, first)
+    distance, first = evaluation_steps(train, split.rows)
+    return RunLength(steps_per_epoch, min(limits), train, first, distance)

@@ -15,6 +15,7 @@ from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
+from app.record.reading import SUMMARY_VERSION
 from app.training.session import Session
 from app.training.state import RunState
 from common.terminal import coloured
@@ -70,9 +71,11 @@ def _figures(
     config: AppConfig, state: RunState, parameters: dict[str, int], world_size: int, is_logloss: bool
 ) -> dict[str, Any]:
     """The figures that one process knows without the others."""
-    losses, measured, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
-    loss = mean_loss(losses[-config.train.log_every_steps :])  # of the last window
+    losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
+    last = losses[-config.train.log_every_steps :]
+    loss, measured = mean_loss(last), state.measured
     return {
+        "version": SUMMARY_VERSION,
         "steps": state.step,
         "samples": state.step * batch_size,
         "world_size": world_size,
@@ -80,7 +83,17 @@ def _figures(
         "train": {"loss": loss, "logloss": loss if is_logloss else None, "skipped_steps": state.skipped},
         "best": state.best,
         "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
-        "throughput": throughput(measured, state.input_wait, batch_size, world_size, len(losses) - len(measured)),
+        "throughput": throughput(
+            seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)
+        ),
+        "covers": {
+            "train": {"steps": len(last)},
+            "throughput": {"steps": len(seconds)},
+            "utilisation": {"steps": len(seconds)},
+            "phase_seconds": {"steps": measured.phase_steps},
+            "power": {"seconds": measured.energy_seconds},
+            "memory": {"launches": "last"},
+        },
     }
 
 

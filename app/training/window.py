@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from app.config import OnNan
-from app.metrics.timing import StepTimer
+from app.metrics.timing import PHASES, StepTimer
+from app.metrics.totals import Measured, of_steps
 from app.runtime.platform import Runtime
 from app.training.state import RunLength, RunState
 from common.errors import UserError
@@ -54,6 +55,7 @@ class StepFigures(NamedTuple):
     accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
     seconds: NDArray[np.float32]  # of this process; of fewer steps, where some were before a resumption
     input_wait: float  # seconds of them all, of this process
+    phases: dict[str, float]  # mean seconds of a sampled step's, on the slowest process
 
 
 class StepWindow:
@@ -69,6 +71,7 @@ class StepWindow:
         self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
+        self._phases = Measured()  # of all these steps, counted or not
         self._skipped: list[int] = []  # the last consecutive steps that were skipped
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -94,16 +97,19 @@ class StepWindow:
             UserError: a loss, or a value that a step computed before or after it, is not finite.
         """
         state = self._state
-        seconds, wait = self._timer.take()
+        seconds, wait, phase_steps, phases = self._timer.take()
         values = self._runtime.mean(torch.stack(self._values).cpu().numpy())
         self._values.clear()
         checks, accuracies = values[:, :-1], values[:, -1]
         self._require_finite(checks)
         losses = np.ascontiguousarray(checks[:, 0])
+        timed = self._on_slowest(phase_steps, phases)
+        self._phases.add(timed)
         state.losses.append(losses)
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
-            state.input_wait += wait
+            state.count(of_steps(seconds, self._runtime.world_size, wait))
+            state.count(timed)
         state.accuracies = np.concatenate([state.accuracies, accuracies])
         self._losses.append(losses)
         self._seconds.append(seconds)
@@ -117,10 +123,17 @@ class StepWindow:
             self._state.accuracies,
             np.concatenate(self._seconds),
             self._input_wait,
+            {name: seconds / self._phases.phase_steps for name, seconds in self._phases.phases.items()},
         )
         self._state.accuracies = np.empty(0, np.float32)
-        self._losses, self._seconds, self._input_wait = [], [], 0.0
+        self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
         return figures
+
+    def _on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
+        """The seconds of sampled steps by phase, the most that a process took for each; a collective call."""
+        mine = np.array([phases.get(name, 0.0) for name in PHASES])
+        most = np.max(self._runtime.gather(mine), axis=0).tolist()
+        return Measured(phase_steps=steps, phases=dict(zip(PHASES, most, strict=True)) if steps else {})
 
     def _require_finite(self, checks: NDArray[np.float32]) -> None:
         """`checks` is [steps, K]; a skipped step's loss is not finite, but nothing followed from it."""

@@ -1,10 +1,13 @@
 """What a run has written so far."""
 
+import hashlib
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from app.checkpoint.files import STATE, STATE_SUM, checksum_line
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -18,6 +21,19 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events(run, "train")]
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Digests of all files under a directory, by path."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def rewrite_state(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint's state.json anew, with a checksum that fits."""
+    content = json.dumps(state).encode()
+    (checkpoint / STATE).write_bytes(content)
+    (checkpoint / STATE_SUM).write_bytes(checksum_line(content))
 
 
 def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:

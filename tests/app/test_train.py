@@ -19,8 +19,25 @@ from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.run_files import events, losses, summary, wait_for
 from tests.error_lines import error_line
 
-SUMMARY_KEYS = {"status", "steps", "samples", "world_size", "parameters", "train", "eval", "throughput", "memory",
-                "power", "seconds", "digest", "best", "utilisation", "phase_seconds"}  # fmt: skip
+SUMMARY_KEYS = {
+    "status",
+    "version",
+    "steps",
+    "samples",
+    "world_size",
+    "parameters",
+    "train",
+    "eval",
+    "throughput",
+    "memory",
+    "power",
+    "seconds",
+    "digest",
+    "best",
+    "utilisation",
+    "phase_seconds",
+    "covers",
+}
 
 
 def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.app.conftest import REPOSITORY, SMALL, Command
 from tests.app.datasets import write_dataset
+from tests.app.run_files import rewrite_state
 from tests.error_lines import error_line
 
 
@@ -118,7 +119,7 @@ def change_one_value(checkpoint: Path, name: str, row: int, column: int) -> None
     file.write_bytes(content)
     state = json.loads((checkpoint / "state.json").read_bytes())
     state["files"][file.name]["sha256"] = hashlib.sha256(content).hexdigest()
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    rewrite_state(checkpoint, state)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
 from data_prep.dataset.format import digest_file
 from tests.app.conftest import SMALL, Command
+from tests.app.run_files import rewrite_state
 
 
 class _Command:
@@ -84,7 +85,7 @@ def test_what_is_no_tensor_is_not_loaded(
     (checkpoint / METADATA).write_bytes(pickle.dumps(change(metadata, f"touch {tmp_path}/ran")))
     state = json.loads((checkpoint / "state.json").read_bytes())
     state["files"][METADATA] = asdict(digest_file(checkpoint / METADATA))
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    rewrite_state(checkpoint, state)
 
     for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
         done = run_app(*command)

@@ -33,21 +33,17 @@ def test_packages_are_summed_and_counters_go_on_where_they_begin_again(
     meter.start()
     (first / "energy_uj").write_text("9000000")
     (second / "energy_uj").write_text("2000000")
-    assert meter.watts() == pytest.approx((4 + 2) / 2)
+    assert meter.lap() == pytest.approx((4 + 2, 2))
     (first / "energy_uj").write_text("1000000")  # beyond 10 J it began again: 2 J more
-    assert meter.watts() == pytest.approx(2 / 2)
-    figures = meter.figures()
-    assert figures is not None
-    assert figures["joules"] == pytest.approx(8)
-    assert figures["mean_watts"] == pytest.approx(2)
-    assert "RAPL" in figures["source"]
+    assert meter.lap() == pytest.approx((2, 2))
+    assert meter.lap() is None  # no time passed
+    assert "RAPL" in meter.source
 
 
 def test_where_nobody_measures_there_is_no_figure(tmp_path: Path) -> None:
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
-    assert meter.watts() is None
-    assert meter.figures() is None
+    assert meter.lap() is None
 
 
 def test_a_counter_that_goes_away_ends_the_measurement(tmp_path: Path) -> None:
@@ -55,8 +51,7 @@ def test_a_counter_that_goes_away_ends_the_measurement(tmp_path: Path) -> None:
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     (package / "energy_uj").unlink()
-    assert meter.watts() is None
-    assert meter.figures() is None
+    assert meter.lap() is None
 
 
 @pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
@@ -72,5 +67,4 @@ def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, m
     monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", joules))
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
-    assert meter.watts() is None
-    assert meter.figures() is None
+    assert meter.lap() is None

@@ -1,13 +1,16 @@
 """Profiles of environment variables."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, validate
-from app.runtime import environment
+from app.runtime import environment, platform, process_group
 from common.cli import compose_config
 from common.errors import UserError
+from tests.app.conftest import SMALL, Command
 
 PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))
 
@@ -52,3 +55,33 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="not a name of an environment variable"):
         validate(compose_config(AppConfig, CONFIG_DIR, ["+environment.variables={a-b: x}"]))
+
+
+@pytest.mark.slow
+def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """Recorded whatever its name is, and no change to `verify`."""
+    variable = "+environment.variables.A_VARIABLE=7"
+    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=2", variable)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["environment"]["A_VARIABLE"] == "7"
+    for command in (["evaluate"], ["verify"], ["export", "out=x.pt2"]):
+        done = run_app(command[0], "run=runs/x", *command[1:])
+        assert done.returncode == 0, done.stderr
+        assert "environment: none sets A_VARIABLE=7" in done.stderr
+        assert "A_VARIABLE: 7 then" not in done.stderr
+
+
+def test_a_process_group_has_the_environment_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it starts: libraries read their variables once."""
+    config = compose_config(AppConfig, CONFIG_DIR, ["+environment.variables.A_VARIABLE=7"])
+    seen = []
+
+    def start(*_: object) -> None:
+        seen.append(os.environ.get("A_VARIABLE"))
+        raise SystemExit
+
+    monkeypatch.setattr(platform, "start", start)
+    with pytest.raises(SystemExit), process_group.joined(config, process_group.READING):
+        pass
+    assert seen == ["7"]
+    monkeypatch.delenv("A_VARIABLE")

@@ -1,0 +1,143 @@
+"""The record of a run compared with that of its replay, figure by figure."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.record.reading import METRICS, SUMMARY, read_events, read_summary
+from common.errors import UserError
+
+KINDS = ("train", "eval", "eval_train")  # of events that a replay repeats
+# Figures of the machine and of the moment, which no replay repeats.
+NOT_COMPARED = (
+    "seconds",
+    "eval_seconds",
+    "samples_per_second",
+    "input_wait_fraction",
+    "phase_seconds",
+    "watts",
+    "host_bytes",
+    "device_bytes",
+    "measured",
+    "throughput",
+    "memory",
+    "power",
+    "utilisation",
+    "world_size",
+    "covers",
+)
+OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
+RELATIVE = ("loss", "logloss", "lr")
+SMOOTH = (*RELATIVE, "ne", "calibration", "base_rate")
+ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
+CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
+EVALUATION_OF = {1: "the newest"}  # which evaluation `eval` of summary.json is, by its version
+
+
+class Difference(NamedTuple):
+    """A figure that differs: where it stands, its name and both values; infinite where it is no matter of rounding."""
+
+    where: str
+    figure: str
+    recorded: Any
+    replayed: Any
+    size: float
+
+
+class RecordComparison(NamedTuple):
+    """What differs, how many figures were compared, and which were not."""
+
+    differences: list[Difference]
+    compared: int
+    not_compared: list[str]
+
+
+def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordComparison:
+    """Compare what two runs recorded of the first `steps` steps; `now` is the replay's directory.
+
+    status: what the run's should be after these steps, were it not stopped.
+
+    Raises:
+        UserError: the record has nothing to compare, or is of a version that is not known.
+    """
+    differences: list[Difference] = []
+    replayed = {(kind, event["step"]): event for kind in KINDS for event in read_events(now, kind)}
+    compared, skipped = 0, set()
+    for where, recorded, again in _pairs(then, now, steps, status, replayed):
+        if not again:
+            differences.append(Difference(where, "all", "recorded", "not replayed", math.inf))
+        for name, value in recorded.items():
+            if name in NOT_COMPARED or name not in again:
+                skipped.add(name)
+                continue
+            compared += 1
+            size = _difference(name, value, again[name], _samples({**again, **recorded}))
+            if size is not None:
+                differences.append(Difference(where, name, value, again[name], size))
+    if not compared:
+        raise UserError(f"run={then}: {METRICS} has no losses to compare")
+    return RecordComparison(differences, compared, sorted(skipped))
+
+
+def _pairs(
+    then: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Parts of both records that stand for the same, with their place."""
+    for kind in KINDS:
+        for event in read_events(then, kind):
+            if event["step"] <= steps:
+                yield f"{METRICS}, {kind} of step {event['step']}", event, replayed.get((kind, event["step"]), {})
+    recorded, again = read_summary(then), read_summary(now)
+    if recorded is None or again is None or recorded["status"] == "failed":
+        return
+    evaluated = [event["step"] for event in read_events(then, "eval") if event["step"] <= steps]
+    figures = {"steps": recorded["steps"], "samples": recorded["samples"]}
+    expected = {"steps": steps, "samples": again["samples"], "status": status}
+    if recorded["status"] in OWN_STATUS:
+        figures["status"] = recorded["status"]
+    yield SUMMARY, figures, expected
+    if recorded["steps"] != steps:
+        return
+    for part in ("parameters", "train"):
+        yield f"{SUMMARY}, {part}", recorded.get(part) or {}, again[part]
+    if recorded["eval"].get("step") is not None:
+        yield f"{SUMMARY}, eval", {"step": recorded["eval"]["step"]}, {"step": _step_of_eval(then, recorded, evaluated)}
+        yield f"{SUMMARY}, eval", recorded["eval"], _evaluation(replayed, recorded["eval"]["step"])
+    if recorded.get("best") is not None:
+        yield f"{SUMMARY}, best", recorded["best"], _evaluation(replayed, recorded["best"]["step"])
+
+
+def _step_of_eval(run: Path, recorded: Mapping[str, Any], evaluated: list[int]) -> int:
+    """The step that `eval` of a summary should be of, by the meaning of its version."""
+    version = recorded.get("version", 1)
+    if version not in EVALUATION_OF:
+        raise UserError(f"run={run}: {SUMMARY} is of version {version}, which is not known here; use a newer release")
+    return max(evaluated, default=int(recorded["eval"]["step"]))
+
+
+def _evaluation(replayed: Mapping[tuple[str, int], dict[str, Any]], step: int) -> dict[str, Any]:
+    """A replay's evaluation after a step, as a summary has it."""
+    event = replayed.get(("eval", step), {})
+    return {**event, "samples": event["eval_samples"]} if event else {"step": None, "auc": None}
+
+
+def _samples(recorded: Mapping[str, Any]) -> float:
+    """Samples that the figures of an evaluation, or of a window of steps, are of."""
+    if recorded.get("event") == "train":
+        return recorded["steps"] * recorded["samples"] / recorded["step"]
+    return recorded.get("eval_samples") or recorded.get("samples") or math.inf
+
+
+def _difference(name: str, recorded: Any, replayed: Any, samples: float) -> float | None:
+    """The size of a difference, None if there is none; infinite where it is no matter of rounding."""
+    if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
+        return None
+    if not isinstance(recorded, float) or not isinstance(replayed, float):
+        return math.inf
+    if math.isclose(recorded, replayed, rel_tol=ROUNDING, abs_tol=0.0):
+        return None
+    size = abs(recorded - replayed) / (abs(recorded) or 1.0) if name in RELATIVE else abs(recorded - replayed)
+    if name not in SMOOTH:
+        size = max(0.0, size - CHANGED_PLACES / samples)
+    return math.inf if math.isnan(size) else size

@@ -1,0 +1,109 @@
+"""Single flipped bits anywhere in a checkpoint are damage, and damage is passed over for the one beside it."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.checkpoint import files
+from app.checkpoint.saver import Saver
+from app.checks.check import Verdict
+from app.checks.files import check_run
+from app.config import CONFIG_DIR, AppConfig
+from app.runtime.platform import Runtime
+from app.training import resume, session
+from app.training.state import RunState
+from common.cli import compose_config
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL
+
+
+@pytest.fixture(scope="module")
+def checkpoints(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two."""
+    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
+    this, root = session.build(config, here, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
+    saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
+    for step in (10, 20):
+        saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best=False)
+    saver.close()
+    return root
+
+
+@pytest.fixture
+def newest(checkpoints: Path, tmp_path: Path) -> Path:
+    """The newer of two checkpoints that a test may damage."""
+    shutil.copytree(checkpoints, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints/step_00000020"
+
+
+def flips(path: Path, count: int) -> Iterator[int]:
+    """Flip single bits of a file in turn, drawn at random; the last one is flipped back."""
+    content = path.read_bytes()
+    for bit in sorted(random.Random(0).sample(range(8 * len(content)), min(count, 8 * len(content)))):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        yield bit
+    path.write_bytes(content)
+
+
+def test_every_file_has_a_checksum(newest: Path) -> None:
+    named = json.loads((newest / "state.json").read_bytes())["files"].keys()
+    assert {path.name for path in newest.iterdir()} == {*named, "state.json", "state.json.sha256"}
+    line = f"{hashlib.sha256((newest / 'state.json').read_bytes()).hexdigest()}  state.json\n"
+    assert (newest / "state.json.sha256").read_text() == line
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.json.sha256", "arrays.npz", ".metadata", "__0_0.distcp"])
+def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
+    """Of the two small files, of which nothing is hashed besides, many."""
+    for bit in flips(newest / name, 3_000 if name.startswith("state") else 40):
+        with pytest.raises(UserError, match=newest.name):
+            files.verify(newest)
+        if bit % 100 == 0:
+            path, [reason] = files.newest_undamaged(newest.parent)
+            assert path is not None
+            assert path.name == "step_00000010"
+            assert newest.name in reason
+    files.verify(newest)
+
+
+def test_another_value_is_damage_though_it_reads_well(newest: Path, tmp_path: Path) -> None:
+    state = (newest / "state.json").read_text()
+    (tmp_path / "manifest.json").write_text('{"format": "clickwork-run"}')
+    assert check_run(tmp_path).verdict is not Verdict.fail
+    (newest / "state.json").write_text(state.replace('"step_in_epoch": 0', '"step_in_epoch": 1'))
+    with pytest.raises(UserError, match=r"state.json: damaged \(it does not fit its checksum"):
+        files.verify(newest)
+    assert check_run(tmp_path).verdict is Verdict.fail
+    (newest / "state.json.sha256").unlink()
+    with pytest.raises(UserError, match=r"state.json: damaged \(state.json.sha256 is missing"):
+        files.verify(newest)
+
+
+def test_older_checkpoints_without_that_checksum_are_read_and_give_no_traceback(newest: Path) -> None:
+    """Bits of theirs may change unnoticed, but what does not read is damage as well."""
+    state = json.loads((newest / "state.json").read_bytes())
+    del state["format"]
+    (newest / "state.json").write_text(json.dumps(state, indent=1))
+    (newest / "state.json.sha256").unlink()
+    files.verify(newest)
+    refused = 0
+    for _ in flips(newest / "state.json", 1_000):
+        try:
+            files.verify(newest)
+        except UserError:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("pointer", [files.LATEST, files.BEST])
+def test_a_pointer_that_is_no_text_points_to_nothing(pointer: str, newest: Path) -> None:
+    (newest.parent / pointer).write_bytes(b"step_\xb00000020")
+    assert files.pointed_to(newest.parent, pointer) is None

@@ -1,0 +1,71 @@
+"""Commands in the test's own process group, as they run between joining and leaving one."""
+
+import importlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import train
+from app.config import CONFIG_DIR, AppConfig, validate_new_run
+from app.record.directory import RunDirectory
+from app.runtime import process_group
+from app.runtime.platform import Runtime
+from common.cli import compose_config
+from tests.app.conftest import SCHEMAS
+
+NOTHING_TO_DO = "nothing to do"
+LOG = logging.getLogger("clickwork")
+
+
+class Killed(BaseException):
+    """Ends a run where it is, without a summary."""
+
+
+@contextmanager
+def _directory(config: AppConfig, rank: int) -> Iterator[RunDirectory]:
+    """A run's directory that is given free at the end, as the end of a process does."""
+    record, handlers = RunDirectory(Path(config.run.dir), rank), list(LOG.handlers)
+    try:
+        yield record
+    finally:
+        record.release()
+        if record._lock is not None:
+            record._lock.release()
+        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
+            LOG.removeHandler(handler)
+            handler.close()
+
+
+def train_here(here: Runtime, *overrides: str) -> str:
+    """Train to the end or a stop; return the run's status, or NOTHING_TO_DO. Raises UserError as the command does."""
+    config = compose_config(AppConfig, CONFIG_DIR, list(overrides))
+    validate_new_run(config)
+    with _directory(config, here.rank) as record:
+        run = train._set_up(config, here, record, time.perf_counter())
+        return NOTHING_TO_DO if run is None else run.train()
+
+
+def command_here(here: Runtime, name: str, *overrides: str) -> int:
+    """Run evaluate, verify, recommend or export; return the exit status. Raises UserError as the command does."""
+
+    @contextmanager
+    def joined(*_: object) -> Iterator[Runtime]:
+        yield here
+
+    schema, file = SCHEMAS[name]
+    config: Any = compose_config(schema, CONFIG_DIR, list(overrides), file)
+    handlers = list(LOG.handlers)
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(process_group, "joined", joined)
+            status: int = importlib.import_module(f"app.{name}").main(config)
+    finally:
+        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
+            LOG.removeHandler(handler)
+            handler.close()
+    return status

@@ -1,0 +1,195 @@
+"""A figure of a record that was not computed is found, wherever it stands; what no replay repeats is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.replay.launches import Launch, changes, launches_of
+from app.runtime.platform import Runtime
+from app.training import stop
+from common.errors import UserError
+from tests.app.conftest import SMALL
+from tests.app.in_process import command_here, train_here
+from tests.app.run_files import events, summary
+from tests.once import made_once
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
+
+    def train(root: Path) -> None:
+        overrides = [
+            *SMALL,
+            f"data.path={dataset}",
+            "record.tensorboard=false",
+            "run.name=x",
+            f"run.dir={root}/x",
+            "train.log_every_steps=4",
+            "train.eval_every_steps=5",
+            "eval.train_split=true",
+        ]
+        with pytest.MonkeyPatch.context() as stopped:
+            stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
+            assert train_here(here, *overrides, "train.max_steps=12") == "interrupted"
+        for steps in (12, 14):
+            assert train_here(here, *overrides, f"train.max_steps={steps}") == "completed"
+
+    return made_once(tmp_path_factory, "recorded", train) / "x"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    shutil.copytree(trained, tmp_path / "x")
+    return tmp_path / "x"
+
+
+@pytest.fixture
+def verified(here: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Report]]:
+    """The exit status and the report."""
+
+    def verify(*overrides: str) -> tuple[int, Report]:
+        capsys.readouterr()
+        status = command_here(here, "verify", f"run={run}", *overrides)
+        return status, json.loads(capsys.readouterr().out)
+
+    return verify
+
+
+def test_every_figure_is_repeated(run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    assert [event["step"] for event in events(run, "train")] == [4, 8, 12, 14]
+    assert [event["step"] for event in events(run, "eval")] == [5, 10, 12, 14]
+    status, report = verified()
+    assert (status, report["verdict"], report["figures"]) == (0, "identical", [])
+    assert report["compared_at"][-1] == 14
+    assert report["figures_compared"] > 4 * 8 + 8 * 8 + 10
+    assert {"seconds", "samples_per_second", "host_bytes", "eval_seconds"} <= set(report["not_compared"])
+    assert not {"auc", "loss", "accuracy", "lr", "steps", "status"} & set(report["not_compared"])
+
+
+def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the content of a JSON file, or of each line of one."""
+    lines = [
+        json.loads(line) for line in ([path.read_text()] if path.suffix == ".json" else path.read_text().splitlines())
+    ]
+    path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines))
+
+
+def in_summary(part: str | None, key: str, value: Any) -> Callable[[Path], None]:
+    def change(summary: Any) -> Any:
+        of = summary if part is None else summary[part]
+        of[key] = value
+        return summary
+
+    return lambda run: rewritten(run / "summary.json", change)
+
+
+def in_event(kind: str, step: int, key: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def changed(event: Any) -> Any:
+        here = (event["event"], event["step"]) == (kind, step)
+        return {**event, key: change(event[key])} if here else event
+
+    return lambda run: rewritten(run / "metrics.jsonl", changed)
+
+
+CHANGED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "the AUC of the summary": (in_summary("eval", "auc", 0.9077), "auc"),
+    "its logloss": (in_summary("eval", "logloss", 0.1), "logloss"),
+    "its status": (in_summary(None, "status", "target_reached"), "status"),
+    "its steps": (in_summary(None, "steps", 13), "steps"),
+    "its samples": (in_summary(None, "samples", 9), "samples"),
+    "its parameters": (in_summary("parameters", "dense", 1), "dense"),
+    "its skipped steps": (in_summary("train", "skipped_steps", 1), "skipped_steps"),
+    "its training loss": (in_summary("train", "loss", 0.5), "loss"),
+    "the step of its evaluation": (in_summary("eval", "step", 10), "step"),
+    "its best": (in_summary("best", "auc", 0.99), "auc"),
+    "the loss of a window": (in_event("train", 8, "loss", lambda loss: 0.01), "loss"),
+    "a loss a little": (in_event("train", 8, "loss", lambda loss: loss * 1.001), "loss"),
+    "the rate of a window": (in_event("train", 8, "lr", lambda lr: 2 * lr), "lr"),
+    "an earlier evaluation": (in_event("eval", 5, "pr_auc", lambda auc: auc + 0.1), "pr_auc"),
+    "an evaluation of the training split": (in_event("eval_train", 10, "accuracy", lambda old: old - 0.1), "accuracy"),
+}
+FAST = ("the AUC of the summary", "its status", "a loss a little", "an evaluation of the training split")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what in FAST else pytest.mark.slow) for what in CHANGED]
+)
+def test_a_changed_figure_is_found(what: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    change, figure = CHANGED[what]
+    change(run)
+    status, report = verified()
+    assert (status, report["verdict"]) == (1, "different")
+    assert figure in [one["figure"] for one in report["figures"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["parameters", "losses"])
+def test_a_changed_digest_is_found(which: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    in_summary("digest", which, "0" * 64)(run)
+    status, report = verified()
+    assert (status, report["same_digests"][which]) == (1, False)
+
+
+@pytest.mark.slow
+def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert verified()[1]["verdict"] == "identical"
+    in_event("eval", 5, "auc", lambda auc: auc + 0.1)(run)
+    assert verified()[0] == 1
+
+
+def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Path) -> None:
+    in_summary(None, "version", 99)(run)
+    with pytest.raises(UserError, match=r"summary.json is of version 99, which is not known here"):
+        command_here(here, "verify", f"run={run}")
+
+
+def test_conditions_are_compared_launch_by_launch() -> None:
+    same = {
+        "code": {"git_sha": "a"},
+        "versions": {},
+        "hardware": {},
+        "environment": {},
+        "plan": {},
+        "num_threads": 1,
+        "platform": "cpu",
+        "image": None,
+        "base_image": None,
+    }
+    now = {**same, "world_size": 1, "compile": "none"}
+    two, one = {**same, "world_size": 2, "from_step": 0}, {**same, "world_size": 1, "from_step": 40}
+    launches = launches_of({**one, "earlier": [two]})
+    assert [(launch.start, launch.end) for launch in launches] == [(0, 40), (40, None)]
+    assert changes(launches, now) == (["steps 1 to 40: world_size: 2 then, 1 now"], 0)
+    assert changes(launches, {**now, "world_size": 2}) == (["steps from 41 on: world_size: 1 then, 2 now"], 40)
+    assert changes(launches_of(two), now) == (["world_size: 2 then, 1 now"], 0)
+    assert changes(launches_of({**one, "from_step": 0}), now) == ([], None)
+    # Killed after step 40, resumed at 20: of the first launch 20 steps are left, of one resumed again at 20 none.
+    killed = {**one, "from_step": 20, "earlier": [two, {**two, "from_step": 20}]}
+    assert [(launch.start, launch.end) for launch in launches_of(killed)] == [(0, 20), (20, None)]
+    (start, another) = launches_of(one)
+    assert start == Launch(0, 40, None)
+    assert changes([start, another], now) == (
+        ["steps 1 to 40: trained by another run, from whose checkpoint this one started"],
+        0,
+    )
+
+
+def test_bits_are_promised_up_to_where_the_threads_changed(
+    run: Path, verified: Callable[..., tuple[int, Report]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the record, of which the last launch alone had two threads here; the replay takes the first one's."""
+    rewritten(run / "manifest.json", lambda manifest: {**manifest, "num_threads": 2})
+    with caplog.at_level("INFO", "clickwork"):
+        status, report = verified()
+    assert (status, report["bits_can_be_equal_until"]) == (0, 12)
+    assert report["changed_since"] == ["steps from 13 on: num_threads: 2 then, 1 now"]
+    assert summary(run)["steps"] == 14

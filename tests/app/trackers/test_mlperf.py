@@ -1,0 +1,104 @@
+"""The epochs of MLPerf's log, however a run is stopped, resumed and extended; each starts and stops once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig
+from app.trackers.mlperf import MLPerf
+from common.cli import compose_config
+
+ROWS = {"train": 1_000, "val": 100, "test": 100}
+STEPS = 10  # of an epoch
+
+
+def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
+    pytest.importorskip("mlperf_logging")
+    given = ["recipe=mlperf_v2", "train.global_batch_size=100", *overrides]
+    return MLPerf(path, compose_config(AppConfig, CONFIG_DIR, given), ROWS, 1, from_step)
+
+
+def send(to: MLPerf, *events: tuple[str, int]) -> None:
+    for kind, step in events:
+        values: dict[str, Any] = {"auc": 0.5 + step / 1000, "eval_seconds": 0.0, "loss": 0.1, "lr": 1.0}
+        to.event(kind, step, step * 100, values)
+
+
+def close(to: MLPerf, status: str, step: int) -> None:
+    to.close({"status": status, "steps": step, "samples": step * 100})
+
+
+def epochs(path: Path) -> list[tuple[str, int, int]]:
+    """Starts and stops of epochs, with the epoch and the step."""
+    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in path.read_text().splitlines()]
+    ends = [entry for entry in entries if entry["key"].startswith("epoch_")]
+    return [(entry["key"][6:], entry["metadata"]["epoch_num"], entry["metadata"]["step"]) for entry in ends]
+
+
+TWO_EPOCHS = [("start", 1, 0), ("stop", 1, 10), ("start", 2, 10), ("stop", 2, 20)]
+
+
+def test_a_stop_at_the_end_of_an_epoch_before_its_evaluation(tmp_path: Path) -> None:
+    first = tracker(tmp_path / "log", 0)
+    send(first, ("train", 5), ("train", 10))
+    close(first, "interrupted", 10)
+    second = tracker(tmp_path / "log", 10)
+    send(second, ("eval", 10), ("train", 15), ("train", 20), ("eval", 20))
+    close(second, "completed", 20)
+    assert epochs(tmp_path / "log") == TWO_EPOCHS
+
+
+@pytest.mark.parametrize("status", ["completed", "interrupted"])
+def test_no_epoch_starts_that_is_not_trained(status: str, tmp_path: Path) -> None:
+    """Though train.epochs would allow for it; a run that is trained further starts it where the last one stopped."""
+    first = tracker(tmp_path / "log", 0, "train.epochs=9", "train.max_steps=10")
+    send(first, ("train", 5), ("train", 10), ("eval", 10))
+    close(first, status, 10)
+    assert epochs(tmp_path / "log") == TWO_EPOCHS[:2]
+    second = tracker(tmp_path / "log", 10, "train.epochs=9")
+    send(second, ("train", 15), ("train", 20), ("eval", 20))
+    close(second, "completed", 20)
+    assert epochs(tmp_path / "log") == TWO_EPOCHS
+
+
+def test_a_run_that_ended_within_an_epoch_is_trained_further(tmp_path: Path) -> None:
+    first = tracker(tmp_path / "log", 0)
+    send(first, ("train", 5), ("eval", 5))
+    close(first, "completed", 5)
+    assert epochs(tmp_path / "log") == [("start", 1, 0), ("stop", 1, 5)]
+    second = tracker(tmp_path / "log", 5)
+    send(second, ("train", 10), ("train", 20), ("eval", 20))
+    close(second, "completed", 20)
+    assert [end[:2] for end in epochs(tmp_path / "log")] == [end[:2] for end in TWO_EPOCHS]
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    first = tracker(tmp_path / "log", 0)
+    send(first, ("train", 5), ("train", 10), ("eval", 10), ("train", 15))
+    whole = (tmp_path / "log").read_bytes()
+    (tmp_path / "log").write_bytes(whole[:-30])
+    first.close(None)
+    second = tracker(tmp_path / "log", 10)
+    send(second, ("train", 15), ("train", 20), ("eval", 20))
+    close(second, "completed", 20)
+    assert epochs(tmp_path / "log") == TWO_EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "lowest"),
+    [
+        ("fp32", "fp32", "fp32"),
+        ("fp16", "fp32", "fp16"),
+        ("fp32", "bf16", "bfloat16"),
+        ("fp16", "bf16", "bfloat16"),
+    ],
+)
+def test_the_lowest_precision_between_processes_is_that_of_qcomm(
+    forward: str, backward: str, lowest: str, tmp_path: Path
+) -> None:
+    given = [f"sharding.qcomm.forward={forward}", f"sharding.qcomm.backward={backward}", "recipe=mlperf_v4"]
+    tracker(tmp_path / "log", 0, *given).close(None)
+    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]

@@ -1,0 +1,150 @@
+"""Runs that are repeated with other settings: longer, shorter, on another split, from another run's checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
+from app.config import Precision, RuntimeConfig
+from app.runtime.platform import Runtime
+from app.training import resume, stop
+from app.training.checkpointer import Checkpointer
+from app.training.evaluator import Evaluator
+from app.training.session import Evaluation, Session
+from common.errors import UserError
+from tests.app.conftest import SMALL
+from tests.app.in_process import NOTHING_TO_DO, Killed, train_here
+from tests.app.run_files import contents, events, summary
+
+
+@pytest.fixture
+def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides of a run in the present directory."""
+    monkeypatch.chdir(tmp_path)
+    return [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x"]
+
+
+def best_of(run: Path) -> int | None:
+    """The step that the pointer names."""
+    path = pointed_to(run / "checkpoints", BEST)
+    return None if path is None else int(path.name.removeprefix("step_"))
+
+
+def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
+    """Let evaluations have these AUCs, in turn."""
+    measured, left = Session.evaluate, iter(aucs)
+
+    def evaluated(self: Session, *arguments: Any) -> Evaluation:
+        result = measured(self, *arguments)
+        return result._replace(figures={**result.figures, "auc": next(left)})
+
+    monkeypatch.setattr(Session, "evaluate", evaluated)
+
+
+def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step's, which was saved before it was evaluated."""
+    set_aucs(monkeypatch, 0.6, 0.7, 0.65, 0.66)
+    several = [*base, "train.eval_every_steps=3", "checkpoint.keep=1"]
+    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    assert best_of(Path("runs/x")) == 6
+    for steps in (8, 9):
+        assert train_here(here, *several, f"train.max_steps={steps}") == "completed"
+        assert best_of(Path("runs/x")) == 6
+        assert summary(Path("runs/x"))["best"] == {"step": 6, "auc": 0.7}
+    assert [event["step"] for event in events(Path("runs/x"), "eval")] == [3, 6, 8, 9]
+
+
+@pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_another_split_is_refused_before_anything_changes(
+    interrupted: bool, here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if interrupted:
+        monkeypatch.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
+    train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3")
+    before = contents(Path("runs"))
+    with pytest.raises(UserError, match=r"eval.split=test: runs/x evaluates val.*app.evaluate run=runs/x split=test"):
+        train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3", "eval.split=test")
+    assert contents(Path("runs")) == before
+    assert best_of(Path("runs/x")) in (3, 6)
+
+
+def test_fewer_steps_than_were_trained_are_refused(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as stopped:
+        stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
+        assert train_here(here, *base, "train.epochs=1", "train.eval_every_steps=3") == "interrupted"
+    before = contents(Path("runs"))
+    for short, remedy in (
+        ("train.max_steps=4", "train.max_steps=5"),
+        ("train.max_samples=130", "train.max_samples=320"),
+    ):
+        with pytest.raises(UserError, match=rf"{short}: .*step_00000005 is at step 5 already.*give {remedy} or more"):
+            train_here(here, *base, short)
+        assert contents(Path("runs")) == before
+    assert train_here(here, *base, "train.max_steps=5") == "completed"
+    assert summary(Path("runs/x"))["eval"]["step"] == 5
+    assert train_here(here, *base, "train.max_steps=4") == NOTHING_TO_DO
+
+
+def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aucs(monkeypatch, 0.9, 0.8, 0.8, 0.7, 0.65, 0.6, 0.5)
+    assert train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3") == "completed"
+    other = [*base, "run.name=y", "checkpoint.resume=runs/x", "checkpoint.keep=1"]
+    assert train_here(here, *other, "train.max_steps=12", "train.eval_every_steps=3") == "completed"
+    assert summary(Path("runs/y"))["best"] == {"step": 6, "auc": 0.8}  # it evaluates where it starts
+    assert best_of(Path("runs/y")) == 6
+    assert [event["step"] for event in events(Path("runs/y"), "train")] == list(range(7, 13))
+    again = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
+    assert train_here(here, *again) == "completed"
+    assert [event["step"] for event in events(Path("runs/y"), "train")] == [7]
+    assert summary(Path("runs/y"))["best"] == {"step": 7, "auc": 0.6}
+    assert [path.name for path in whole_checkpoints(Path("runs/y/checkpoints"))] == ["step_00000007"]
+    assert train_here(here, *again, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
+    assert best_of(Path("runs/z")) == 6
+
+
+def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aucs(monkeypatch, 0.7, 0.6, 0.8, 0.65)
+    several = [*base, "train.eval_every_steps=2", "checkpoint.every_steps=2", "checkpoint.keep=2"]
+    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    back = ["checkpoint.resume=runs/x/checkpoints/step_00000004", "checkpoint.overwrite=true", "train.max_steps=5"]
+    assert train_here(here, *several, *back) == "completed"
+    assert summary(Path("runs/x"))["best"] == {"step": 5, "auc": 0.65}  # step 2's 0.7 is not kept any more
+    assert best_of(Path("runs/x")) == 5
+
+
+def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the two evaluations of a step that was saved before them, then between them."""
+    both = [*base, "eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    for module, name in ((Checkpointer, "keep_best"), (Evaluator, "_compare_with_train")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, killed)
+            with pytest.raises(Killed):
+                train_here(here, *both)
+    assert train_here(here, *both) == "completed"
+    for kind in ("eval", "eval_train"):
+        assert [event["step"] for event in events(Path("runs/x"), kind)] == [4, 6]
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(here: Runtime, base: list[str]) -> None:
+    for name, lr in (("x", "0.1"), ("y", "0.2")):
+        assert train_here(here, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
+    own, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
+    config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
+    assert resume.open_checkpoint(Path("runs/x"), own, config, here).state["step"] == 2
+    with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
+        resume.open_checkpoint(Path("runs/x"), other, config, here)

@@ -1,0 +1,186 @@
+"""A run that is stopped and resumed has the figures of one that was not, on other numbers of processes too.
+
+Times and energy are those of a faked clock and counter: a step of a global batch takes 40 ms over the number of
+processes, an evaluation 100 ms, and each process's device takes 50 W.
+"""
+
+import csv
+import json
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from app.config import CONFIG_DIR, AppConfig
+from app.metrics import power
+from app.runtime import platform
+from app.runtime.platform import Runtime
+from app.training.session import Session
+from app.training.stop import StopCheck
+from common.cli import compose_config
+from tests.app import group
+from tests.app.conftest import SMALL
+from tests.app.in_process import train_here
+from tests.app.run_files import events, summary
+
+STEPS, BATCH, STEP_SECONDS, EVAL_SECONDS, WATTS = 24, 64, 0.04, 0.1, 50.0
+PHASES = {"forward": 0.75, "backward": 0.0, "optimizer": 0.25}  # shares of a step
+Part = tuple[int, int, int | None]  # processes, max_steps, the step to stop after
+
+
+@contextmanager
+def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
+    """The clock and the counter of this process; and the stop."""
+    now = [1000.0]
+
+    def passing(seconds: float, call: Any) -> Any:
+        def passed(*arguments: Any, **keywords: Any) -> Any:
+            now[0] += seconds
+            return call(*arguments, **keywords)
+
+        return passed
+
+    def begun(self: Session, step: int) -> float:
+        step_of_optimizer = self.optimizer.step
+        if not getattr(step_of_optimizer, "slowed", False):
+            slow = passing(STEP_SECONDS / world_size * PHASES["optimizer"], step_of_optimizer)
+            slow.slowed = True
+            self.optimizer.step = slow
+        return begin(self, step)
+
+    def forward(self: Session, batch: Any) -> Any:
+        now[0] += STEP_SECONDS / world_size * PHASES["forward"] if self.model.training else 0.0
+        return score(self, batch)
+
+    begin, score = Session.begin_step, Session.forward
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now[0])
+        patched.setattr(power, "_find_counter", lambda device, rapl: ("a test's", lambda: WATTS * now[0]))
+        patched.setattr(Session, "begin_step", begun)
+        patched.setattr(Session, "forward", forward)
+        patched.setattr(Session, "evaluate", passing(EVAL_SECONDS, Session.evaluate))
+        patched.setattr(StopCheck, "requested", lambda _, step: step == stop_at)
+        yield
+
+
+def run_part(here: Runtime, base: Sequence[str], name: str, part: Part) -> None:
+    _, max_steps, stop_at = part
+    with faked(here.world_size, stop_at):
+        train_here(here, *base, f"run.name={name}", f"train.max_steps={max_steps}")
+
+
+def member(base: list[str], name: str, part: Part, cwd: str) -> None:
+    """One process of a group."""
+    os.chdir(cwd)
+    here = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
+    run_part(here, base, name, part)
+    dist.barrier()
+    platform.leave(0)
+
+
+def parts_of(rng: random.Random, most_processes: int) -> list[Part]:
+    """A few stops and extensions on the way to the last step."""
+    ends = sorted(rng.sample(range(1, STEPS), 3))
+    stopped = [rng.random() < 0.7 for _ in ends]
+    parts: list[Part] = [
+        (rng.randint(1, most_processes), STEPS if stop else end, end if stop else None)
+        for end, stop in zip(ends, stopped, strict=True)
+    ]
+    return [*parts, (rng.randint(1, most_processes), STEPS, None)]
+
+
+def flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A summary's figures by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in figures.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def assert_same(whole: Path, parts: Path, ran: list[Part]) -> None:
+    """Every figure but the peak of memory, to the rounding of times and of sums in another order."""
+    expected, found = flat(summary(whole)), flat(summary(parts))
+    moved = len({processes for processes, *_ in ran}) > 1
+    extended = [part for part in ran[:-1] if part[2] is None]  # each evaluates at its end
+    for key, value in expected.items():
+        if key.startswith(("memory", "digest", "phase_seconds.communication")) or key == "world_size":
+            continue
+        if extended and key.startswith(("seconds.", "power.joules", "covers.power", "best.")):
+            continue
+        if isinstance(value, float):
+            assert found[key] == pytest.approx(value, rel=1e-4 if moved else 1e-6), key
+        else:
+            assert found[key] == value, key
+    assert moved or found["digest.parameters"] == expected["digest.parameters"]
+
+
+def assert_true(run: Path, ran: list[Part]) -> None:
+    """The figures by hand, and that they are the sums of the events."""
+    figures = summary(run)
+    assert figures["covers"]["throughput"] == {"steps": STEPS}
+    assert figures["throughput"]["samples_per_second_per_device"] == pytest.approx(BATCH / STEP_SECONDS, rel=1e-5)
+    assert figures["power"]["source"] == "a test's"
+    measured = [event["measured"] for kind in ("train", "eval") for event in events(run, kind)]
+    assert sum(one["steps"] for one in measured) == STEPS
+    device_seconds = sum(one["device_seconds"] for one in measured)
+    assert device_seconds == pytest.approx(STEPS * STEP_SECONDS, rel=1e-5)
+    rate = STEPS * BATCH / sum(one["seconds"] for one in measured)
+    assert rate == pytest.approx(figures["throughput"]["samples_per_second"], rel=1e-5)
+    assert sum(one["joules"] for one in measured) == pytest.approx(figures["power"]["joules"], rel=1e-6)
+    evaluations = len(events(run, "eval"))
+    assert figures["seconds"]["eval"] == pytest.approx(evaluations * EVAL_SECONDS, rel=1e-6)
+    if all(processes == 1 for processes, *_ in ran):
+        joules = WATTS * (STEPS * STEP_SECONDS + evaluations * EVAL_SECONDS)
+        assert figures["power"]["joules"] == pytest.approx(joules, rel=1e-5)
+        for name, share in PHASES.items():
+            mean = figures["phase_seconds"][name] or 0.0
+            assert mean == pytest.approx(share * STEP_SECONDS, rel=1e-5, abs=1e-9)
+    rows = list(csv.DictReader((run / "results.csv").open()))
+    assert len(rows) == 1
+    assert float(rows[0]["Recommendations/s (mean)"]) == figures["throughput"]["samples_per_second"]
+
+
+@pytest.fixture
+def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [
+        *SMALL,
+        f"data.path={dataset}",
+        "record.tensorboard=false",
+        "train.warmup_steps_excluded=0",
+        "train.log_every_steps=5",
+        "train.eval_every_steps=7",
+        "checkpoint.every_steps=4",
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> None:
+    parts = parts_of(random.Random(seed), most_processes=1)
+    run_part(here, base, "whole", (1, STEPS, None))
+    for part in parts:
+        run_part(here, base, "parts", part)
+    for name, ran in (("whole", []), ("parts", parts)):
+        assert_true(Path("runs") / name, ran)
+    assert_same(Path("runs/whole"), Path("runs/parts"), parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_stops_on_other_numbers_of_processes_change_no_figure_of_a_device(
+    seed: int, base: list[str], tmp_path: Path
+) -> None:
+    """The rates of all processes differ, as they should; those of a device do not."""
+    parts = parts_of(random.Random(seed), most_processes=2)
+    for part in parts:
+        arguments = (base, "parts", part, str(tmp_path))
+        statuses = group.start_group(member, arguments, part[0], part[0], tmp_path / "log")
+        assert statuses == [0] * part[0], (tmp_path / "log").read_text()
+    assert_true(Path("runs/parts"), parts)
+    assert json.loads((tmp_path / "runs/parts/manifest.json").read_bytes())["world_size"] == parts[-1][0]

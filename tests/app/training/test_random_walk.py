@@ -1,0 +1,263 @@
+"""Runs that are extended, shortened, repeated, redirected, killed and re-sharded at random.
+
+After each part `best` is the best evaluated, with its checkpoint there; every step was trained once; and what was
+refused changed nothing. The truth is a run that nothing happened to, and a few lines that follow the records.
+"""
+
+import itertools
+import math
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from app.checkpoint import files
+from app.runtime.platform import Runtime
+from app.training import session, stop
+from app.training.evaluator import Evaluator
+from app.training.session import Evaluation, Session
+from common.errors import UserError
+from tests.app import inject
+from tests.app.conftest import SMALL, ended, forked
+from tests.app.in_process import NOTHING_TO_DO, Killed, train_here
+from tests.app.run_files import contents, events, summary
+
+MOST_STEPS = 40
+FAULTS = (
+    "in the step",
+    "before the save",
+    "in the save",
+    "before the rename",
+    "after the rename",
+    "before the best",
+    "in the pruning",
+    "in the beginning",
+    "stop",
+    "stop",
+)
+Execute = Callable[[list[str], str, int], str]  # overrides, fault, processes: to a status, "killed" or "refused"
+
+
+class Walk:
+    """Two runs, x and y, under ./runs, and what must be true of them."""
+
+    def __init__(self, base: list[str], execute: Execute, rng: random.Random, most_processes: int) -> None:
+        self.base, self.execute, self.rng, self.most_processes = base, execute, rng, most_processes
+        self.asked = {"x": 6, "y": 6}  # the steps last asked for
+        self.best: dict[str, float] = {}  # the AUC of the best after the last part that was not killed
+        self.done: list[str] = []
+        assert execute([*base, "run.name=whole", f"train.max_steps={MOST_STEPS}"], "", 1) == "completed"
+        self.losses = self.losses_of("whole")
+
+    def directory(self, name: str) -> Path:
+        return Path("runs") / name
+
+    def losses_of(self, name: str) -> np.ndarray:
+        newest = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)[-1]
+        return files.read(newest).arrays["losses"]
+
+    def steps_there(self, name: str) -> list[int]:
+        whole = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
+        return [int(path.name.removeprefix("step_")) for path in whole]
+
+    def evaluations(self, name: str) -> dict[int, float]:
+        return {event["step"]: event["auc"] for event in events(self.directory(name), "eval")}
+
+    def part(self) -> None:
+        """One command, at random, on one of the runs."""
+        name = self.rng.choice("xy")
+        there, other = self.steps_there(name), "y" if name == "x" else "x"
+        kinds = ["extend"] * 3 + ["repeat", "over"]
+        if there:
+            kinds += ["shorten", "back", "another split", "never"]
+        if self.steps_there(other):
+            kinds += ["redirect"]
+        kind = self.rng.choice(kinds)
+        start, given = self._start(kind, there, other)
+        steps = self._length(kind, name, start)
+        fault = ""
+        if kind not in ("shorten", "another split", "never") and self.rng.random() < 0.7:
+            name_of_fault = self.rng.choice(FAULTS)
+            first = start if name_of_fault == "stop" else 0
+            fault = f"{name_of_fault}:{first + self.rng.randint(1, 5)}"
+        settings = [f"run.name={name}", f"train.max_steps={steps}", *given, *self._settings()]
+        processes = self.rng.randint(1, self.most_processes)
+        self.done.append(f"{kind} {' '.join(settings)} {fault} on {processes}")
+        before, known = contents(Path("runs")), self._known(name, kind, start, there)
+        status = self.execute([*self.base, *settings], fault, processes)
+        self._check_refusals(kind, name, status, before)
+        if status in ("completed", "interrupted"):
+            self.asked[name] = steps
+            self._check(name, start, known, kind)
+        elif status == "killed" and kind in ("over", "redirect", "back"):
+            self.best.pop(name, None)
+
+    def _start(self, kind: str, there: list[int], other: str) -> tuple[int, list[str]]:
+        """The step that this part starts from, and the overrides that say so."""
+        checkpoints = Path("runs") / ("x" if other == "y" else "y") / files.CHECKPOINTS
+        if kind == "back":
+            step = self.rng.choice(there)
+            path = checkpoints / files.checkpoint_name(step)
+            return step, [f"checkpoint.resume={path}", "checkpoint.overwrite=true"]
+        if kind == "redirect":
+            return self.steps_there(other)[-1], [f"checkpoint.resume=runs/{other}", "checkpoint.overwrite=true"]
+        if kind == "over":
+            return 0, ["checkpoint.resume=never", "checkpoint.overwrite=true"]
+        given = {"never": ["checkpoint.resume=never"], "another split": ["eval.split=test"]}
+        return max(there, default=0), given.get(kind, [])
+
+    def _length(self, kind: str, name: str, start: int) -> int:
+        if kind == "shorten":
+            return self.rng.randint(1, max(1, start - 1))
+        if kind == "repeat" and self.asked[name] >= start:
+            return self.asked[name]
+        return min(MOST_STEPS, start + self.rng.randint(0 if start and self.rng.random() < 0.2 else 1, 8))
+
+    def _settings(self) -> list[str]:
+        choose = self.rng.choice
+        return [
+            f"checkpoint.keep={choose([1, 2])}",
+            f"checkpoint.every_steps={choose(['null', 2, 5])}",
+            f"train.eval_every_steps={choose([2, 3, 'null'])}",
+            f"train.log_every_steps={choose([1, 4])}",
+            f"sharding.types={choose(['table_wise', 'row_wise'])}",
+            f"checkpoint.asynchronous={choose(['true', 'false'])}",
+        ]
+
+    def _known(self, name: str, kind: str, start: int, there: list[int]) -> dict[int, float]:
+        """Evaluations that count at the start: of this run's steps up to there that have checkpoints."""
+        if kind in ("over", "redirect") or not (self.directory(name) / "metrics.jsonl").exists():
+            return {}
+        return {step: auc for step, auc in self.evaluations(name).items() if step <= start and step in there}
+
+    def _check_refusals(self, kind: str, name: str, status: str, before: dict[str, str]) -> None:
+        """What had to be refused was, and nothing else; neither it nor what had nothing to do changed a byte."""
+        if kind == "never":
+            assert status == "refused"
+        elif kind == "shorten":
+            assert status in ("refused", NOTHING_TO_DO, "completed")
+        elif kind == "another split":
+            assert status in ("refused", "completed")
+        else:
+            assert status != "refused"
+        if status in ("refused", NOTHING_TO_DO):
+            assert contents(Path("runs")) == before
+
+    def _check(self, name: str, start: int, known: dict[int, float], kind: str) -> None:
+        run, figures = self.directory(name), summary(self.directory(name))
+        there, aucs = self.steps_there(name), self.evaluations(name)
+        assert figures["steps"] == there[-1]
+        new = {step: auc for step, auc in aucs.items() if step > start or step not in known}
+        new = {step: auc for step, auc in new.items() if step >= start}
+        counted = {**known, **new}
+        expected = max(counted, key=lambda step: counted[step], default=None)
+        pointer = files.pointed_to(run / files.CHECKPOINTS, files.BEST)
+        if expected is None:
+            assert (figures["best"], pointer) == (None, None)
+            self.best.pop(name, None)
+        else:
+            assert figures["best"] == {"step": expected, "auc": counted[expected]}
+            assert pointer is not None
+            assert pointer.name == files.checkpoint_name(expected)
+            files.verify(pointer)
+            if kind not in ("over", "redirect", "back"):
+                assert counted[expected] >= self.best.get(name, -math.inf)
+            self.best[name] = counted[expected]
+        evaluated = [event["step"] for event in events(run, "eval")]
+        assert evaluated == sorted(set(evaluated))
+        if figures["status"] == "completed":
+            assert figures["eval"]["step"] == figures["steps"]
+        windows = [(event["step"] - event["steps"], event["step"]) for event in events(run, "train")]
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(windows)), windows
+        np.testing.assert_allclose(self.losses_of(name), self.losses[: there[-1]], rtol=1e-5)
+
+
+def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
+    """Commands in this process: a kill is an exception that nothing catches. Evaluations go up and down."""
+    measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
+
+    def at_step(self: Evaluator, step: int) -> dict[str, Any]:
+        now[0] = step
+        return evaluate(self, step)
+
+    def with_auc(self: Session, *arguments: Any) -> Evaluation:
+        result = measured(self, *arguments)
+        return result._replace(figures={**result.figures, "auc": now[0] * 0.618 % 1})
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Evaluator, "evaluate", at_step)
+    monkeypatch.setattr(Session, "evaluate", with_auc)
+    monkeypatch.setattr(inject, "kill_job", killed)
+
+    def execute(overrides: list[str], fault: str, processes: int) -> str:
+        with monkeypatch.context() as patched:
+            for module, name in (
+                (session.Session, "begin_step"),
+                (dcp, "save"),
+                (files, "publish"),
+                (files, "write_atomically"),
+                (os, "rename"),
+                (os, "replace"),
+                (shutil, "rmtree"),
+                (stop.StopCheck, "requested"),
+            ):
+                patched.setattr(module, name, getattr(module, name))  # what `inject` replaces is put back
+            inject.install(fault)
+            try:
+                return train_here(here, *overrides)
+            except Killed:
+                return "killed"
+            except UserError:
+                return "refused"
+
+    return execute
+
+
+def in_forks(directory: Path) -> Execute:
+    """Commands in processes of their own, killed as by kill -9."""
+
+    def execute(overrides: list[str], fault: str, processes: int) -> str:
+        done = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
+        if done.returncode == 0 and "nothing to do" in done.stderr:
+            return NOTHING_TO_DO
+        statuses = {0: "completed", 75: "interrupted", 2: "refused", -signal.SIGKILL: "killed"}
+        assert done.returncode in statuses, done.stderr
+        return statuses[done.returncode]
+
+    return execute
+
+
+def walk(walked: Walk, parts: int) -> None:
+    try:
+        for _ in range(parts):
+            walked.part()
+    except BaseException:
+        print("\n".join(walked.done))
+        raise
+
+
+@pytest.mark.parametrize(
+    ("seed", "parts"), [(10, 3), *(pytest.param(seed, 50, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
+def test_a_random_walk(
+    seed: int, parts: int, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
+    walk(Walk(base, in_process(here, monkeypatch), random.Random(seed), most_processes=1), parts)
+
+
+@pytest.mark.slow
+def test_a_random_walk_on_one_process_and_two(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
+    walk(Walk(base, in_forks(tmp_path), random.Random(0), most_processes=2), 20)

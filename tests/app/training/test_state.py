@@ -1,0 +1,49 @@
+"""Where a run evaluates, against fractions."""
+
+import math
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.config import TrainConfig
+from app.training.state import RunLength, run_length
+
+
+def evaluations(length: RunLength) -> list[int]:
+    steps, step = [], 0
+    while step < length.total_steps:
+        step = length.next_evaluation(step)
+        steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "share", "epochs"),
+    [
+        (33, "0.05", 1),
+        (33, "0.05", 3),
+        (20, "0.05", 2),
+        (7, "0.05", 1),
+        (31, "0.25", 2),
+        (3_219, "0.05", 1),
+        (64, "1", 3),
+        (10, "0.3", 3),
+        (49_999, "0.001", 1),
+    ],
+)
+def test_a_share_of_an_epoch_evaluates_as_often_as_it_says(steps: int, share: str, epochs: int) -> None:
+    split: Any = SimpleNamespace(rows=steps * 10, num_batches=lambda batch: steps)
+    train = TrainConfig(global_batch_size=10, epochs=epochs, eval_every_fraction=float(share))
+    distance = max(Fraction(1), Fraction(share) * steps)
+    expected = {math.floor(number * distance) for number in range(1, math.floor(epochs * steps / distance) + 1)}
+    assert evaluations(run_length(train, split, 1)) == sorted(expected | {epochs * steps})
+    if steps >= 20 and share == "0.05":
+        assert len(expected) == 20 * epochs
+
+
+def test_an_interval_in_steps_is_even() -> None:
+    split: Any = SimpleNamespace(rows=310, num_batches=lambda batch: 31)
+    train = TrainConfig(global_batch_size=10, max_steps=20, eval_every_steps=6)
+    assert evaluations(run_length(train, split, 1)) == [6, 12, 18, 20]
