@@ -20,7 +20,7 @@ from data_prep.dataset.event_schema import ITEM, USER, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import FileDigest, Manifest, Shard, Split, shard_path
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.options import DataSource
+from data_prep.dataset.options import EVENT_SOURCES, DataSource
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
@@ -40,7 +40,7 @@ from data_prep.stages.events import (
     plan_merge,
 )
 from data_prep.stages.parse import DigestTask, refuse_changed
-from data_prep.synthetic.events import synthetic_log
+from data_prep.synthetic.events import described, find_log, synthetic_log
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
@@ -86,14 +86,16 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claimed(root) as work:
-        logs, others = _find_logs(data, root)
+        if data.source in EVENT_SOURCES:  # before anything is fetched or generated
+            refuse_foreign_files(root, work, [raw_directory(data, root) / data.source.value])
+        logs, others = _find_logs(data, root, work)
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
         found = find_finished(root, parameters, schema.to_manifest(), everything, data.overwrite)
         if found is not None:
             return found
-        refuse_foreign_files(root, work, everything)
+        refuse_foreign_files(root, work, [Path(source.path) for source in everything])
         _check_input(path, schema, logs, tables)
         keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
         paths = [source.path for source in everything]
@@ -103,19 +105,21 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         manifest, moves = _make(data, root, job, parameters)
         if data.source is DataSource.synthetic_events:
             manifest.extra["bayes"] = synthetic_log(data.synthetic_events, root)[1]
+            manifest.extra["synthetic_events"] = described(data.synthetic_events)
         manifest = publish(work, root, manifest, moves)
     for line in _told(manifest):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
 
 
-def _find_logs(data: DataConfig, root: Path) -> tuple[list[Source], list[Source]]:
+def _find_logs(data: DataConfig, root: Path, work: Path) -> tuple[list[Source], list[Source]]:
     """The log's files, fetched if need be, and further files that were fetched with them."""
     if data.source is DataSource.yambda:
         found = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
         return found[:1], found[1:]
     if data.source is DataSource.synthetic_events:
-        return resolve_sources(str(synthetic_log(data.synthetic_events, root)[0])), []
+        found = find_log(data, root, work)
+        return found[:1], found[1:]
     found = resolve_sources(data.raw)
     if data.scheduler is not None:
         found = [replace(source, path=str(Path(source.path).absolute())) for source in found]

@@ -44,7 +44,6 @@ def _exchange(config: PrepConfig, root: Path) -> int:
     exchange = config.exchange
     if exchange.to is not None:
         target = Path(exchange.to)
-        target.mkdir(parents=True, exist_ok=True)
         manifest = load_rows_manifest(root)
         if exchange.format is ExchangeFormat.npy:
             files = export_npy(root, manifest, target)

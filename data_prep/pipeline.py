@@ -69,6 +69,7 @@ from data_prep.stages.split import (
 )
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import Generator, write_generated
+from data_prep.synthetic.days import described
 from data_prep.synthetic.random_ids import RandomRows
 from data_prep.traces.rows import TraceRows
 
@@ -92,7 +93,7 @@ def preprocess(data: DataConfig) -> Manifest:
             return prepare_events(data, root)
         refuse_early(data, root)
         with claimed(root) as work:
-            sources = tuple(find_sources(data, root))
+            sources = tuple(find_sources(data, root, work))
             rules = resolve_rules(data, len(sources))
             table = None if data.schema is None else load_table(Path(data.schema), sources)
             schema = CRITEO if table is None else table.schema
@@ -102,10 +103,11 @@ def preprocess(data: DataConfig) -> Manifest:
             if found is not None:
                 return found
             report_differences(rules)
-            refuse_foreign_files(root, work, sources)
-            keep_or_discard_work(work, parameters, sources)
+            refuse_foreign_files(root, work, [Path(source.path) for source in sources])
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
+            check_disk(root, job)
+            keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -122,7 +124,6 @@ def _generator(data: DataConfig) -> Generator:
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
-    check_disk(root, job)
     if may_use_processes(data):
         start_fork_server()  # it loads the kernels while this process does
     keep_freed_memory()
@@ -135,6 +136,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     extra: dict[str, Any] = {}
     if data.source is DataSource.synthetic:
         extra["bayes"] = dataset_scores(job, result.records, result.rows)
+        extra["synthetic"] = described(data.synthetic)
     extra |= {
         "peak_memory_bytes": result.peak_bytes,
         "workers": result.workers,

@@ -28,6 +28,7 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import RAW_DIRECTORY, Source
+from data_prep.sources.finished import other_dataset
 
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
@@ -93,22 +94,22 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
     (work / CHUNKS_DIRECTORY).mkdir(exist_ok=True)
 
 
-def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> None:
-    """Refuse to write where there are files that are not an older dataset's.
+def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
+    """Refuse to write where there are files that are not an older dataset's, or raw ones in a directory of their own.
 
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
     """
     ours = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
-    for source in sources:
-        if any(Path(source.path).resolve().is_relative_to(directory.resolve()) for directory in ours):
-            raise UserError(f"{source.path}: lies where data.path={root} will be written; choose another data.path")
-    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists():
+    for path in raw_files:
+        if any(path.resolve().is_relative_to(directory.resolve()) for directory in ours):
+            raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
+    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
         return
     for directory in ours:
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
-    raw = [Path(source.path).resolve() for source in sources]
+    raw = [path.resolve() for path in raw_files]
     raw = [path.relative_to(root.resolve()) for path in raw if path.is_relative_to(root.resolve())]
     allowed = {*(path.name for path in ours), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
     allowed |= {path.parts[0] for path in raw if len(path.parts) > 1}
@@ -142,9 +143,7 @@ def find_finished(
     if difference is None:
         print(f"{root}: already done ({manifest.rows:,} {'events' if manifest.is_events else 'rows'})", file=sys.stderr)
         return manifest
-    raise UserError(
-        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
-    )
+    raise other_dataset(root, difference)
 
 
 def _difference(

@@ -1,0 +1,38 @@
+"""The sources of a dataset that is there already: nothing is made, fetched or replaced to compare it with a command."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from data_prep.config.keys import DataConfig
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
+from data_prep.sources.discover import Source
+
+
+def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
+    """The manifest of the dataset at `root`; None: there is none, or it is to be replaced. Raises UserError: faulty."""
+    return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
+
+
+def recorded_sources(root: Path, manifest: Manifest) -> list[Source]:
+    """The sources as the manifest describes them, whether their files are still there or not."""
+    times = manifest.extra.get("source_mtime_ns") or [0] * len(manifest.sources)
+    return [
+        Source(str(root / entry["name"]), entry["name"], entry["bytes"], time, entry["name"].endswith(".gz"))
+        for entry, time in zip(manifest.sources, times, strict=False)
+    ]
+
+
+def other_dataset(root: Path, difference: str) -> UserError:
+    """The error that the dataset at `root` is not the one that the command describes."""
+    return UserError(
+        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
+    )
+
+
+def refuse_other_generation(root: Path, group: str, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises UserError where generated rows differ from those of the dataset at `root`, by the keys of data.`group`."""
+    for key, value in given.items():
+        if recorded.get(key) != value:
+            raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
