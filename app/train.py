@@ -94,7 +94,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
     here.on_rank_0(record.open)
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
-    config.data = replace(config.data, path=str(root))
+    config.data = replace(prepare.in_force(config.data, manifest), path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = TrainingRun(session.build(config, here, root, manifest), record, began)
     if start is not None:

@@ -92,7 +92,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
-        found = find_finished(root, parameters, schema.to_manifest(), everything, data.overwrite)
+        same = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
+        found = find_finished(root, same, schema.to_manifest(), everything, data)
         if found is not None:
             return found
         refuse_foreign_files(root, work, [Path(source.path) for source in everything])

@@ -99,7 +99,7 @@ def preprocess(data: DataConfig) -> Manifest:
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
-            found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
+            found = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
             if found is not None:
                 return found
             report_differences(rules)

@@ -13,6 +13,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from data_prep.config.agreement import first_difference, given_keys
+from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     SPLITS,
@@ -122,9 +124,15 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
 
 
 def find_finished(
-    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], overwrite: bool
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], data: DataConfig
 ) -> Manifest | None:
     """The dataset at `root` if it is the one asked for, which is logged; None if there is none or it is replaced.
+
+    Of the keys that decide its rows those are compared that are given.
+
+    Args:
+        parameters: entries that the manifest's `encoding` must have besides.
+        schema: its `raw_schema`.
 
     Raises:
         UserError: there is another one.
@@ -133,12 +141,12 @@ def find_finished(
         return None
     try:
         manifest = load_manifest(root)
-        difference = _difference(manifest, parameters, schema, sources)
+        difference = _difference(manifest, parameters, schema, sources, data)
     except UserError:
-        if overwrite:
+        if data.overwrite:
             return None
         raise
-    if overwrite:  # also where nothing differs: its files may be damaged
+    if data.overwrite:  # also where nothing differs: its files may be damaged
         return None
     if difference is None:
         print(f"{root}: already done ({manifest.rows:,} {'events' if manifest.is_events else 'rows'})", file=sys.stderr)
@@ -147,11 +155,17 @@ def find_finished(
 
 
 def _difference(
-    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source]
+    manifest: Manifest,
+    parameters: dict[str, Any],
+    schema: dict[str, Any] | None,
+    sources: Sequence[Source],
+    data: DataConfig,
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
-    for key, value in ({"multi_hot": None} | parameters).items():
+    if (found := first_difference(given_keys(data), manifest)) is not None:
+        return f"{found.key} is {found.recorded} there, {found.given} here"
+    for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
     return None if _same_sources(manifest, sources) else "made from other raw files"

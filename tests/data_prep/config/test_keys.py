@@ -82,4 +82,4 @@ def test_help_prints_the_meaning_beside_the_value() -> None:
     values: Any = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
     lines = [" ".join(line.split()) for line in describe(PrepConfig, values, {})]
     assert "data.overwrite=false # " + meanings(DataConfig)["overwrite"] in lines
-    assert any(line.startswith("data.encoding=vocabulary # vocabulary | hash | ") for line in lines)
+    assert any(line.startswith("data.encoding=null # vocabulary | hash | ") for line in lines)
