@@ -15,6 +15,7 @@ from pathlib import Path
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_rows_manifest
@@ -28,6 +29,8 @@ def main(config: PrepConfig) -> int:
     root, exchange = dataset_path(config.data), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
+    is_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
+    refuse_unused(config, ("data.path", "exchange", *(["data.dense_transform"] if is_bin else [])))
     for key in ("multi_hot_sizes", "distribution", "seed"):
         if getattr(exchange, key) is not None and (
             exchange.to is None or exchange.format is not ExchangeFormat.multi_hot

@@ -1,16 +1,17 @@
 """A dataset that is there already and the keys that are given beside it: compared, recorded, or without effect."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.config.keys import DataConfig, parse_size
+from common.errors import UserError
+from data_prep.config.keys import DataConfig, PrepConfig, parse_size
 from data_prep.config.presets import SPLIT_IS_THEIRS, resolve_method
 from data_prep.dataset.format import Manifest, digest_file
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
-from data_prep.dataset.options import Encoding, SplitMethod
+from data_prep.dataset.options import DataSource, Encoding, SplitMethod
 
 # Keys that decide a dataset's rows, and where its manifest's `encoding` has them.
 IN_ENCODING = {
@@ -54,6 +55,23 @@ def _changed(config: object, usual: object, prefix: str) -> dict[str, Any]:
         elif value is not None and value != getattr(usual, name):
             changed[prefix + name] = value.value if isinstance(value, Enum) else value
     return changed
+
+
+def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
+    """Refuse keys that a command does not read; with data=NAME in place of data.path, that group's own are let pass.
+
+    Args:
+        used: keys, or groups of keys, that the command reads.
+
+    Raises:
+        UserError: naming the first other key that is given.
+    """
+    named = {"data.source", "data.days", "data.schema", "data.remote"}
+    if "data.path" in used and config.data.source is not DataSource.local:
+        used = {*used, *named}
+    for key in _changed(config, PrepConfig(), ""):
+        if not any(key == each or key.startswith(f"{each}.") for each in used):
+            raise UserError(f"{key}: has no effect on this command; leave it out")
 
 
 def compared_keys(given: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:

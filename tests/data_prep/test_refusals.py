@@ -1,20 +1,26 @@
 """Whatever a command refuses, all files are as they were before: checks come before side effects."""
 
+import copy
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from common.cli import compose_config
 from common.errors import UserError
+from common.help import keys_of
 from data_prep import compare, generate, interchange, profile, verify
+from data_prep.__main__ import main as prepare
 from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import ExchangeConfig, PrepConfig
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
@@ -208,3 +214,45 @@ def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, form: 
     with pytest.raises(UserError):
         run("interchange", *export)
     assert files(tmp_path) == before
+
+
+# Keys that each command reads; of all others none is taken in silence.
+READS = {
+    "verify": {"data.path", "data.source"},  # which data=NAME sets beside it
+    "interchange": {
+        "data.path",
+        "data.dense_transform",
+        *(key for key, *_ in keys_of(PrepConfig) if "exchange" in key),
+    },
+    "profile": {"locality.trace", "locality.profile", "locality.split"},
+    "compare": {"locality.trace", "locality.other", "locality.split", "locality.plot"},
+    "generate": {"locality.profile", "locality.to", "locality.accesses", "locality.seed"},
+    "data_prep": {key for key, *_ in keys_of(PrepConfig) if key.startswith("data.")},
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str) -> None:
+    own = {"interchange": {"exchange": ExchangeConfig(to=str(tmp_path / "new"))}}.get(name, {})
+    for key, owner, field, _ in keys_of(PrepConfig):
+        if key in READS[name]:
+            continue
+        given = PrepConfig(**copy.deepcopy(own))
+        given.data.path = str(tmp_path / "none") if "data.path" in READS[name] else None
+        holder: Any = given
+        for part in key.split(".")[:-1]:
+            holder = getattr(holder, part)
+        usual = getattr(owner(), field)
+        setattr(holder, field, "another" if usual is None or isinstance(usual, (str, Enum)) else [usual])
+        with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
+            (COMMANDS | {"data_prep": prepare})[name](given)
+
+
+def test_a_transform_is_of_bin_imports_alone(tmp_path: Path) -> None:
+    raw = ["data.dense_transform=raw", f"data.path={tmp_path}/new", f"exchange.source={tmp_path}"]
+    with pytest.raises(UserError, match=r"^data\.dense_transform: has no effect"):
+        run("interchange", *raw)
+    with pytest.raises(UserError, match=r"terabyte_processed_train\.bin: no such file"):
+        run("interchange", *raw, "exchange.format=bin")
+    with pytest.raises(UserError, match="no dataset here"):  # a group in place of data.path
+        run("verify", "data=criteo_1tb", f"data.path={tmp_path}")
