@@ -138,6 +138,7 @@ def _theirs() -> Iterator[str]:
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
+OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
 OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",

@@ -333,7 +333,7 @@ def parse_size(text: str, key: str) -> int:
     Raises:
         UserError: not a size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match[2] not in UNIT_FACTORS:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(float(match[1]) * UNIT_FACTORS[match[2]])

@@ -20,6 +20,8 @@ from tests.data_prep.conftest import REPOSITORY, config
         ("500MB", 5 * 10**8),
         ("64k", 1 << 16),
         ("7b", 7),
+        ("2e9", 2 * 10**9),
+        ("1_000", 1000),
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
