@@ -29,6 +29,7 @@ from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.finished import note_times
 from data_prep.sources.remote import find_remote, known_sums, note_read, raw_directory
 from data_prep.stages.events import (
     MergeRecord,
@@ -182,7 +183,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         "workers": workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": executor.seconds,
-        "source_mtime_ns": [source.mtime_ns for source in job.sources],
+        **note_times(job.sources),
     }
     return _describe(job, parameters, shard, records, sorting, digests), moves
 

@@ -41,6 +41,7 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.event_pipeline import prepare_events
 from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early
 from data_prep.parsing.table_yaml import load_table
+from data_prep.sources.finished import note_times
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.data_checks import constant_columns, warnings
@@ -142,7 +143,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "workers": result.workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": result.seconds,
-        "source_mtime_ns": [source.mtime_ns for source in job.sources],
+        **note_times(job.sources),
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)

@@ -30,7 +30,7 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import RAW_DIRECTORY, Source
-from data_prep.sources.finished import other_dataset
+from data_prep.sources.finished import other_dataset, recorded_times
 
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
@@ -172,13 +172,13 @@ def _difference(
 
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
-    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their checksum."""
+    """Whether the raw files are those of the manifest: by name, size and times, or if need be by their checksum."""
     if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
         return False
-    times = manifest.extra.get("source_mtime_ns") or [None] * len(sources)
     return all(
-        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == entry["sha256"]
-        for source, entry, time in zip(sources, manifest.sources, times, strict=True)
+        (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
+        or digest_file(Path(source.path)).sha256 == entry["sha256"]
+        for source, entry, (mtime, ctime) in zip(sources, manifest.sources, recorded_times(manifest), strict=True)
     )
 
 

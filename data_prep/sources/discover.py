@@ -61,6 +61,7 @@ class Source:
     mtime_ns: int
     compressed: bool
     generator: RowGenerator | None = None
+    ctime_ns: int = 0
 
     @property
     def work_bytes(self) -> int:
@@ -182,4 +183,4 @@ def _inspect(path: Path) -> Source:
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
             f"choose data=criteo_kaggle data.raw={path}"
         )
-    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed)
+    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed, ctime_ns=status.st_ctime_ns)

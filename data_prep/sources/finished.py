@@ -1,6 +1,6 @@
 """The sources of a dataset that is there already: nothing is made, fetched or replaced to compare it with a command."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,38 @@ def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
     return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
 
 
-def recorded_sources(root: Path, manifest: Manifest) -> list[Source]:
-    """The sources as the manifest describes them, whether their files are still there or not."""
-    times = manifest.extra.get("source_mtime_ns") or [0] * len(manifest.sources)
+def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
+    """The sources as the manifest describes them, as if in `directory`, whether their files are still there or not."""
     return [
-        Source(str(root / entry["name"]), entry["name"], entry["bytes"], time, entry["name"].endswith(".gz"))
-        for entry, time in zip(manifest.sources, times, strict=False)
+        Source(
+            str(directory / entry["name"]),
+            entry["name"],
+            entry["bytes"],
+            mtime,
+            entry["name"].endswith(".gz"),
+            None,
+            ctime,
+        )
+        for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True)
     ]
+
+
+def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
+    """Nanoseconds at which each source was written to, and changed in any way (0: not recorded, as by older versions).
+
+    A file's time of writing can be set, as tar does; that of its change cannot.
+    """
+    nothing = [0] * len(manifest.sources)
+    times = (manifest.extra.get(f"source_{kind}_ns") or nothing for kind in ("mtime", "ctime"))
+    return list(zip(*times, strict=True))
+
+
+def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
+    """What `recorded_times` reads, for the manifest's `extra`."""
+    return {
+        "source_mtime_ns": [source.mtime_ns for source in sources],
+        "source_ctime_ns": [source.ctime_ns for source in sources],
+    }
 
 
 def other_dataset(root: Path, difference: str) -> UserError:

@@ -155,15 +155,13 @@ def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
 
 def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
     """The files that are there, and those that are gone as the finished dataset's manifest has them."""
-    times = manifest.extra.get("source_mtime_ns") or [0] * len(manifest.sources)
-    known = {entry["name"]: (entry["bytes"], time) for entry, time in zip(manifest.sources, times, strict=False)}
+    known = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
     sources = []
     for path in paths:
         if path.exists():
             sources += resolve_sources(str(path))
         else:
-            size, time = known.get(path.name, (0, 0))
-            sources.append(Source(str(path), path.name, size, time, compressed=path.suffix == ".gz"))
+            sources.append(known.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
     return sources
 
 

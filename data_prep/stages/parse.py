@@ -379,7 +379,7 @@ def refuse_changed(sources: Sequence[Source]) -> None:
     """Refuse files that were written to while they were read."""
     for source in sources:
         now = Path(source.path).stat()
-        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
+        if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (source.bytes, source.mtime_ns, source.ctime_ns):
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
 
 
