@@ -40,7 +40,7 @@ from data_prep.stages.events import (
     distinct_items,
     plan_merge,
 )
-from data_prep.stages.parse import DigestTask, refuse_changed
+from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same
 from data_prep.synthetic.events import described, find_log, synthetic_log
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
@@ -195,8 +195,9 @@ def _refuse_unreadable(
     refuse_changed(job.sources)
     if not sum(record.rows for record in records):
         raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
+    found = [digest for digest in digests if digest is not None]
+    refuse_same(job.sources[: job.num_logs], found[: job.num_logs])
     if data.remote.name:
-        found = [digest for digest in digests if digest is not None]
         for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), found, strict=True):
             refuse_other(Path(source.path), known, digest)
         raw_directory(data, root).mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def _exchange(config: PrepConfig, root: Path) -> int:
         manifest = import_bin(source, root, config.data.dense_transform)
     else:
         manifest = import_npy(source, root, is_multi_hot=exchange.format is ExchangeFormat.multi_hot)
-    print(f"{root}: {manifest.rows:,} rows imported")
+    print(f"{root}: {manifest.rows:,} rows imported of {', '.join(each['name'] for each in manifest.sources)}")
     return EXIT_DONE
 
 

@@ -41,6 +41,7 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.event_pipeline import prepare_events
 from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early
 from data_prep.parsing.table_yaml import load_table
+from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import note_times
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
@@ -54,6 +55,7 @@ from data_prep.stages.parse import (
     reading_tasks,
     refuse_changed,
     refuse_empty,
+    refuse_same,
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
@@ -108,6 +110,7 @@ def preprocess(data: DataConfig) -> Manifest:
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
             check_disk(root, job)
+            print(f"{root}: {described_sources(sources)}", file=sys.stderr)
             keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
@@ -147,7 +150,9 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "out_of_vocabulary": _count_unknown(result),
     }
     manifest = _describe(job, result, parameters, extra)
-    for line in warnings(manifest, result.constant):
+    missing = ", ".join(missing_days(job.sources)) if data.source in (DataSource.local, DataSource.custom) else ""
+    lines = [f"among the raw files there is no {missing}"] if missing else []
+    for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
@@ -216,6 +221,7 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
+        refuse_same(job.sources, result.digests)
     return result
 
 

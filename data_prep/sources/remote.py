@@ -9,6 +9,7 @@ from typing import Any
 
 from common.disk_space import Need, require_room
 from common.errors import UserError
+from common.redact import redact
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import Manifest
 from data_prep.io.atomic import FileDigest, SummedFile
@@ -53,6 +54,9 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
     _refuse_unused_sums(remote)
+    for mirror in remote.mirrors if len(data.days or []) > 1 else []:
+        if "{day}" not in mirror:
+            raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
     files = []
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))

@@ -213,3 +213,12 @@ def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
 def test_days_that_make_no_sense(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         preprocess(config(*overrides, f"data.path={tmp_path}/out"))
+
+
+def test_a_mirror_of_days_names_the_day(mirror: Mirror, tmp_path: Path) -> None:
+    """Else one file would be fetched for all, and val and test would be copies of train."""
+    for urls in ("rows.gz", "day_{day}.gz','" + mirror.url("good/rows.gz")):
+        given = f"data.remote.mirrors=['{mirror.url('good')}/{urls}']"
+        with pytest.raises(UserError, match=r"data\.remote\.mirrors: http.*/rows\.gz: the same file for every day"):
+            preprocess(days(mirror, tmp_path / "out", given))
+    assert mirror.requests == []
