@@ -28,6 +28,7 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import load_manifest
+from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
 
@@ -93,6 +94,8 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     prepare.require_agreement(config.data, manifest)
     here.on_rank_0(lambda: verify_splits(root, manifest, ["train", config.eval.split], config.data.verify))
     here.on_rank_0(record.open)
+    if (unseen := unseen_values(manifest)) is not None:
+        log.warning("%s: %s", root, unseen)
     start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     config.data = replace(prepare.in_force(config.data, manifest), path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)

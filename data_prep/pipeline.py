@@ -25,6 +25,7 @@ from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifes
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.unseen import UNSEEN, unseen_values
 from data_prep.encoding.dense import DenseRange, join_ranges
 from data_prep.encoding.passes import Slice
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
@@ -45,7 +46,7 @@ from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import note_times
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
-from data_prep.stages.data_checks import constant_columns, warnings
+from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
@@ -70,6 +71,7 @@ from data_prep.stages.split import (
     split_rows,
     whole_chunk,
 )
+from data_prep.stages.unseen import unseen_shares
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import Generator, write_generated
 from data_prep.synthetic.days import described
@@ -110,7 +112,6 @@ def preprocess(data: DataConfig) -> Manifest:
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
             check_disk(root, job)
-            print(f"{root}: {described_sources(sources)}", file=sys.stderr)
             keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
@@ -147,11 +148,19 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": result.seconds,
         **note_times(job.sources),
-        "out_of_vocabulary": _count_unknown(result),
+        "out_of_vocabulary": _count_unknown(job, result),
+        UNSEEN: unseen_shares(job, result.built, result.features),
     }
     manifest = _describe(job, result, parameters, extra)
+    if len(job.sources) > 1:
+        print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source in (DataSource.local, DataSource.custom) else ""
     lines = [f"among the raw files there is no {missing}"] if missing else []
+    if result.cut:
+        columns = ", ".join(result.cut)
+        lines.append(f"negative numbers of {columns} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
+    if (unseen := unseen_values(manifest)) is not None:
+        lines.append(unseen)
     for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
@@ -164,7 +173,7 @@ class Result:
     Attributes:
         features: the sparse features that are kept.
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
-        constant: columns with one value in all rows.
+        constant: columns with one value in all rows; cut: those with negative numbers that become 0.
         built: the shards, ready to be moved to the dataset.
         peak_bytes: of memory of all processes; seconds: of every stage.
     """
@@ -177,6 +186,7 @@ class Result:
     vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
     ranges: list[DenseRange] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -241,6 +251,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
     result.constant = list(constant_columns(job, result.records, result.vocabularies))
+    result.cut = cut_columns(job, result.records)
 
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
@@ -351,8 +362,11 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
         result.built = [task.result(shard) for task, shard in zip(tasks, expanded, strict=True)]
 
 
-def _count_unknown(result: Result) -> dict[str, dict[str, int]]:
-    """Values without an id of their own, per split and feature."""
+def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None:
+    """Values without an id of their own, per split and feature; None where the cap gives other values their id."""
+    rules = job.rules
+    if rules.order is not None and rules.wraps and rules.max_ind_range is not None and rules.frequency_threshold > 1:
+        return None
     totals = {split: dict.fromkeys(result.features, 0) for split in SPLITS}
     for shard in result.built:
         for feature, count in zip(result.features, shard.unknown, strict=True):

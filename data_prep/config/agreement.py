@@ -94,7 +94,8 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
     if key == "chunk_bytes":
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
-        return resolve_method(SplitMethod(value), len(manifest.sources)).value
+        is_own = manifest.encoding.get("table") is not None
+        return resolve_method(SplitMethod(value), len(manifest.sources), is_own).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one are no bags

@@ -124,7 +124,7 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
     if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
         name = data.dense_transform.value
-        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
+        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use signed_log1p, minmax or raw")
 
 
 def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None:

@@ -45,7 +45,8 @@ class SplitConfig:
     """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
 
     Attributes:
-        method: how rows are held out; null: auto, which is last_day if there are several raw files, else fraction.
+        method: how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day
+            if there are several raw files, else fraction.
         held_out: share of the rows that all methods but last_day hold out; null: a seventh, Criteo Kaggle's last day.
         seed: of random and scikit_learn; null: 0.
     """
@@ -234,7 +235,7 @@ class DataConfig:
             values keep ids; null: no limit.
         max_categories: amd_blog: columns of more values are dropped; null: 10,000, as the blog.
         vocabulary_order: vocabulary: order of the ids; null: by frequency.
-        dense_transform: how integers become numbers; null: the encoding's own.
+        dense_transform: how integers become numbers; null: the encoding's own, for your own table signed_log1p.
         scheduler: address of a Dask scheduler whose workers do the work, and must see the same files; null: processes
             of this machine.
         workers: number of processes; null: one per usable CPU, as far as memory_budget allows.

@@ -127,6 +127,7 @@ RULES = {
         split_seed=AMD_BLOG_SEED,
     ),
 }
+OWN_TRANSFORM = DenseTransform.signed_log1p  # of a user's own table, which may hold any numbers
 SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings that leave no choice of it
 REPEATED = {
     Encoding.torchrec: "TorchRec's",
@@ -142,8 +143,8 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
     Raises:
         UserError: a choice that the encoding does not allow, or that does not fit the sources.
     """
-    encoding, split = data.encoding or Encoding.vocabulary, data.split
-    rules = RULES[encoding]
+    encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
+    rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
     given: dict[str, Any] = {
         "dense": data.dense_transform,
         "frequency_threshold": data.frequency_threshold,
@@ -168,18 +169,20 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
             if value not in (None, neutral):
                 raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
         return rules
-    method = resolve_method(split.method or SplitMethod.auto, num_sources)
+    method = resolve_method(split.method or SplitMethod.auto, num_sources, is_own)
     refuse_unused_split_keys(split, method)
     held_out = HELD_OUT if split.held_out is None else split.held_out
     return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0)
 
 
-def resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
+def resolve_method(method: SplitMethod, num_sources: int, is_own: bool) -> SplitMethod:
     """The method of a split that does not depend on anything else any more.
 
     Raises:
         UserError: `last_day` of one file.
     """
+    if method is SplitMethod.auto and is_own:
+        return SplitMethod.random  # a table may be sorted by any of its columns
     if method is SplitMethod.auto:
         return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
     if method is SplitMethod.last_day and num_sources < 2:

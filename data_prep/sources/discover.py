@@ -150,8 +150,6 @@ def _refuse_leftovers(files: Sequence[Path]) -> list[Path]:
 
 def described_sources(sources: Sequence[Source]) -> str:
     """The number of the sources and the names of the first and the last, for the log."""
-    if len(sources) == 1:
-        return f"1 raw file, {sources[0].name}"
     return f"{len(sources)} raw files, from {sources[0].name} to {sources[-1].name}"
 
 

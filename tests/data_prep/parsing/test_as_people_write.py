@@ -29,7 +29,7 @@ def make(
     (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{name}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
-    preprocess(config(*paths, *(more or HASHED)))
+    preprocess(config(*paths, "data.split.method=fraction", *(more or HASHED)))
     verify_dataset(directory / "out")
     splits = [load_split(directory / "out", split) for split in ("train", "val", "test")]
     return [np.concatenate(parts) for parts in zip(*splits, strict=True)]
@@ -191,7 +191,7 @@ def test_numbers_beyond_a_transform_are_refused(tmp_path: Path, transform: str, 
         pq.write_table(pa.table(columns), sink)
         content = sink.getvalue().to_pybytes()
     where = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"
-    with pytest.raises(UserError, match=rf"{where}: .* is beyond .*; set data\.dense_transform=log1p") as error:
+    with pytest.raises(UserError, match=rf"{where}: .* is beyond .*; set data\.dense_transform=signed_log1p") as error:
         make(tmp_path, content, SCHEMA, *HASHED[:2], f"data.dense_transform={transform}", name=name)
     assert str(tmp_path / name) in str(error.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
