@@ -119,6 +119,8 @@ def keys_in_force(manifest: Manifest) -> dict[str, Any]:
     """Of the recorded keys those that can be given: with them the same dataset is made again."""
     recorded = recorded_keys(manifest)
     name = recorded.get("encoding")
+    if name not in [encoding.value for encoding in Encoding]:  # imported, generated, or of events
+        recorded.pop("encoding", None)
     if name != Encoding.vocabulary.value:
         recorded.pop("vocabulary_order", None)
     if name in [encoding.value for encoding in SPLIT_IS_THEIRS]:

@@ -103,7 +103,9 @@ def agreed(root: Path, *overrides: str, **given: Any) -> DataConfig:
     prepare.prepare(config.data)
     manifest = load_manifest(root)
     prepare.require_agreement(config.data, manifest)
-    return prepare.in_force(config.data, manifest)
+    in_force = prepare.in_force(config.data, manifest)
+    validate_data(in_force)  # as commands do that read a run's configuration
+    return in_force
 
 
 def recorded(config: DataConfig, key: str) -> Any:
@@ -208,3 +210,14 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
 def test_resources_may_change(rows: Path) -> None:
     given = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, given).data)
+
+
+def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
+    given = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={tmp_path}/out"]).data)
+    config = agreed(tmp_path / "out")
+    assert (config.encoding, config.prep["synthetic_events"]["users"]) == (None, 20)
+    config.source = "synthetic_events"
+    validate_data(config)
+    with pytest.raises(UserError, match=r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"):
+        agreed(tmp_path / "out", synthetic_events__users=30)
