@@ -283,8 +283,10 @@ def _copy_member(
         with tarfile.open(fileobj=content, mode="r|") as members:
             for member in members:
                 # the member's own path is never used, so it cannot lead out of the directory
-                if is_there or not member.isfile() or Path(member.name).name != name:
+                if not member.isfile() or Path(member.name).name != name:
                     continue
+                if is_there:
+                    raise UserError(f"{archive}: has two files {name}; unpack the right one, and name it in data.raw")
                 source = members.extractfile(member)
                 assert source is not None
                 if target is not None:

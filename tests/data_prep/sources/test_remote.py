@@ -222,3 +222,11 @@ def test_a_mirror_of_days_names_the_day(mirror: Mirror, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"data\.remote\.mirrors: http.*/rows\.gz: the same file for every day"):
             preprocess(days(mirror, tmp_path / "out", given))
     assert mirror.requests == []
+
+
+def test_an_archive_with_two_files_of_the_name_is_refused(tmp_path: Path) -> None:
+    members = [("a/train.txt", oracle.make_rows(70, 0)), ("b/train.txt", oracle.make_rows(70, 1))]
+    archive = make_archive(tmp_path / "two.tar.gz", members)
+    with pytest.raises(UserError, match=r"two\.tar\.gz: has two files train\.txt; unpack the right one"):
+        preprocess(kaggle(tmp_path / "out", f"data.raw={archive}"))
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
