@@ -31,7 +31,7 @@ from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
-from data_prep.dataset.events import known_items, text_key
+from data_prep.dataset.events import flag_value, known_items, text_key
 from data_prep.dataset.format import write_atomically
 from data_prep.encoding.encoder import EncodedBlock, Encoder
 
@@ -112,7 +112,7 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
                         f"{found.columns[schema.item][row]} is not in the log of {run.root}; leave it out")  # fmt: skip
     items = ids[places].astype(np.int32)
     user, end, time = _history(config, reader, found)
-    flagged = np.array([text == "1" for text in found.columns.get(schema.flag or "", ["0"] * len(items))])
+    flagged = _flagged(config, schema, found)
     given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
@@ -120,6 +120,17 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
     names = found.columns.get(config.id_column, found.columns[schema.item])
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
+
+
+def _flagged(config: RecommendConfig, schema: EventSchema, found: Candidates) -> NDArray[np.bool_]:
+    """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
+    texts = found.columns.get(schema.flag or "", [""] * found.rows)
+    values = np.array([flag_value(text or "0") for text in texts])
+    if not (good := np.isin(values, (0, 1))).all():
+        row = int(good.argmin())
+        where = f"{config.candidates}: row {row + found.first_row}, column {schema.flag}"
+        raise UserError(f"{where}: {texts[row][:40]!a} is not 0 or 1; correct it")
+    return values == 1
 
 
 def _read_items(config: RecommendConfig, schema: EventSchema) -> Candidates:

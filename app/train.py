@@ -29,6 +29,7 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME
+from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
 
@@ -96,7 +97,9 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     prepare.require_agreement(config.data, manifest)
     splits = ["train", config.eval.split]
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    config.data = replace(config.data, path=str(root))
+    if (unseen := unseen_values(manifest)) is not None:
+        log.warning("%s: %s", root, unseen)
+    config.data = replace(prepare.in_force(config.data, manifest), path=str(root))
     config.runtime = replace(config.runtime, num_threads=here.num_threads)
     run = TrainingRun(session.build(config, here, root, manifest), record, began)
     if start is not None:

@@ -56,7 +56,8 @@ def compose_config(
 
     A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
     Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
-    names that mean them; and `instead`: what to type in place of an override that looks as if it worked.
+    names that mean them; `other_texts`: keys below a mapping whose values are texts; and `instead`: what to type in
+    place of an override that looks as if it worked. Texts are taken as they are typed.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
@@ -108,10 +109,36 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     opened = tuple(f"{key}." for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
     named = []
     for override in overrides:
-        sign, key, rest = re.match(r"([+~]*)([^=]*)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
+        matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
+        assert matched is not None
+        sign, key, rest = map(str, matched.groups())
         key = others.get(key, key)
-        named.append(f"{'++' if key.startswith(opened) and sign != '~' else sign}{key}{rest}" if key else override)
+        sign = "++" if key.startswith(opened) and sign != "~" else sign
+        named.append(f"{sign}{key}{_as_typed(rest) if _is_text(schema, key) else rest}" if key else override)
     return named
+
+
+def _is_text(schema: type, key: str) -> bool:
+    """Return whether the values of a key are texts, or lists of them."""
+    if key in getattr(schema, "other_texts", ()):
+        return True
+    kinds = {known: kind for known, *_, kind in keys_of(schema)}
+    group = kinds.get(key.rpartition(".")[0])
+    kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
+    return kind in (str, str | None, list[str], list[str] | None)
+
+
+def _as_typed(rest: str) -> str:
+    """`=VALUE` of a key of texts, quoted where Hydra would read a number or a truth value: 2026_11_24, 1e3, 007."""
+    if not rest:
+        return rest
+    value = rest[1:]
+    parsed = OverridesParser.create().parse_override(f"key{rest}").value()
+    if isinstance(parsed, (bool, int, float)):
+        return f"={_quoted(value)}"
+    if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
+        return f"=[{','.join(_quoted(item) for item in value.strip()[1:-1].split(','))}]"
+    return rest
 
 
 def _refuse_unquoted(override: str) -> None:

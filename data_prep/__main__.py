@@ -11,6 +11,7 @@ import sys
 
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.checks import GENERATED
 from data_prep.config.compose import CONFIG_DIRECTORY, PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
@@ -19,6 +20,7 @@ from data_prep.engine.executor import start_fork_server
 
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
+    refuse_unused(config, ("data",))
     dataset_path(config.data)  # checked before the imports that take a second
     try:
         if may_use_processes(config.data) and config.data.source not in GENERATED:

@@ -14,6 +14,7 @@ import numpy as np
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.io.atomic import write_atomically
@@ -24,6 +25,7 @@ from data_prep.traces.svg import Line, line_chart
 
 def main(config: PrepConfig) -> int:
     """Compare as configured; an exit status."""
+    refuse_unused(config, ("locality.trace", "locality.other", "locality.split", "locality.plot"))
     chosen = config.locality
     one, other = required("locality.trace", chosen.trace), required("locality.other", chosen.other)
     sides = {str(source): profile_accesses(source, chosen.split, usable_cpus())[0] for source in (one, other)}

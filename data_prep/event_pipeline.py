@@ -20,7 +20,7 @@ from data_prep.dataset.event_schema import ITEM, USER, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import FileDigest, Manifest, Shard, Split, shard_path
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.options import DataSource
+from data_prep.dataset.options import EVENT_SOURCES, DataSource
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
@@ -29,6 +29,7 @@ from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.finished import note_times
 from data_prep.sources.remote import find_remote, known_sums, note_read, raw_directory
 from data_prep.stages.events import (
     MergeRecord,
@@ -39,8 +40,8 @@ from data_prep.stages.events import (
     distinct_items,
     plan_merge,
 )
-from data_prep.stages.parse import DigestTask, refuse_changed
-from data_prep.synthetic.events import synthetic_log
+from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same
+from data_prep.synthetic.events import described, find_log, synthetic_log
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
@@ -86,14 +87,17 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claimed(root) as work:
-        logs, others = _find_logs(data, root)
+        if data.source in EVENT_SOURCES:  # before anything is fetched or generated
+            refuse_foreign_files(root, work, [raw_directory(data, root) / data.source.value])
+        logs, others = _find_logs(data, root, work)
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
-        found = find_finished(root, parameters, schema.to_manifest(), everything, data.overwrite)
+        same = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
+        found = find_finished(root, same, schema.to_manifest(), everything, data)
         if found is not None:
             return found
-        refuse_foreign_files(root, work, everything)
+        refuse_foreign_files(root, work, [Path(source.path) for source in everything])
         _check_input(path, schema, logs, tables)
         keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
         paths = [source.path for source in everything]
@@ -103,19 +107,21 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         manifest, moves = _make(data, root, job, parameters)
         if data.source is DataSource.synthetic_events:
             manifest.extra["bayes"] = synthetic_log(data.synthetic_events, root)[1]
+            manifest.extra["synthetic_events"] = described(data.synthetic_events)
         manifest = publish(work, root, manifest, moves)
     for line in _told(manifest):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
 
 
-def _find_logs(data: DataConfig, root: Path) -> tuple[list[Source], list[Source]]:
+def _find_logs(data: DataConfig, root: Path, work: Path) -> tuple[list[Source], list[Source]]:
     """The log's files, fetched if need be, and further files that were fetched with them."""
     if data.source is DataSource.yambda:
         found = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
         return found[:1], found[1:]
     if data.source is DataSource.synthetic_events:
-        return resolve_sources(str(synthetic_log(data.synthetic_events, root)[0])), []
+        found = find_log(data, root, work)
+        return found[:1], found[1:]
     found = resolve_sources(data.raw)
     if data.scheduler is not None:
         found = [replace(source, path=str(Path(source.path).absolute())) for source in found]
@@ -177,7 +183,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         "workers": workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": executor.seconds,
-        "source_mtime_ns": [source.mtime_ns for source in job.sources],
+        **note_times(job.sources),
     }
     return _describe(job, parameters, shard, records, sorting, digests), moves
 
@@ -189,8 +195,9 @@ def _refuse_unreadable(
     refuse_changed(job.sources)
     if not sum(record.rows for record in records):
         raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
+    found = [digest for digest in digests if digest is not None]
+    refuse_same(job.sources[: job.num_logs], found[: job.num_logs])
     if data.remote.name:
-        found = [digest for digest in digests if digest is not None]
         for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), found, strict=True):
             refuse_other(Path(source.path), known, digest)
         raw_directory(data, root).mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required
 from data_prep.io.atomic import temporary_path
@@ -24,6 +25,7 @@ PIECE = 1 << 20
 
 def main(config: PrepConfig) -> int:
     """Generate as configured; an exit status."""
+    refuse_unused(config, ("locality.profile", "locality.to", "locality.accesses", "locality.seed"))
     chosen = config.locality
     profiles, _ = load_profiles(Path(required("locality.profile", chosen.profile)))
     directory = Path(required("locality.to", chosen.to))

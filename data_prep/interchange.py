@@ -15,6 +15,7 @@ from pathlib import Path
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_rows_manifest
@@ -28,6 +29,8 @@ def main(config: PrepConfig) -> int:
     root, exchange = dataset_path(config.data), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
+    is_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
+    refuse_unused(config, ("data.path", "exchange", *(["data.dense_transform"] if is_bin else [])))
     for key in ("multi_hot_sizes", "distribution", "seed"):
         if getattr(exchange, key) is not None and (
             exchange.to is None or exchange.format is not ExchangeFormat.multi_hot
@@ -44,7 +47,6 @@ def _exchange(config: PrepConfig, root: Path) -> int:
     exchange = config.exchange
     if exchange.to is not None:
         target = Path(exchange.to)
-        target.mkdir(parents=True, exist_ok=True)
         manifest = load_rows_manifest(root)
         if exchange.format is ExchangeFormat.npy:
             files = export_npy(root, manifest, target)
@@ -60,7 +62,7 @@ def _exchange(config: PrepConfig, root: Path) -> int:
         manifest = import_bin(source, root, config.data.dense_transform)
     else:
         manifest = import_npy(source, root, is_multi_hot=exchange.format is ExchangeFormat.multi_hot)
-    print(f"{root}: {manifest.rows:,} rows imported")
+    print(f"{root}: {manifest.rows:,} rows imported of {', '.join(each['name'] for each in manifest.sources)}")
     return EXIT_DONE
 
 

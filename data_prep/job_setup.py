@@ -15,9 +15,11 @@ from data_prep.dataset.options import EVENT_SOURCES, DataSource
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
+from data_prep.engine.workspace import refuse_foreign_files
 from data_prep.parsing.event_yaml import describes_events, schema_path
 from data_prep.sources.discover import Source, own_path, resolve_sources
-from data_prep.sources.remote import find_remote
+from data_prep.sources.remote import find_remote, raw_directory
+from data_prep.synthetic.days import raw_directory as synthetic_directory
 from data_prep.synthetic.days import synthetic_sources
 
 
@@ -45,11 +47,17 @@ def is_of_events(data: DataConfig) -> bool:
     return is_own and describes_events(schema_path(str(data.schema)))
 
 
-def find_sources(data: DataConfig, root: Path) -> list[Source]:
-    """Sources to read, made or fetched if need be."""
+def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """Sources to read, made or fetched if need be, once nothing at `root` is in their way.
+
+    Raises:
+        UserError: none, one that cannot be read, or files at `root` that are not a dataset's.
+    """
     if data.source is DataSource.synthetic:
-        return synthetic_sources(data, root)
+        refuse_foreign_files(root, work, [synthetic_directory(data, root) / "day_0"])
+        return synthetic_sources(data, root, work)
     if data.source is DataSource.remote:
+        refuse_foreign_files(root, work, [raw_directory(data, root) / data.remote.name])
         rules = resolve_rules(data, len(data.days or [0]))
         needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
         sources = find_remote(data, root, needed)

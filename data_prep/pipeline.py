@@ -25,6 +25,7 @@ from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifes
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.unseen import UNSEEN, unseen_values
 from data_prep.encoding.dense import DenseRange, join_ranges
 from data_prep.encoding.passes import Slice
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
@@ -41,9 +42,11 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.event_pipeline import prepare_events
 from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early
 from data_prep.parsing.table_yaml import load_table
+from data_prep.sources.discover import described_sources, missing_days
+from data_prep.sources.finished import note_times
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
-from data_prep.stages.data_checks import constant_columns, warnings
+from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
@@ -53,6 +56,7 @@ from data_prep.stages.parse import (
     reading_tasks,
     refuse_changed,
     refuse_empty,
+    refuse_same,
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
@@ -67,8 +71,10 @@ from data_prep.stages.split import (
     split_rows,
     whole_chunk,
 )
+from data_prep.stages.unseen import unseen_shares
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import Generator, write_generated
+from data_prep.synthetic.days import described
 from data_prep.synthetic.random_ids import RandomRows
 from data_prep.traces.rows import TraceRows
 
@@ -92,20 +98,21 @@ def preprocess(data: DataConfig) -> Manifest:
             return prepare_events(data, root)
         refuse_early(data, root)
         with claimed(root) as work:
-            sources = tuple(find_sources(data, root))
+            sources = tuple(find_sources(data, root, work))
             rules = resolve_rules(data, len(sources))
             table = None if data.schema is None else load_table(Path(data.schema), sources)
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
-            found = find_finished(root, parameters, schema.to_manifest(), sources, data.overwrite)
+            found = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
             if found is not None:
                 return found
             report_differences(rules)
-            refuse_foreign_files(root, work, sources)
-            keep_or_discard_work(work, parameters, sources)
+            refuse_foreign_files(root, work, [Path(source.path) for source in sources])
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
             job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
+            check_disk(root, job)
+            keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -122,7 +129,6 @@ def _generator(data: DataConfig) -> Generator:
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
-    check_disk(root, job)
     if may_use_processes(data):
         start_fork_server()  # it loads the kernels while this process does
     keep_freed_memory()
@@ -135,16 +141,27 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     extra: dict[str, Any] = {}
     if data.source is DataSource.synthetic:
         extra["bayes"] = dataset_scores(job, result.records, result.rows)
+        extra["synthetic"] = described(data.synthetic)
     extra |= {
         "peak_memory_bytes": result.peak_bytes,
         "workers": result.workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": result.seconds,
-        "source_mtime_ns": [source.mtime_ns for source in job.sources],
-        "out_of_vocabulary": _count_unknown(result),
+        **note_times(job.sources),
+        "out_of_vocabulary": _count_unknown(job, result),
+        UNSEEN: unseen_shares(job, result.built, result.features),
     }
     manifest = _describe(job, result, parameters, extra)
-    for line in warnings(manifest, result.constant):
+    if len(job.sources) > 1:
+        print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
+    missing = ", ".join(missing_days(job.sources)) if data.source in (DataSource.local, DataSource.custom) else ""
+    lines = [f"among the raw files there is no {missing}"] if missing else []
+    if result.cut:
+        columns = ", ".join(result.cut)
+        lines.append(f"negative numbers of {columns} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
+    if (unseen := unseen_values(manifest)) is not None:
+        lines.append(unseen)
+    for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
@@ -156,7 +173,7 @@ class Result:
     Attributes:
         features: the sparse features that are kept.
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
-        constant: columns with one value in all rows.
+        constant: columns with one value in all rows; cut: those with negative numbers that become 0.
         built: the shards, ready to be moved to the dataset.
         peak_bytes: of memory of all processes; seconds: of every stage.
     """
@@ -169,6 +186,7 @@ class Result:
     vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
     ranges: list[DenseRange] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -213,6 +231,7 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
+        refuse_same(job.sources, result.digests)
     return result
 
 
@@ -232,6 +251,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
     result.constant = list(constant_columns(job, result.records, result.vocabularies))
+    result.cut = cut_columns(job, result.records)
 
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
@@ -342,8 +362,11 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
         result.built = [task.result(shard) for task, shard in zip(tasks, expanded, strict=True)]
 
 
-def _count_unknown(result: Result) -> dict[str, dict[str, int]]:
-    """Values without an id of their own, per split and feature."""
+def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None:
+    """Values without an id of their own, per split and feature; None where the cap gives other values their id."""
+    rules = job.rules
+    if rules.order is not None and rules.wraps and rules.max_ind_range is not None and rules.frequency_threshold > 1:
+        return None
     totals = {split: dict.fromkeys(result.features, 0) for split in SPLITS}
     for shard in result.built:
         for feature, count in zip(result.features, shard.unknown, strict=True):

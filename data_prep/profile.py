@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from common.cli import EXIT_DONE, run_command
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.traces.accesses import profile_accesses
@@ -18,6 +19,7 @@ from data_prep.traces.histogram import save_profiles
 
 def main(config: PrepConfig) -> int:
     """Profile as configured; an exit status."""
+    refuse_unused(config, ("locality.trace", "locality.profile", "locality.split"))
     chosen = config.locality
     trace, target = required("locality.trace", chosen.trace), required("locality.profile", chosen.profile)
     profiles, rows = profile_accesses(trace, chosen.split, usable_cpus())

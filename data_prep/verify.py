@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.bags import Bags
@@ -148,6 +149,7 @@ def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: 
 
 def main(config: PrepConfig) -> int:
     """Verify the dataset at data.path; an exit status."""
+    refuse_unused(config, ("data.path",))
     root = dataset_path(config.data)
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from app.config.data import INSTEAD, OTHER_NAMES, DataConfig, DataScale, require_source, validate_data
+from app.config.data import INSTEAD, OTHER_NAMES, OTHER_TEXTS, DataConfig, DataScale, require_source, validate_data
 from app.config.model import ModelConfig, require_dlrm, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
@@ -72,6 +72,7 @@ class AppConfig:
     tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
 
     other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_texts: ClassVar[set[str]] = OTHER_TEXTS
     instead: ClassVar[dict[str, str]] = INSTEAD
 
     @staticmethod

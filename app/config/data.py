@@ -98,6 +98,9 @@ class DataConfig:
     )
     default_source: str | None = "synthetic"  # data.source where neither data.path nor data.raw is given
     scale: DataScale = DataScale.full
+    default_prep: dict[str, Any] = field(
+        default_factory=dict
+    )  # further keys of data_prep, of data.default_source alone
     published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
     prep: dict[str, Any] = field(default_factory=dict)  # further keys of data_prep: data.KEY is data.prep.KEY
     encoding: str | None = None  # as of data_prep (docs/data.md), as are the next four; null: its default
@@ -135,6 +138,7 @@ def _theirs() -> Iterator[str]:
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
+OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
 OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
@@ -169,11 +173,13 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
         UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
     """
     source = source_of(data)
-    is_made = source is not None  # else these keys are compared with the dataset that is there
-    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)} if is_made else {}
-    if source == "synthetic":
+    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)}
+    if source is None:  # a dataset that is there may have an encoding that data_prep does not make
+        own["encoding"] = None
+    if source in (None, "synthetic"):
         own["synthetic"] = vars(data.synthetic)
-    return compose_data(source or "local", {"data": own, "data.prep": data.prep})
+    default = data.default_prep if source is not None and source == data.default_source else {}
+    return compose_data(source or "local", {"data": own, "data.default_prep": default, "data.prep": data.prep})
 
 
 def validate_data(data: DataConfig) -> None:

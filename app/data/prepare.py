@@ -8,18 +8,22 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from app.config import DataConfig
 from app.config.data import preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
+from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.format import MANIFEST_NAME, Manifest
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 
+LEAVE_OUT = "leave it out, or give another data.path and what to make it from (data.raw, or data.source=synthetic)"
+NOT_OF_ROWS = ("source", "raw", "path")  # keys of data_prep that are set here
 SCHEMAS = {"mlperf_v4": "yambda"}  # of published table sizes (app.config.published)
 REPOSITORY = Path(__file__).parents[2]
 
@@ -79,24 +83,50 @@ def published_events(name: str) -> EventSchema | None:
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:
-    """The dataset at data.path must be encoded as the configuration says, where it says anything.
+    """The dataset must have been made as the configuration says, where the user or the recipe says anything.
 
     Raises:
-        UserError: names the key that says otherwise.
+        UserError: names the key that says otherwise, or that has no effect on a dataset that is there.
     """
-    for key, name in (("encoding", "name"), *((key, key) for key in ("frequency_threshold", "max_ind_range"))):
-        asked, found = getattr(config, key), manifest.encoding.get(name)
-        if asked is not None and asked != found:
-            raise UserError(f"data.{key}={asked}: the dataset at data.path={config.path} was made with {found}; "
-                            "give another data.path, or leave the key out")  # fmt: skip
+    given, path = _given(config), dataset_path(config)
+    if (found := first_difference(given, manifest)) is not None:
+        raise UserError(
+            f"{_typed(found.key)}={found.given}: the dataset at data.path={path} was made with {found.recorded}; "
+            f"give another data.path, or {_typed(found.key)}=null to take it as it is"
+        )
+    if source_of(config) is None:
+        unused = {key: given[key] for key in given if key not in compared_keys(given, manifest)}
+        _refuse(unused, f"has no effect on the dataset at data.path={path}; {LEAVE_OUT}")
+
+
+def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
+    """The configuration with the values that the dataset was made with, resolved ones too, whether given or not."""
+    recorded = keys_in_force(manifest)
+    synthetic = {key.removeprefix("synthetic."): recorded.pop(key) for key in list(recorded) if "synthetic." in key}
+    own = {key: recorded.pop(key, None) for key in ("encoding", "frequency_threshold", "max_ind_range")}
+    prep: dict[str, Any] = {}
+    for key, value in recorded.items():
+        group, _, name = key.rpartition(".")
+        (prep.setdefault(group, {}) if group else prep)[name] = value
+    if "chunk_bytes" in prep:
+        prep["chunk_bytes"] = str(prep["chunk_bytes"])
+    return replace(config, **own, prep={**config.prep, **prep}, synthetic=replace(config.synthetic, **synthetic))
+
+
+def _given(config: DataConfig) -> dict[str, Any]:
+    """Keys of preparation that the user or the recipe gave, by their names in data_prep, with plain values."""
+    given = {key: value for key, value in given_keys(preprocessing(config)).items() if key not in NOT_OF_ROWS}
+    return {"encoding": config.encoding, **given} if config.encoding is not None else given
+
+
+def _typed(key: str) -> str:
+    """A key of data_prep as it is typed here, where data.multi_hot is of the training."""
+    return f"data.prep.{key}" if key.startswith("multi_hot.") else f"data.{key}"
 
 
 def _job(config: DataConfig) -> PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
-    usual, source = SyntheticConfig(), source_of(config)
-    for_synthetic = {
-        f"synthetic.{key}": value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)
-    }
+    source = source_of(config)
     if config.raw is not None and config.source not in (None, source):
         raise UserError(f"data.source={config.source}: has no effect with data.raw={config.raw}; leave one of them out")
     if config.schema is not None and config.raw is None and source is not None:
@@ -110,19 +140,20 @@ def _job(config: DataConfig) -> PrepConfig | None:
                 "them, or data.source=synthetic or criteo_kaggle to make it from those"
                 + (", or data.scale=tiny to try the recipe on synthetic rows" if config.path is None else "")
             )
-        _refuse({**for_synthetic, "workers": config.workers, "schema": config.schema},
-                f"has no effect on the dataset at data.path={root}; leave it out, or give another data.path and what "
-                "to make it from (data.raw, or data.source=synthetic)")  # fmt: skip
+        require_agreement(config, load_manifest(root))
         return None
     if source != "synthetic":
-        _refuse(for_synthetic, f"has no effect with data from {config.raw or source}; leave it out")
+        usual = SyntheticConfig()
+        unused = {key: value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)}
+        _refuse({f"synthetic.{key}": value for key, value in unused.items()},
+                f"has no effect with data from {config.raw or source}; leave it out")  # fmt: skip
     return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 
 
 def _refuse(unused: dict[str, object], reason: str) -> None:
     for key, value in unused.items():
         if value is not None:
-            raise UserError(f"data.{key}={value}: {reason}")
+            raise UserError(f"{_typed(key)}={value}: {reason}")
 
 
 def _environment() -> dict[str, str]:

@@ -111,6 +111,8 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     best = (run.summary or {}).get("best")
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
     sentences += [("bad", f"{sentence}.") for sentence in shortcomings(evaluation, best, keeps_best)]
+    if unseen := run.manifest["dataset"].get("unseen"):
+        sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
     if known := truth(run):
         gap, ne_gap = known["auc"] - auc, ne - known["ne"]
         sentences.append(("plain", f"Gap to the ground-truth model: AUC {gap:.4f} below its {known['auc']:.4f}, "

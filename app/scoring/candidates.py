@@ -15,11 +15,15 @@ SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 class Candidates(NamedTuple):
-    """Rows by column: `columns` maps a name to its text in every row; `first_row` is the first one's in the file."""
+    """Rows by column: `columns` maps a name to its text in every row; `first_row` is the first one's in the file.
+
+    absent: of columns that some rows (of JSON) do not have, the indices of these rows, where the text is empty.
+    """
 
     columns: dict[str, list[str]]
     rows: int
     first_row: int
+    absent: Mapping[str, Sequence[int]] = {}
 
 
 def read_candidates(
@@ -67,15 +71,20 @@ def read_candidates(
 
 
 def with_user(candidates: Candidates, user: Candidates, path: Path) -> Candidates:
-    """The candidates with the columns of one user's row that they lack.
+    """The candidates with the columns of one user's row that they lack, each by itself.
 
     Raises:
         UserError: not one row.
     """
     if user.rows != 1:
         raise UserError(f"{path}: {user.rows} rows; the user is one row")
-    shared = {name: text * candidates.rows for name, text in user.columns.items()}
-    return candidates._replace(columns=shared | candidates.columns)
+    columns = {name: text * candidates.rows for name, text in user.columns.items()} | candidates.columns
+    for name, rows in candidates.absent.items():
+        if name in user.columns:
+            columns[name] = list(columns[name])
+            for row in rows:
+                columns[name][row] = user.columns[name][0]
+    return candidates._replace(columns=columns)
 
 
 def ignored_columns(candidates: Candidates, path: Path, wanted: Sequence[str], spare: Sequence[str]) -> list[str]:
@@ -178,7 +187,10 @@ def _from_objects(
     for name in columns:
         if needed is None or name in needed:
             columns[name] = [_to_text(item.get(name), path, row, name, separators) for row, item in objects.items()]
-    return Candidates(columns, len(objects), next(iter(objects), 1))
+    absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in columns}
+    return Candidates(
+        columns, len(objects), next(iter(objects), 1), {name: rows for name, rows in absent.items() if rows}
+    )
 
 
 def _to_text(value: Any, path: Path, row: int, column: str, separators: Mapping[str, str]) -> str:

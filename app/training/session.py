@@ -38,6 +38,7 @@ from common.errors import UserError
 from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
 from data_prep.dataset.format import Manifest, digest_file
+from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
 
@@ -258,6 +259,7 @@ class Session(Predictor):
             "encoding": manifest.encoding.get("name"),
             "sources": [source.get("name") for source in manifest.sources[:MAX_SOURCES]],
             "bayes": manifest.extra.get("bayes"),
+            "unseen": unseen_values(manifest),
         }
 
     def describe_files(self) -> dict[str, str]:

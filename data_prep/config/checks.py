@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from common.errors import UserError
 from data_prep.config.keys import (
     CHUNKS_PER_BUDGET,
+    HELD_OUT,
     MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
@@ -20,7 +21,7 @@ from data_prep.dataset.options import DataSource, DenseTransform, Encoding, Spli
 from data_prep.dataset.table_spec import COMPARISONS
 
 GENERATED = (DataSource.random, DataSource.trace)
-USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "remote", "synthetic", "random", "trace"}
+USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace"}
 USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
 USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
 SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
@@ -28,6 +29,8 @@ GROUPS = {
     "synthetic": (DataSource.synthetic,),
     "remote": (DataSource.remote, DataSource.yambda),
     "synthetic_events": (DataSource.synthetic_events,),
+    "random": (DataSource.random,),
+    "trace": (DataSource.trace,),
 }
 RANGE = re.compile(r"(\S+) (<=?) x(?: (<=?) (\S+))?")
 SEED_RANGE = f"0 <= x < {2**32}"
@@ -56,7 +59,7 @@ def validate(data: DataConfig) -> None:
     _validate_memory(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
-    if data.encoding is Encoding.hash and data.frequency_threshold > 1:
+    if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
     check_ranges("data.split", data.split, {"held_out": "0 <= x < 1", "seed": SEED_RANGE})
     check_ranges("data.sampling", data.sampling, {"negative_drop_rate": "0 <= x <= 1", "seed": SEED_RANGE})
@@ -89,6 +92,7 @@ def _validate_memory(data: DataConfig) -> None:
 
 def refuse_unused_keys(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
+    refuse_unused_groups(data)
     usual = DataConfig()
     for key in vars(usual):
         if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
@@ -116,11 +120,11 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
         raise UserError(
             f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data=NAME"
         )
-    if data.encoding not in (Encoding.vocabulary, Encoding.hash):
+    if data.encoding not in (None, Encoding.vocabulary, Encoding.hash):
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
     if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
         name = data.dense_transform.value
-        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use log1p, minmax or raw")
+        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use signed_log1p, minmax or raw")
 
 
 def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None:
@@ -156,16 +160,14 @@ def refuse_unused_groups(data: DataConfig) -> None:
 
 def refuse_unused_choices(data: DataConfig) -> None:
     """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
-    usual = DataConfig()
     refuse_unused_groups(data)
-    if data.sampling.seed != usual.sampling.seed and not data.sampling.negative_drop_rate:
+    if data.sampling.seed and not data.sampling.negative_drop_rate:
         raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
 
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
     """Raises UserError for a key of the split that has no effect with its method."""
-    usual = SplitConfig()
-    if split.seed != usual.seed and method not in SEEDED:
+    if split.seed and method not in SEEDED:
         raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
-    if split.held_out != usual.held_out and method is SplitMethod.last_day:
+    if split.held_out not in (None, HELD_OUT) and method is SplitMethod.last_day:
         raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")

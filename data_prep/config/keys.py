@@ -25,6 +25,7 @@ ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
+HELD_OUT = 1 / 7  # of the rows, where data.split.held_out is not given
 
 
 class IdDistribution(Enum):
@@ -44,14 +45,15 @@ class SplitConfig:
     """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
 
     Attributes:
-        method: how rows are held out; auto: last_day if there are several raw files, else fraction.
-        held_out: share of the rows that all methods but last_day hold out; a seventh is Criteo Kaggle's last day.
-        seed: of random and scikit_learn.
+        method: how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day
+            if there are several raw files, else fraction.
+        held_out: share of the rows that all methods but last_day hold out; null: a seventh, Criteo Kaggle's last day.
+        seed: of random and scikit_learn; null: 0.
     """
 
-    method: SplitMethod = SplitMethod.auto
-    held_out: float = 1 / 7
-    seed: int = 0
+    method: SplitMethod | None = None
+    held_out: float | None = None
+    seed: int | None = None
 
 
 @dataclass
@@ -60,12 +62,12 @@ class SamplingConfig:
 
     Attributes:
         negative_drop_rate: share of the rows with label 0 to leave out; facebookresearch/dlrm's data-sub-sample-rate,
-            0.875 in MLPerf v0.7.
-        seed: of the choice of these rows.
+            0.875 in MLPerf v0.7; null: 0.
+        seed: of the choice of these rows; null: 0.
     """
 
-    negative_drop_rate: float = 0.0
-    seed: int = 0
+    negative_drop_rate: float | None = None
+    seed: int | None = None
 
 
 @dataclass
@@ -220,18 +222,20 @@ class SyntheticEventsConfig:
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
 
+    A key that decides the rows is null unless it is given: only given ones are compared with a dataset that is there.
+
     Attributes:
         source: where the rows come from; set by data=NAME.
         raw: path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days.
         path: directory of the finished dataset.
         overwrite: replace a dataset at data.path that was made from other rows or with other parameters.
-        encoding: how categories become ids.
-        frequency_threshold: values seen fewer times than this in the train split have no id of their own.
+        encoding: how categories become ids; null: vocabulary.
+        frequency_threshold: values seen fewer times than this in the train split have no id of their own; null: 1.
         max_ind_range: maximum rows per table; hash: the modulus; vocabulary: the most frequent max_ind_range - 1
             values keep ids; null: no limit.
         max_categories: amd_blog: columns of more values are dropped; null: 10,000, as the blog.
         vocabulary_order: vocabulary: order of the ids; null: by frequency.
-        dense_transform: how integers become numbers; null: the encoding's own.
+        dense_transform: how integers become numbers; null: the encoding's own, for your own table signed_log1p.
         scheduler: address of a Dask scheduler whose workers do the work, and must see the same files; null: processes
             of this machine.
         workers: number of processes; null: one per usable CPU, as far as memory_budget allows.
@@ -247,8 +251,8 @@ class DataConfig:
     raw: Any = None
     path: str | None = None
     overwrite: bool = False
-    encoding: Encoding = Encoding.vocabulary
-    frequency_threshold: int = 1
+    encoding: Encoding | None = None
+    frequency_threshold: int | None = None
     max_ind_range: int | None = None
     max_categories: int | None = None
     vocabulary_order: VocabularyOrder | None = None
@@ -330,7 +334,7 @@ def parse_size(text: str, key: str) -> int:
     Raises:
         UserError: not a size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match[2] not in UNIT_FACTORS:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(float(match[1]) * UNIT_FACTORS[match[2]])

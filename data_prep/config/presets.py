@@ -13,7 +13,7 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.config.checks import refuse_unused_split_keys
-from data_prep.config.keys import DataConfig, SplitConfig
+from data_prep.config.keys import HELD_OUT, DataConfig
 from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
@@ -60,7 +60,7 @@ class Rules:
     max_categories: int | None = None
     rounds_ids: bool = False
     split: SplitMethod = SplitMethod.fraction
-    held_out: float = 1 / 7
+    held_out: float = HELD_OUT
     split_seed: int = 0
     train_seed: int | None = None
     test_first: bool = False
@@ -127,6 +127,8 @@ RULES = {
         split_seed=AMD_BLOG_SEED,
     ),
 }
+OWN_TRANSFORM = DenseTransform.signed_log1p  # of a user's own table, which may hold any numbers
+SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings that leave no choice of it
 REPEATED = {
     Encoding.torchrec: "TorchRec's",
     Encoding.torchrec_fixed: "TorchRec's",
@@ -141,40 +143,46 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
     Raises:
         UserError: a choice that the encoding does not allow, or that does not fit the sources.
     """
-    rules = RULES[data.encoding]
-    rules = replace(
-        rules,
-        dense=data.dense_transform or rules.dense,
-        frequency_threshold=data.frequency_threshold,
-        max_ind_range=data.max_ind_range,
-        negative_drop_rate=data.sampling.negative_drop_rate,
-        sampling_seed=data.sampling.seed,
-    )
-    if data.max_categories is not None:
-        if data.encoding is not Encoding.amd_blog:
-            raise UserError(f"data.max_categories: has no effect with data.encoding={data.encoding.value}")
-        rules = replace(rules, max_categories=data.max_categories)
-    if data.vocabulary_order is not None:
-        if data.encoding is not Encoding.vocabulary:
-            raise UserError(f"data.vocabulary_order: has no effect with data.encoding={data.encoding.value}")
-        rules = replace(rules, order=data.vocabulary_order)
-    if data.encoding in (Encoding.dlrm_kaggle, Encoding.amd_blog):
+    encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
+    rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
+    given: dict[str, Any] = {
+        "dense": data.dense_transform,
+        "frequency_threshold": data.frequency_threshold,
+        "max_ind_range": data.max_ind_range,
+        "negative_drop_rate": data.sampling.negative_drop_rate,
+        "sampling_seed": data.sampling.seed,
+        "max_categories": data.max_categories,
+        "order": data.vocabulary_order,
+    }
+    rules = replace(rules, **{key: value for key, value in given.items() if value is not None})
+    for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
+        if getattr(data, key) is not None and encoding is not owner:
+            raise UserError(f"data.{key}: has no effect with data.encoding={encoding.value}")
+    if encoding in SPLIT_IS_THEIRS:
         for key, value, neutral in (
             ("max_ind_range", data.max_ind_range, None),
             ("frequency_threshold", data.frequency_threshold, 1),
-            ("split.method", data.split.method, SplitMethod.auto),
-            ("split.held_out", data.split.held_out, SplitConfig().held_out),
-            ("split.seed", data.split.seed, SplitConfig().seed),
+            ("split.method", split.method, SplitMethod.auto),
+            ("split.held_out", split.held_out, HELD_OUT),
+            ("split.seed", split.seed, 0),
         ):
-            if value != neutral:
-                raise UserError(f"data.{key}: data.encoding={data.encoding.value} does not leave it open")
+            if value not in (None, neutral):
+                raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
         return rules
-    method = _resolve_method(data.split.method, num_sources)
-    refuse_unused_split_keys(data.split, method)
-    return replace(rules, split=method, held_out=data.split.held_out, split_seed=data.split.seed)
+    method = resolve_method(split.method or SplitMethod.auto, num_sources, is_own)
+    refuse_unused_split_keys(split, method)
+    held_out = HELD_OUT if split.held_out is None else split.held_out
+    return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0)
 
 
-def _resolve_method(method: SplitMethod, num_sources: int) -> SplitMethod:
+def resolve_method(method: SplitMethod, num_sources: int, is_own: bool) -> SplitMethod:
+    """The method of a split that does not depend on anything else any more.
+
+    Raises:
+        UserError: `last_day` of one file.
+    """
+    if method is SplitMethod.auto and is_own:
+        return SplitMethod.random  # a table may be sorted by any of its columns
     if method is SplitMethod.auto:
         return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
     if method is SplitMethod.last_day and num_sources < 2:

@@ -12,6 +12,7 @@ Events of one user at one time are in the order of their places in the input.
 """
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,17 @@ def verify_events(root: Path, manifest: Manifest) -> None:
             if bad.any():
                 path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
                 raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
+
+
+FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+def flag_value(text: str) -> float:
+    """The number that a flag's text stands for, of events and of candidates alike; NaN if it is none."""
+    try:
+        return FLAGS[text.strip().lower()] if text.strip().lower() in FLAGS else float(text)
+    except ValueError:
+        return math.nan
 
 
 def text_key(text: str) -> int:

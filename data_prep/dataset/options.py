@@ -52,6 +52,7 @@ class DenseTransform(Enum):
     """Transforms of an integer x (missing: 0), to float32 except for the last.
 
     log1p: log(1 + max(x, 0)), rounded once.
+    signed_log1p: the same of numbers that are not negative, -log(1 - x) of the others.
     log_float32: the same in single precision, as facebookresearch/dlrm computes it.
     torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
     minmax: (x - low) / (high - low), over all rows of the column.
@@ -60,6 +61,7 @@ class DenseTransform(Enum):
     """
 
     log1p = "log1p"
+    signed_log1p = "signed_log1p"
     log_float32 = "log_float32"
     torchrec = "torchrec"
     minmax = "minmax"
@@ -83,7 +85,7 @@ class VocabularyOrder(Enum):
 class SplitMethod(Enum):
     """Choices of held-out rows.
 
-    auto: last_day if there are several files, else fraction.
+    auto: of a user's own table random; else last_day if there are several files, and fraction of one.
     last_day: the last file, in the order of data.raw.
     fraction: the last `held_out` of all rows.
     random: each row with probability `held_out`, by `seed`; the rows of a split keep their order.

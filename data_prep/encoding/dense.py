@@ -95,6 +95,8 @@ def transform_dense(
     """
     if transform is DenseTransform.log1p:
         return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
+    if transform is DenseTransform.signed_log1p:
+        return np.copysign(np.log1p(np.abs(dense.astype(np.float64))), dense).astype(np.float32)
     if transform is DenseTransform.log_float32:
         return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
     if transform in (DenseTransform.raw, DenseTransform.integers):

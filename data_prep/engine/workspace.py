@@ -13,6 +13,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from data_prep.config.agreement import first_difference, given_keys
+from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     SPLITS,
@@ -28,6 +30,7 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import RAW_DIRECTORY, Source
+from data_prep.sources.finished import other_dataset, recorded_times
 
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
@@ -93,22 +96,22 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
     (work / CHUNKS_DIRECTORY).mkdir(exist_ok=True)
 
 
-def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> None:
-    """Refuse to write where there are files that are not an older dataset's.
+def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
+    """Refuse to write where there are files that are not an older dataset's, or raw ones in a directory of their own.
 
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
     """
     ours = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
-    for source in sources:
-        if any(Path(source.path).resolve().is_relative_to(directory.resolve()) for directory in ours):
-            raise UserError(f"{source.path}: lies where data.path={root} will be written; choose another data.path")
-    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists():
+    for path in raw_files:
+        if any(path.resolve().is_relative_to(directory.resolve()) for directory in ours):
+            raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
+    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
         return
     for directory in ours:
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
-    raw = [Path(source.path).resolve() for source in sources]
+    raw = [path.resolve() for path in raw_files]
     raw = [path.relative_to(root.resolve()) for path in raw if path.is_relative_to(root.resolve())]
     allowed = {*(path.name for path in ours), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
     allowed |= {path.parts[0] for path in raw if len(path.parts) > 1}
@@ -121,9 +124,15 @@ def refuse_foreign_files(root: Path, work: Path, sources: Sequence[Source]) -> N
 
 
 def find_finished(
-    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], overwrite: bool
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], data: DataConfig
 ) -> Manifest | None:
     """The dataset at `root` if it is the one asked for, which is logged; None if there is none or it is replaced.
+
+    Of the keys that decide its rows those are compared that are given.
+
+    Args:
+        parameters: entries that the manifest's `encoding` must have besides.
+        schema: its `raw_schema`.
 
     Raises:
         UserError: there is another one.
@@ -132,40 +141,44 @@ def find_finished(
         return None
     try:
         manifest = load_manifest(root)
-        difference = _difference(manifest, parameters, schema, sources)
+        difference = _difference(manifest, parameters, schema, sources, data)
     except UserError:
-        if overwrite:
+        if data.overwrite:
             return None
         raise
-    if overwrite:  # also where nothing differs: its files may be damaged
+    if data.overwrite:  # also where nothing differs: its files may be damaged
         return None
     if difference is None:
         print(f"{root}: already done ({manifest.rows:,} {'events' if manifest.is_events else 'rows'})", file=sys.stderr)
         return manifest
-    raise UserError(
-        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
-    )
+    raise other_dataset(root, difference)
 
 
 def _difference(
-    manifest: Manifest, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source]
+    manifest: Manifest,
+    parameters: dict[str, Any],
+    schema: dict[str, Any] | None,
+    sources: Sequence[Source],
+    data: DataConfig,
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
-    for key, value in ({"multi_hot": None} | parameters).items():
+    if (found := first_difference(given_keys(data), manifest)) is not None:
+        return f"{found.key} is {found.recorded} there, {found.given} here"
+    for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
     return None if _same_sources(manifest, sources) else "made from other raw files"
 
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
-    """Whether the raw files are those of the manifest: by name, size and time, or if need be by their checksum."""
+    """Whether the raw files are those of the manifest: by name, size and times, or if need be by their checksum."""
     if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
         return False
-    times = manifest.extra.get("source_mtime_ns") or [None] * len(sources)
     return all(
-        time == source.mtime_ns or digest_file(Path(source.path)).sha256 == entry["sha256"]
-        for source, entry, time in zip(sources, manifest.sources, times, strict=True)
+        (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
+        or digest_file(Path(source.path)).sha256 == entry["sha256"]
+        for source, entry, (mtime, ctime) in zip(sources, manifest.sources, recorded_times(manifest), strict=True)
     )
 
 

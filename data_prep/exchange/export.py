@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from data_prep.dataset.options import DenseTransform, Encoding
 from data_prep.dataset.schema import CRITEO
 from data_prep.exchange.npz import MultiHotWriter
 from data_prep.io.arrays import ArrayWriter, take_mapped
-from data_prep.io.atomic import temporary_path
 from data_prep.stages.scatter import FIELD_BYTES
 
 BLOCK_ROWS = 1 << 16
@@ -92,19 +92,30 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
     days = day_ranges(manifest)
-    files = []
-    for day, ranges in enumerate(days):
-        for kind in kinds:
-            # TorchRec copies its last day as it is before the shuffle
-            wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
-            width = 1 if kind == "labels" else len(manifest.schema[kind])
-            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
-            writer = ArrayWriter(target / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
-            for rows_here in ranges:
-                writer.append(getattr(rows_here.open(root, manifest), kind))
-            writer.close()
-            files.append(writer.path)
+    with _together(target) as (scratch, files):
+        for day, ranges in enumerate(days):
+            for kind in kinds:
+                # TorchRec copies its last day as it is before the shuffle
+                wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
+                width = 1 if kind == "labels" else len(manifest.schema[kind])
+                rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
+                writer = ArrayWriter(scratch / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
+                for rows_here in ranges:
+                    writer.append(getattr(rows_here.open(root, manifest), kind))
+                writer.close()
+                files.append(target / writer.path.name)
     return files
+
+
+@contextmanager
+def _together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """A directory to write to, and a list to name the files in, which are all moved to `target` once all are there."""
+    target.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
+        yield Path(scratch), files
+        for path in files:
+            (Path(scratch) / path.name).replace(path)
 
 
 def _refuse_other_days(target: Path, days: int) -> None:
@@ -128,6 +139,7 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
         assert bags is not None
         bags.check(len(manifest.num_embeddings))
         require_disk_space(manifest, target, sum(bags.sizes), bags.table_bytes(list(manifest.num_embeddings.values())))
+        target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target) as scratch:
             tables = MultiHotTables.open(Path(scratch), list(manifest.num_embeddings.values()), bags, "exchange.to")
             return _export_bags(root, manifest, target, tables)
@@ -147,23 +159,24 @@ def require_disk_space(manifest: Manifest, target: Path, ids: int, others: int =
 
 
 def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotTables | None) -> list[Path]:
-    files = export_npy(root, manifest, target, kinds=("labels", "dense"))
     single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
-    for day, ranges in enumerate(day_ranges(manifest)):
-        rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
-        with MultiHotWriter(target / f"day_{day}_sparse_multi_hot.npz") as writer:
-            for feature, name in enumerate(manifest.schema["sparse"]):
-                if name in manifest.ragged:
-                    writer.append(rows, *_own_bags(root, manifest, ranges, name))
-                else:
-                    table = None if tables is None else tables.tables[feature]
+    with _together(target) as (scratch, archives):
+        for day, ranges in enumerate(day_ranges(manifest)):
+            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
+            with MultiHotWriter(scratch / f"day_{day}_sparse_multi_hot.npz") as writer:
+                for feature, name in enumerate(manifest.schema["sparse"]):
+                    if name in manifest.ragged:
+                        writer.append(rows, *_own_bags(root, manifest, ranges, name))
+                        continue
                     blocks = _single_ids(root, manifest, ranges, single.index(name))
+                    table = None if tables is None else tables.tables[feature]
                     if table is None:
                         writer.append(rows, 1, blocks)
                     else:
                         writer.append(rows, table.shape[1], _expanded(table, blocks))
-        files.append(writer.path)
-    return files
+            archives.append(target / writer.path.name)
+        files = export_npy(root, manifest, target, kinds=("labels", "dense"))
+    return files + archives
 
 
 def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> Iterator[NDArray[np.int32]]:
@@ -236,14 +249,11 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
             "are; preprocess, or import, with data.dense_transform=integers"
         )
     require_disk_space(manifest, target, len(manifest.schema["sparse"]))
-    files = [target / f"terabyte_processed_{split}.bin" for split in manifest.splits]
-    for split, path in zip(manifest.splits, files, strict=True):
-        temporary = temporary_path(path)
-        try:
-            _write_records(root, manifest, split, temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with _together(target) as (scratch, files):
+        for split in manifest.splits:
+            name = f"terabyte_processed_{split}.bin"
+            _write_records(root, manifest, split, scratch / name)
+            files.append(target / name)
     return files
 
 

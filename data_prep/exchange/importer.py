@@ -1,5 +1,6 @@
 """Files of other programs as our shards, checked on the way."""
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ from data_prep.encoding.dense import transform_dense
 from data_prep.engine.workspace import claimed, publish, refuse_foreign_files
 from data_prep.exchange.npz import MultiHotReader
 from data_prep.io.arrays import open_array
-from data_prep.sources.discover import natural_key
 
 MAX_ID = np.iinfo(np.int32).max
 INTEGERS, FLOAT32 = "integers", "float32"
@@ -181,15 +181,33 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
     Raises:
         UserError: files missing or invalid, or another job writes to `root`.
     """
-    labels = sorted(source.glob("day_*_labels.npy"), key=natural_key)
-    if not labels:
-        raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
+    labels = _find_days(source, is_multi_hot)
     with claimed(root) as work:
         builder = _Builder(root, work, "imported_multi_hot" if is_multi_hot else "imported_npy")
         for index, path in enumerate(labels):
             is_last = index == len(labels) - 1 and len(labels) > 1
             builder.note_source(path, _import_day(builder, path, is_multi_hot, is_last))
         return builder.finish()
+
+
+def _find_days(source: Path, is_multi_hot: bool) -> list[Path]:
+    """The labels of every day, in order.
+
+    Raises:
+        UserError: there are none, a day lacks one of its files, or there is none of that number between two others.
+    """
+    kinds = ("labels.npy", "dense.npy", "sparse_multi_hot.npz" if is_multi_hot else "sparse.npy")
+    matches = [re.fullmatch(r"day_(\d+)_(.*)", path.name) for path in source.glob("day_*")]
+    days = {int(match[1]): match[1] for match in matches if match and match[2] in kinds}
+    if not days:
+        raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
+    for day in range(min(days), max(days) + 1):
+        for kind in kinds:
+            path = source / f"day_{days.get(day, day)}_{kind}"
+            if not path.exists():
+                where = f"beside other files of day {day}" if day in days else "between other days"
+                raise UserError(f"{path}: no such file {where}; get it, or import what belongs together")
+    return [source / f"day_{days[day]}_labels.npy" for day in sorted(days)]
 
 
 def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:

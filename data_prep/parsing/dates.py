@@ -64,4 +64,4 @@ def _read_seconds(text: str, form: str | None) -> int:
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of times [rows], and which of them have one: where there is no time the part is 0."""
     present = ~np.isnat(times)
-    return PARTS[part](np.where(present, times, np.datetime64(0, "s"))), present
+    return np.where(present, PARTS[part](np.where(present, times, np.datetime64(0, "s"))), 0), present

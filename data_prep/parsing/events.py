@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
-from data_prep.dataset.events import text_key
+from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.table_spec import COMPARISONS, RULE
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.table_csv import Rows, decode, read_names, split_rows
@@ -128,7 +128,7 @@ def parse_events(columns: dict[str, Any], schema: EventSchema, where: Rows | Whe
         mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
         flags[_meets(condition, columns, codes, numbers, where)] |= mask
     if schema.flag is not None:
-        values = _numbers(columns[schema.flag], where, schema.flag)
+        values = _flags(columns[schema.flag], where, schema.flag)
         if not (good := np.isin(values, (0, 1))).all():
             raise where.error(int(good.argmin()), schema.flag, f"{values[good.argmin()]:g} is not 0 or 1")
         flags[values == 1] |= np.uint8(FLAG_BIT)
@@ -248,6 +248,17 @@ def _numbers(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64
         raise where.error(0, column, str(error)) from error
 
 
+def _flags(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64]:
+    """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
+    import pyarrow as pa
+
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        return _numbers(array, where, column)
+    encoded = array.fill_null("").dictionary_encode()
+    distinct = np.array([flag_value(text) for text in encoded.dictionary.to_pylist()], np.float64)
+    return np.asarray(distinct[encoded.indices.to_numpy()], np.float64)
+
+
 def _meets(
     condition: Condition, columns: dict[str, Any], codes: dict[str, tuple[NDArray[np.int64], list[str]]],
     numbers: dict[str, NDArray[np.float64]], where: Rows | Where,
@@ -260,7 +271,7 @@ def _meets(
             assert match is not None
             if column not in numbers:
                 numbers[column] = _numbers(columns[column], where, column)
-            met &= COMPARISONS[match[1]](numbers[column], float(match[2]))
+            met &= COMPARISONS[match[1]](numbers[column], float(match[2])) & ~np.isnan(numbers[column])
         else:
             of, texts = codes[column]
             met &= np.isin(of, [code for code, text in enumerate(texts) if text in wanted])

@@ -184,7 +184,7 @@ def too_large(number: object, max_number: float) -> str:
     """What is wrong with a number beyond what its transform takes."""
     return (
         f"{number} is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
-        "data.dense_transform=log1p"
+        "data.dense_transform=signed_log1p"
     )
 
 

@@ -3,9 +3,10 @@
 import contextlib
 import glob
 import gzip
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
 RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
+BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
 GLOB_CHARACTERS = frozenset("*?[")
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 TEXT_ROW_BYTES = 244  # of a row of Criteo's days, and of a generated one
@@ -61,6 +63,7 @@ class Source:
     mtime_ns: int
     compressed: bool
     generator: RowGenerator | None = None
+    ctime_ns: int = 0
 
     @property
     def work_bytes(self) -> int:
@@ -108,19 +111,53 @@ def natural_key(path: Path) -> list[Any]:
 def _expand(entry: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
-        files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
-        files = [file for file in files if file.suffix != ".part"]  # still being downloaded
+        files = _files(file for file in path.iterdir() if not file.name.startswith("."))
         days = [file for file in files if file.name.startswith("day_")] or files
         if not days:
             raise UserError(f"{path}: no files in this directory; point data.raw at the raw day files")
-        return sorted(days, key=natural_key)
+        return _refuse_leftovers(days)
     if not path.exists() and GLOB_CHARACTERS & set(entry):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        files = sorted((match for match in matches if match.is_file()), key=natural_key)
+        files = _files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
             raise UserError(f"data.raw={entry}: no file matches; check the pattern")
-        return files
+        return _refuse_leftovers(files)
     return [path]
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    """The files among paths in natural order, and links to what is not there."""
+    return sorted((path for path in paths if path.is_file() or not path.exists()), key=natural_key)
+
+
+def _refuse_leftovers(files: Sequence[Path]) -> list[Path]:
+    """The files of a directory or a pattern, but for the parts of downloads that have ended.
+
+    Raises:
+        UserError: one that would be left out in silence, or count as a day beside the file that it is a copy of.
+    """
+    remedy = "or name the files to read in data.raw"
+    names = {file.name for file in files}
+    for file in files:
+        if not file.exists():
+            raise UserError(f"{file}: a link to {os.readlink(file)}, which is not there; restore it, {remedy}")
+        whole = file.name.removesuffix(".part")
+        if file.suffix == ".part" and not any(name.startswith(whole) for name in names - {file.name}):
+            raise UserError(f"{file}: a download that has not ended; wait for it, remove it, {remedy}")
+        if file.suffix in BACKUPS or file.name.endswith("~"):
+            raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")
+    return [file for file in files if file.suffix != ".part"]
+
+
+def described_sources(sources: Sequence[Source]) -> str:
+    """The number of the sources and the names of the first and the last, for the log."""
+    return f"{len(sources)} raw files, from {sources[0].name} to {sources[-1].name}"
+
+
+def missing_days(sources: Sequence[Source]) -> list[str]:
+    """Days between the first and the last of the sources that are not among them, by the numbers in their names."""
+    matches = [re.match(r"day_(\d+)(?!\d)", source.name) for source in sources]
+    numbers = {int(match[1]) for match in matches if match}
+    return [f"day_{day}" for day in range(min(numbers, default=0), max(numbers, default=0)) if day not in numbers]
 
 
 def is_gzip(path: Path) -> bool:
@@ -182,4 +219,4 @@ def _inspect(path: Path) -> Source:
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
             f"choose data=criteo_kaggle data.raw={path}"
         )
-    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed)
+    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed, ctime_ns=status.st_ctime_ns)

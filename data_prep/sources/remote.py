@@ -1,5 +1,6 @@
 """Published datasets: which files the configuration names, downloaded and unpacked unless they are there already."""
 
+import hashlib
 import re
 import tarfile
 from collections.abc import Callable, Sequence
@@ -8,8 +9,9 @@ from typing import Any
 
 from common.disk_space import Need, require_room
 from common.errors import UserError
+from common.redact import redact
 from data_prep.config.keys import DataConfig, RemoteConfig
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest
+from data_prep.dataset.format import Manifest
 from data_prep.io.atomic import FileDigest, SummedFile
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import (
@@ -34,6 +36,7 @@ from data_prep.sources.discover import (
     resolve_sources,
 )
 from data_prep.sources.download import BLOCK_BYTES, Origin, PartialFile, Patience, RemoteFile, download_all, find_origin
+from data_prep.sources.finished import finished_manifest, other_dataset, recorded_sources
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
@@ -51,6 +54,9 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
     _refuse_unused_sums(remote)
+    for mirror in remote.mirrors if len(data.days or []) > 1 else []:
+        if "{day}" not in mirror:
+            raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
     files = []
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
@@ -99,8 +105,8 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
         return _own_files(data, root, directory)
     names = [file.name for file in files] if remote.member is None else [remote.member]
     paths = [directory / name for name in names]
-    if _is_finished(data, root):
-        return _sources_of_finished(root, paths)
+    if (manifest := finished_manifest(data, root)) is not None:
+        return _sources_of_finished(manifest, paths)
     if remote.member is None or not paths[0].exists():
         for file in files:
             if (directory / file.name).exists():
@@ -128,12 +134,16 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     raw = own_path(data.raw) if isinstance(data.raw, str) else None
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
-    path = directory / member
+    path, manifest = directory / member, finished_manifest(data, root)
     if find_origin(path) == archive_origin(raw):
-        if _is_finished(data, root):
-            return _sources_of_finished(root, [path])
+        if manifest is not None:
+            return _sources_of_finished(manifest, [path])
     elif path.exists():
         raise UserError(f"{path}: is there already, and not from {raw} as it is now; delete it, or leave out data.raw")
+    if manifest is not None and not path.exists():  # compared, and not unpacked for that
+        if member_digest(raw, member).sha256 not in [entry["sha256"] for entry in manifest.sources]:
+            raise other_dataset(root, "made from other raw files")
+        return recorded_sources(root, manifest)
     if not path.exists():
         _unpack(data, raw, directory)
     return resolve_sources(str(path))
@@ -147,23 +157,15 @@ def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
         note_sums(directory, {archive.name: digest})
 
 
-def _is_finished(data: DataConfig, root: Path) -> bool:
-    """Return whether there is a finished dataset that is not to be replaced."""
-    return not data.overwrite and (root / MANIFEST_NAME).exists()
-
-
-def _sources_of_finished(root: Path, paths: Sequence[Path]) -> list[Source]:
+def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
     """The files that are there, and those that are gone as the finished dataset's manifest has them."""
-    manifest = load_manifest(root)
-    times = manifest.extra.get("source_mtime_ns") or [0] * len(manifest.sources)
-    known = {entry["name"]: (entry["bytes"], time) for entry, time in zip(manifest.sources, times, strict=False)}
+    known = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
     sources = []
     for path in paths:
         if path.exists():
             sources += resolve_sources(str(path))
         else:
-            size, time = known.get(path.name, (0, 0))
-            sources.append(Source(str(path), path.name, size, time, compressed=path.suffix == ".gz"))
+            sources.append(known.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
     return sources
 
 
@@ -224,7 +226,7 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         part.clear()
         origin = archive_origin(archive)
         try:
-            is_there, digest = _copy_member(archive, name, part)
+            is_there, digest = _copy_member(archive, name, part.append, part.partial)
             refuse_other(archive, known, digest)
         except (tarfile.TarError, EOFError, *DAMAGE) as error:
             part.clear()
@@ -242,8 +244,37 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
     return digest
 
 
-def _copy_member(archive: Path, name: str, part: PartialFile) -> tuple[bool, FileDigest]:
-    """Copy the first plain file of that name; whether there was one, and the archive's digest."""
+def member_digest(archive: Path, name: str) -> FileDigest:
+    """Size and checksum of a plain file in a tar archive; nothing is written.
+
+    Raises:
+        UserError: the archive is damaged, or has no such file.
+    """
+    total, size = hashlib.sha256(), 0
+
+    def take(block: bytes) -> None:
+        nonlocal size
+        total.update(block)
+        size += len(block)
+
+    try:
+        is_there, _ = _copy_member(archive, name, take)
+    except (tarfile.TarError, EOFError, *DAMAGE) as error:
+        remedy = "delete it and get it again"
+        raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
+    if not is_there:
+        raise UserError(f"{archive}: has no file {name}; get it again")
+    return FileDigest(size, total.hexdigest())
+
+
+def _copy_member(
+    archive: Path, name: str, take: Callable[[bytes], None], target: Path | None = None
+) -> tuple[bool, FileDigest]:
+    """Hand on the first plain file of that name; whether there was one, and the archive's digest.
+
+    Args:
+        target: the file that its blocks are written to, which the disk must have room for.
+    """
     is_there = False
     tally = Tally(0)
     progress = Progress("unpack", archive.stat().st_size, tally)
@@ -252,13 +283,16 @@ def _copy_member(archive: Path, name: str, part: PartialFile) -> tuple[bool, Fil
         with tarfile.open(fileobj=content, mode="r|") as members:
             for member in members:
                 # the member's own path is never used, so it cannot lead out of the directory
-                if is_there or not member.isfile() or Path(member.name).name != name:
+                if not member.isfile() or Path(member.name).name != name:
                     continue
+                if is_there:
+                    raise UserError(f"{archive}: has two files {name}; unpack the right one, and name it in data.raw")
                 source = members.extractfile(member)
                 assert source is not None
-                require_room([Need(part.partial, member.size, f"to unpack {archive.name}")])
+                if target is not None:
+                    require_room([Need(target, member.size, f"to unpack {archive.name}")])
                 while block := source.read(BLOCK_BYTES):
-                    part.append(block)
+                    take(block)
                     tally.bytes = summed.position
                 is_there = True
         while content.read(BLOCK_BYTES):

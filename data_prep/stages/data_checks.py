@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.options import DenseTransform
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.stages.vocabulary import VocabularyRecord
 
@@ -30,6 +31,14 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         more = ", …" if len(constant) > SHOWN_COLUMNS else ""
         shown = ", ".join(constant[:SHOWN_COLUMNS])
         yield f"the same value, or none, in every row of {shown}{more}: nothing can be learned from such a column"
+
+
+def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> list[str]:
+    """Numbers of a user's own table of which log1p makes the negative ones 0."""
+    if job.table is None or job.rules.dense is not DenseTransform.log1p:
+        return []
+    low = np.min([record.dense_low for record in records if record.rows], axis=0)
+    return [name for name, lowest in zip(job.schema.dense, low, strict=True) if lowest < 0]
 
 
 def constant_columns(

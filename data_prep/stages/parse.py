@@ -379,8 +379,20 @@ def refuse_changed(sources: Sequence[Source]) -> None:
     """Refuse files that were written to while they were read."""
     for source in sources:
         now = Path(source.path).stat()
-        if (now.st_size, now.st_mtime_ns) != (source.bytes, source.mtime_ns):
+        if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (source.bytes, source.mtime_ns, source.ctime_ns):
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
+
+
+def refuse_same(sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
+    """Refuse files of the same bytes: as days of their own they would be held out and trained on."""
+    known: dict[str, Source] = {}
+    for source, digest in zip(sources, digests, strict=True):
+        twin = known.setdefault(digest.sha256, source)
+        if twin is not source:
+            raise UserError(
+                f"{source.path}: the same bytes as {twin.path}, so its rows would count twice; get the right file, or "
+                "name each once in data.raw"
+            )
 
 
 def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:

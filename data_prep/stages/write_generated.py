@@ -49,7 +49,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
         UserError: another dataset is there, or the disk is too small.
     """
     with claimed(root) as work:
-        found = find_finished(root, generator.encoding, None, (), data.overwrite)
+        found = find_finished(root, generator.encoding, None, (), data)
         if found is not None:
             return found
         refuse_foreign_files(root, work, ())

@@ -19,6 +19,7 @@ from data_prep.dataset.format import write_atomically
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
+from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
 from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
     BLOCK_ROWS,
@@ -37,13 +38,47 @@ RECORD_NAME = "synthetic.json"
 DESCRIPTIONS = "generated"
 
 
-def synthetic_sources(data: DataConfig, root: Path) -> list[Source]:
-    """The days of `data.synthetic`: raw files, written unless they are there already, or their descriptions."""
+def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """The days of `data.synthetic`: raw files, written unless they are there already, or their descriptions.
+
+    Where a finished dataset is at `root`, nothing outside `work` is written.
+
+    Raises:
+        UserError: the dataset at `root` is of other rows, or the days cannot be written where `data.raw` says.
+    """
+    config, directory = data.synthetic, raw_directory(data, root)
+    existing = finished_manifest(data, root)
+    if existing is not None:
+        if "synthetic" in existing.extra:
+            refuse_other_generation(root, "synthetic", existing.extra["synthetic"], described(config))
+            return recorded_sources(root, existing)
+        if config.direct or not _are_there(config, directory):  # by a version that did not record it: made to compare
+            directory = work / directory.name
+    if config.direct:
+        return _describe_days(config, directory)
+    return resolve_sources(generate_days(config, root, str(directory)))
+
+
+def raw_directory(data: DataConfig, root: Path) -> Path:
+    """The directory of the days, or of their descriptions.
+
+    Raises:
+        UserError: `data.raw` is something else than a directory, or has no effect.
+    """
     if data.synthetic.direct:
         if data.raw is not None:
             raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
-        return _describe_days(data.synthetic, root / DESCRIPTIONS)
-    return resolve_sources(generate_days(data.synthetic, root, data.raw))
+        return root / DESCRIPTIONS
+    if data.raw is not None and not isinstance(data.raw, str):
+        raise UserError(
+            f"data.raw={data.raw}: with data=synthetic, give the directory to write the days to, or nothing"
+        )
+    return Path(data.raw) if data.raw else root / RAW_DIRECTORY
+
+
+def described(config: SyntheticConfig) -> dict[str, Any]:
+    """What decides the rows, for the manifest's `extra`."""
+    return {"version": GENERATOR_VERSION, **asdict(config)}
 
 
 def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
@@ -86,7 +121,7 @@ class DescribedDay:
             yield as_block(teacher, rows), rows.probability
 
 
-def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[str]:
+def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
     """Write the raw days of `config`, unless they are there already.
 
     Args:
@@ -95,19 +130,13 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[
     Returns:
         their paths. The click probabilities of day_N.tsv are beside it, in truth_N.npy: [rows, 1] float32.
     """
-    if raw is not None and not isinstance(raw, str):
-        raise UserError(f"data.raw={raw}: with data=synthetic, give the directory to write the days to, or nothing")
     directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
-    days = [directory / f"day_{day}.tsv" for day in range(config.days)]
-    wanted = {"version": GENERATOR_VERSION, **asdict(config)}
-    record = directory / RECORD_NAME
-    if record.exists():
-        found = json.loads(record.read_bytes())
-        if found["config"] == wanted and found["bytes"] == _sizes(days):
-            return [str(day) for day in days]
-    elif any(day.exists() for day in days):
+    days, wanted, record = _days(config, directory), described(config), directory / RECORD_NAME
+    if _are_there(config, directory):
+        return [str(day) for day in days]
+    if not record.exists() and any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
     directory.mkdir(parents=True, exist_ok=True)
     # A record without sizes: the days are ours, and not all there.
@@ -119,6 +148,19 @@ def generate_days(config: SyntheticConfig, root: Path, raw: Any = None) -> list[
         _write_day(config, teacher, day, path)
     write_atomically(record, json.dumps({"config": wanted, "bytes": _sizes(days)}, indent=1).encode())
     return [str(day) for day in days]
+
+
+def _days(config: SyntheticConfig, directory: Path) -> list[Path]:
+    return [directory / f"day_{day}.tsv" for day in range(config.days)]
+
+
+def _are_there(config: SyntheticConfig, directory: Path) -> bool:
+    """Return whether the days were written there, whole, by this configuration."""
+    record = directory / RECORD_NAME
+    if not record.exists():
+        return False
+    recorded = json.loads(record.read_bytes())
+    return bool(recorded["config"] == described(config) and recorded["bytes"] == _sizes(_days(config, directory)))
 
 
 def _sizes(days: list[Path]) -> list[int | None]:

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import Int, jit
-from data_prep.config.keys import SyntheticEventsConfig
+from data_prep.config.keys import DataConfig, SyntheticEventsConfig
 from data_prep.io.atomic import write_atomically
-from data_prep.sources.discover import RAW_DIRECTORY
+from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
+from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 
 VERSION = 1  # of the events that a configuration gives
@@ -53,6 +54,11 @@ class World:
         self.starts = np.searchsorted(self.genre[self.by_genre], np.arange(GENRES + 1))
 
 
+def described(config: SyntheticEventsConfig) -> dict[str, Any]:
+    """What decides the events, for the manifest's `extra`."""
+    return {"version": VERSION, **asdict(config)}
+
+
 def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, dict[str, Any]]:
     """Write the log and its items' table below `root`, unless they are there.
 
@@ -61,18 +67,48 @@ def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, dict
     """
     directory = root / RAW_DIRECTORY
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
-    wanted = {"version": VERSION, **asdict(config)}
-    if record.exists() and log.exists() and table.exists():
-        found = json.loads(record.read_bytes())
-        if found["config"] == wanted and found["bytes"] == [log.stat().st_size, table.stat().st_size]:
-            return log, found["bayes"]
+    if (bayes := _known_scores(config, directory)) is not None:
+        return log, bayes
     directory.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     print(f"{directory}: generating events of {config.users:,} users", file=sys.stderr, flush=True)
     bayes = _write(config, log, table)
     sizes = [log.stat().st_size, table.stat().st_size]
-    write_atomically(record, json.dumps({"config": wanted, "bytes": sizes, "bayes": bayes}, indent=1).encode())
+    write_atomically(
+        record, json.dumps({"config": described(config), "bytes": sizes, "bayes": bayes}, indent=1).encode()
+    )
     return log, bayes
+
+
+def _known_scores(config: SyntheticEventsConfig, directory: Path) -> dict[str, Any] | None:
+    """The scores of the log in `directory`, if it is whole and of this configuration."""
+    log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
+    if not (record.exists() and log.exists() and table.exists()):
+        return None
+    recorded = json.loads(record.read_bytes())
+    is_same = recorded["config"] == described(config)
+    return recorded["bayes"] if is_same and recorded["bytes"] == [log.stat().st_size, table.stat().st_size] else None
+
+
+def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """The log and its items' table, written below `root` unless they are there.
+
+    Where a finished dataset is at `root`, nothing outside `work` is written.
+
+    Raises:
+        UserError: the dataset at `root` is of other events.
+    """
+    config, place = data.synthetic_events, root
+    existing = finished_manifest(data, root)
+    if existing is not None:
+        if "synthetic_events" in existing.extra:
+            recorded = existing.extra["synthetic_events"]
+            refuse_other_generation(root, "synthetic_events", recorded, described(config))
+            return recorded_sources(root, existing)
+        if _known_scores(config, root / RAW_DIRECTORY) is None:  # by a version that did not record it: made to compare
+            place = work
+    log, _ = synthetic_log(config, place)
+    return resolve_sources([str(log), str(log.with_name(TABLE))])
 
 
 def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> dict[str, Any]:

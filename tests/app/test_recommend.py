@@ -118,7 +118,7 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
         'label: {column: rating, rule: ">= 4"}\ndense: [age]\nsparse: [user, {column: genres, separator: "|"}]\n'
     )
     preprocess(config(f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", "data=custom",
-                      f"data.schema={tmp_path}/schema.yaml"))  # fmt: skip
+                      f"data.schema={tmp_path}/schema.yaml", "data.split.method=fraction"))  # fmt: skip
     done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]

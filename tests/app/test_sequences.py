@@ -1,6 +1,7 @@
 """HSTU trains on a dataset of events as DLRM does on rows: resumed, replayed, sharded, scored."""
 
 import csv
+import itertools
 import json
 import signal
 from pathlib import Path
@@ -11,12 +12,17 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from app import recommend
 from app.checkpoint.model_state import load_tensors
 from app.config import RuntimeConfig
+from app.config.commands import RecommendConfig
 from app.data.events import EventReader
 from app.runtime.platform import Runtime
+from app.scoring.candidates import Candidates
 from app.training import resume, session
+from common.errors import UserError
 from data_prep.dataset.events import text_key
+from data_prep.parsing.event_yaml import load_event_schema
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, ended, forked
 from tests.app.model.hstu_reference import INTERPRETED
@@ -235,7 +241,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         promoted = int(events.flags[positions[i]] & 128 > 0)
         asked = [names[int(keys[events.items[positions[i]] - 1])], *(names[int(key)] for key in keys[:3])]
         column = "what" if kind != "sequences" else "item"
-        (tmp_path / "c.csv").write_text(f"{column},promoted\n" + "".join(f"{name},{promoted}\n" for name in asked))
+        texts = itertools.cycle((("0", "no", "False", ""), ("1", "1.0", "true", "YES"))[promoted])
+        (tmp_path / "c.csv").write_text(f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in asked))
         given = [f"run={directory}", f"user={names[int(events.users[users[i]])]}", f"time={events.times[positions[i]]}",
                  "candidates=c.csv", "out=out.json", "top_k=null"]  # fmt: skip
         done = run_app("recommend", *given)
@@ -352,3 +359,16 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     best = json.loads((tmp_path / "log/manifest.json").read_bytes())["extra"]["bayes"]["sampled_auc"]
     assert 0.68 < aucs["ordered"] < best + 0.01, aucs
     assert aucs["shuffled"] + 0.03 < aucs["ordered"], aucs
+
+
+def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None:
+    write_own_log(tmp_path, OF_FLAG)
+    schema = load_event_schema(tmp_path / "schema.yaml")
+    texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
+    found = Candidates({"what": ["x"] * len(texts), "promoted": texts}, len(texts), 1)
+    config = RecommendConfig(candidates="c.csv")
+    assert recommend._flagged(config, schema, found).tolist() == [True] * 4 + [False] * 5
+    assert not recommend._flagged(config, schema, found._replace(columns={"what": found.columns["what"]})).any()
+    other = Candidates({"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, 3, 1)
+    with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
+        recommend._flagged(config, schema, other)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -82,3 +83,35 @@ def test_help_needs_nothing(module: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "key=value" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclass
+class Texts:
+    """Keys of texts, and others."""
+
+    name: str = "x"
+    directory: str | None = None
+    hosts: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    further: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+    share: float = 0.0
+    other_texts: ClassVar[set[str]] = {"further.label"}
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["2026_11_24", "2026_1_12", "1e3", "007", "2024", "1.50", "-0", "true", "Yes", "nan", "1_000.0", "inf", "x"],
+)
+def test_texts_are_taken_as_they_are_typed(config_dir: Path, typed: str) -> None:
+    keys = ("name", "directory", "variables.OMP", "further.label")
+    config = compose_config(Texts, config_dir, [f"{key}={typed}" for key in keys] + [f"hosts=[{typed},b]"])
+    assert (config.name, config.directory, config.variables["OMP"], config.hosts[0]) == (typed,) * 4
+    assert config.further["label"] == typed
+
+
+def test_numbers_are_numbers_and_null_is_none(config_dir: Path) -> None:
+    given = ["count=1_000", "share=1e-3", "directory=null", "further.size=1e3", 'name="12"', "hosts=[a,'1e3']"]
+    config = compose_config(Texts, config_dir, given)
+    assert (config.count, config.share, config.directory, config.further["size"]) == (1000, 0.001, None, 1000.0)
+    assert (config.name, config.hosts) == ("12", ["a", "1e3"])

@@ -339,3 +339,28 @@ def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: in
     assert extra["workers"] == workers
     assert extra["peak_memory_bytes"] <= parse_size(budget, "budget")
     assert sum(path.stat().st_size for path in (tmp_path / "out/events").iterdir()) / rows < 9.1
+
+
+def test_an_empty_field_meets_no_rule_and_flags_are_words_too(tmp_path: Path) -> None:
+    """Of numbers: in anchors and in labels, != as well."""
+    log = "user,time,item,event,score,ad\n"
+    rows = [
+        ("a", "4", "1.0"),
+        ("a", "", "yes"),
+        ("a", "0", "False"),
+        ("a", "5", "true"),
+        ("a", "0", "NO"),
+        ("a", "", "0"),
+    ]
+    text = "".join(f"{user},{100 + i},i{i % 2},buy,{score},{ad}\n" for i, (user, score, ad) in enumerate(rows))
+    schema = "user: user\ntime: time\nitem: item\nactions: {other: {score: '!= 0'}, zero: {score: '== 0'}}\n"
+    (tmp_path / "log.csv").write_text(log + text)
+    (tmp_path / "schema.yaml").write_text(schema + "label: other\nanchors: {score: '!= 4'}\nflag: ad\n")
+    given = [f"data.raw={tmp_path}/log.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
+    preprocess(config(*given))
+    flags = opened(tmp_path / "out")[1].flags
+    numbers = [float(score) if score else None for _, score, _ in rows]
+    assert [bool(flag & 1) for flag in flags] == [number not in (None, 0) for number in numbers]
+    assert [bool(flag & 2) for flag in flags] == [number == 0 for number in numbers]
+    assert [bool(flag & 64) for flag in flags] == [number not in (None, 4) for number in numbers]
+    assert [bool(flag & 128) for flag in flags] == [True, True, False, True, False, False]

@@ -81,7 +81,8 @@ def directory(tmp_path: Path) -> Path:
 def overrides(directory: Path, kind: str, name: str = "out", *more: str) -> list[str]:
     schema = "text" if kind == "csv" else kind
     return ["data=custom", f"data.raw={directory}/rows.{kind}", f"data.schema={directory}/{schema}.yaml",
-            f"data.path={directory}/{name}", *more]  # fmt: skip
+            f"data.path={directory}/{name}", "data.split.method=fraction", "data.dense_transform=log1p",
+            *more]  # fmt: skip
 
 
 def rows_of(root: Path) -> tuple[list[int], list[float], list[list[list[Any]]]]:

@@ -267,3 +267,25 @@ def test_the_manifest_names_what_decides_the_bytes(tmp_path: Path) -> None:
     assert document["encoding"]["vocabulary"]["cat_0"]["values"] == document["num_embeddings"]["cat_0"] - 1
     assert document["sources"][0]["name"] == "rows.tsv"
     assert str(tmp_path) not in json.dumps(document)
+
+
+@pytest.mark.parametrize("kind", ["copy", "hard link"])
+def test_days_of_the_same_bytes_are_refused(tmp_path: Path, kind: str) -> None:
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(30, seed=day))
+    if kind == "copy":
+        (tmp_path / "day_2").write_bytes((tmp_path / "day_0").read_bytes())
+    else:
+        (tmp_path / "day_2").hardlink_to(tmp_path / "day_0")
+    with pytest.raises(UserError, match=r"day_2: the same bytes as .*day_0, so its rows would count twice"):
+        preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/out"))
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for day in (0, 1, 4):
+        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(30, seed=day))
+    preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/out"))
+    shown = capsys.readouterr().err
+    assert f"{tmp_path}/out: 3 raw files, from day_0 to day_4\n" in shown
+    assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in shown

@@ -1,6 +1,7 @@
 """Killed with -9 at random moments, a job ends with the same bytes."""
 
 import functools
+import hashlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.errors import UserError
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
@@ -18,7 +20,7 @@ from data_prep.stages import parse
 from data_prep.stages.parse import ChunkWriter
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, run, sums
+from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, load_split, run, sums
 from tests.forks import run_module
 
 
@@ -173,3 +175,52 @@ def test_a_signal_stops_the_job_resumably(tmp_path: Path, rows: Path) -> None:
     final = run(*arguments)
     assert final.returncode == 0, final.stderr
     assert "resuming where the last job stopped" in final.stderr
+
+
+def rewritten(path: Path, content: bytes) -> None:
+    """Another file of the same size and time of writing, as `tar --mtime` leaves one."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.unlink()
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("moment", ["resumed", "finished", "while it is read"])
+def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    day, content = tmp_path / "day_0", oracle.make_rows(300, seed=0)
+    other = b"".join(b"%d" % (line[:1] == b"0") + line[1:] for line in content.splitlines(keepends=True))
+    day.write_bytes(content)
+    job = config(f"data.raw={day}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
+    parsed: list[int] = []
+    original = parse._parse_lines
+
+    def change_or_stop(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
+        parsed.append(chunk)
+        if moment == "while it is read" and len(parsed) == 2:
+            rewritten(day, other)
+        if moment == "resumed" and len(parsed) == 3:
+            raise KeyboardInterrupt
+        return original(job, source, chunk, lines, worker)
+
+    monkeypatch.setattr(parse, "_parse_lines", change_or_stop)
+    if moment == "while it is read":
+        with pytest.raises(UserError, match="changed while it was read; run the same command again"):
+            preprocess(job)
+        assert not (tmp_path / "out/manifest.json").exists()
+    elif moment == "finished":
+        preprocess(job)
+        rewritten(day, other)
+        with pytest.raises(UserError, match="made from other raw files"):
+            preprocess(job)
+        rewritten(day, content)
+        preprocess(job)  # the same again, by its checksum
+        return
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(job)
+        rewritten(day, other)
+    manifest = preprocess(job)
+    assert manifest.sources[0]["sha256"] == hashlib.sha256(other).hexdigest()
+    labels = np.concatenate([load_split(tmp_path / "out", split)[0] for split in ("train", "val", "test")])
+    assert labels.tolist() == oracle.parse(other)[0].tolist()

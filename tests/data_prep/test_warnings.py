@@ -26,7 +26,7 @@ def warned(
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
     capsys.readouterr()
-    preprocess(config(*paths, *overrides))
+    preprocess(config(*paths, "data.split.method=fraction", *overrides))
     prefix = f"{directory}/out: warning: "
     lines = capsys.readouterr().err.splitlines()
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]

@@ -127,3 +127,14 @@ def test_help_lists_keys_with_their_values() -> None:
     assert done.returncode == 0
     assert "python -m app.train" in done.stdout
     assert "train.global_batch_size=512" in done.stdout
+
+
+def test_names_and_paths_are_taken_as_they_are_typed() -> None:
+    keys = ["run.name", "data.path", "data.schema", "data.prep.chunk_bytes", "environment.variables.OMP_NUM_THREADS"]
+    given = [*(f"{key}=2026_11_24" for key in keys), "data.remote.directory=1e3"]
+    config = compose_config(AppConfig, CONFIG_DIR, given)
+    assert (config.run.name, config.run.dir) == ("2026_11_24", "runs/2026_11_24")
+    assert (config.data.path, config.data.schema) == ("2026_11_24", "2026_11_24")
+    assert config.data.prep == {"chunk_bytes": "2026_11_24", "remote": {"directory": "1e3"}}
+    assert config.environment.variables["OMP_NUM_THREADS"] == "2026_11_24"
+    assert compose_config(EvaluateConfig, CONFIG_DIR, ["run=2026_11_24"], "evaluate").run == "2026_11_24"

@@ -136,3 +136,10 @@ def test_a_run_of_another_version_is_one_line(removed: str | None, tmp_path: Pat
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(UserError, match=f"runs={run}: its files are damaged or of another version"):
         write_report(run)
+
+
+def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert not [text for _, text in sentences(run) if "not in train" in text]
+    run.manifest["dataset"]["unseen"] = "of the values of val and test these shares are not in train: user (97%); x"
+    assert said(run, "user (97%)") == ("bad", f"Of{run.manifest['dataset']['unseen'][2:]}.")

@@ -131,3 +131,19 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
     assert with_user(ads, user, tmp_path).columns == {"age": ["30", "30"], "city": ["x", "y"], "id": ["1", "2"]}
     with pytest.raises(UserError, match="2 rows; the user is one row"):
         with_user(ads, ads, tmp_path)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """As in {"user": …, "candidates": […]}: what a candidate lacks is the user's, a null of its own is empty."""
+    items = [{"id": 1, "price": 7}, {"id": 2}, {"id": 3, "price": None}]
+    (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
+    (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
+    user = read_candidates(tmp_path / "user.jsonl", ("label",), "label")
+    columns = with_user(read_candidates(tmp_path / "ads.jsonl", ("label",), "label"), user, tmp_path).columns
+    known = dict(zip(columns["id"], columns["price"], strict=True))
+    assert known == {"1": "7", "2": "4", "3": ""}
+    assert columns["age"] == ["30"] * 3
+    (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
+    alone = with_user(read_candidates(tmp_path / "ads.jsonl", ("label",), "label"), user, tmp_path).columns
+    assert alone["price"] == ["4"]

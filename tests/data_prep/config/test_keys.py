@@ -20,6 +20,8 @@ from tests.data_prep.conftest import REPOSITORY, config
         ("500MB", 5 * 10**8),
         ("64k", 1 << 16),
         ("7b", 7),
+        ("2e9", 2 * 10**9),
+        ("1_000", 1000),
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
@@ -82,4 +84,4 @@ def test_help_prints_the_meaning_beside_the_value() -> None:
     values: Any = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
     lines = [" ".join(line.split()) for line in describe(PrepConfig, values, {})]
     assert "data.overwrite=false # " + meanings(DataConfig)["overwrite"] in lines
-    assert any(line.startswith("data.encoding=vocabulary # vocabulary | hash | ") for line in lines)
+    assert any(line.startswith("data.encoding=null # vocabulary | hash | ") for line in lines)

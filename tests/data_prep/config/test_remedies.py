@@ -40,7 +40,7 @@ REMEDIES = {
     "encoding": ([*KEPT, "data.encoding=torchrec"], r"use (vocabulary) or hash", [*KEPT, "data.encoding={1}"]),
     "transform": (
         [*KEPT, "data.dense_transform=torchrec"],
-        r"use log1p, (minmax) or raw",
+        r"use signed_log1p, (minmax) or raw",
         [*KEPT, "data.dense_transform={1}"],
     ),
     "last_day": (
@@ -57,7 +57,7 @@ REMEDIES = {
     "chunk": ([*GOOD, "data.chunk_bytes=1GiB"], r"give at most a 16th of it", [*GOOD, "data.chunk_bytes=128MiB"]),
     "infinite": (
         ["data.raw={0}/large.csv", KEPT[1], "data.dense_transform=raw"],
-        r"set (data\.dense_transform=log1p);",
+        r"set (data\.dense_transform=signed_log1p);",
         ["data.raw={0}/large.csv", KEPT[1], "{1}"],
     ),
     "seed": ([*GOOD, "data.split.seed=3"], r"has no effect .* leave it out", GOOD),

@@ -67,9 +67,10 @@ def put_archive(directory: Path) -> None:
 
 
 DAMAGE = {
-    "missing": (lambda d: (d / "day_0_dense.npy").unlink(), r"day_0_dense\.npy: not readable as a NumPy file"),
+    "missing": (lambda d: (d / "day_0_dense.npy").unlink(), r"day_0_dense\.npy: no such file beside"),
     "directory": (make_directory, r"day_0_dense\.npy: not readable as a NumPy file"),
-    "nothing": (lambda d: [path.unlink() for path in d.glob("*_labels.npy")], r"no day_N_labels\.npy"),
+    "nothing": (lambda d: [path.unlink() for path in d.iterdir()], r"no day_N_labels\.npy"),
+    "no labels": (lambda d: [path.unlink() for path in d.glob("*_labels.npy")], r"day_0_labels\.npy: no such file"),
     "empty": (write("day_0_labels.npy", lambda _: b""), r"day_0_labels\.npy: not readable as a NumPy file"),
     "nonsense": (write("day_1_sparse.npy", lambda _: b"nonsense"), r"day_1_sparse\.npy: not readable as a NumPy file"),
     "cut short": (write("day_0_dense.npy", lambda whole: whole[:-1]), r"day_0_dense\.npy: not readable as a NumPy"),
@@ -141,3 +142,28 @@ def test_records_that_are_not_what_they_should_be(
         records.tofile(tmp_path / f"terabyte_processed_{split}.bin")
     with pytest.raises(UserError, match=rf"terabyte_processed_val\.bin: row 7, {message}"):
         import_bin(tmp_path, tmp_path / "back", None)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        (["day_2_labels.npy"], "day_2_labels.npy: no such file beside other files of day 2"),
+        (["day_1_labels.npy", "day_1_dense.npy", "day_1_sparse.npy"], "day_1_labels.npy: no such file between other"),
+        (["day_0_sparse.npy"], "day_0_sparse.npy: no such file beside other files of day 0"),
+    ],
+)
+def test_a_day_that_is_not_whole_is_missed(tmp_path: Path, gone: list[str], message: str) -> None:
+    days = tmp_path / "days"
+    days.mkdir()
+    for day in range(3):
+        np.save(days / f"day_{day}_labels.npy", np.arange(30, dtype=np.int32)[:, None] % 2)
+        np.save(days / f"day_{day}_dense.npy", np.full((30, 13), day, np.float32))
+        np.save(days / f"day_{day}_sparse.npy", np.full((30, 26), day, np.int32))
+    for name in gone:
+        (days / name).rename(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        import_npy(days, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for name in gone:
+        (tmp_path / name).rename(days / name)
+    assert import_npy(days, tmp_path / "out").rows == 90

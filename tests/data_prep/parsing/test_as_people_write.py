@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def make(
     (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{name}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
-    preprocess(config(*paths, *(more or HASHED)))
+    preprocess(config(*paths, "data.split.method=fraction", *(more or HASHED)))
     verify_dataset(directory / "out")
     splits = [load_split(directory / "out", split) for split in ("train", "val", "test")]
     return [np.concatenate(parts) for parts in zip(*splits, strict=True)]
@@ -191,7 +192,7 @@ def test_numbers_beyond_a_transform_are_refused(tmp_path: Path, transform: str, 
         pq.write_table(pa.table(columns), sink)
         content = sink.getvalue().to_pybytes()
     where = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"
-    with pytest.raises(UserError, match=rf"{where}: .* is beyond .*; set data\.dense_transform=log1p") as error:
+    with pytest.raises(UserError, match=rf"{where}: .* is beyond .*; set data\.dense_transform=signed_log1p") as error:
         make(tmp_path, content, SCHEMA, *HASHED[:2], f"data.dense_transform={transform}", name=name)
     assert str(tmp_path / name) in str(error.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -319,3 +320,24 @@ def test_a_mark_of_byte_order_is_only_that_at_the_start(tmp_path: Path) -> None:
         make(tmp_path, text, "label: label\nsparse: [user]", *HASHED, "data.chunk_bytes=20")
     sparse = make(tmp_path, "\ufefflabel,user\n" + "1,\ufeffu\n0,v\n" * 30, "label: label\nsparse: [user]")[2]
     assert sparse[:2, 0].tolist() == ids(["\ufeffu", "v"])
+
+
+@pytest.mark.parametrize("kind", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
+def test_a_missing_date_is_0_as_a_number(tmp_path: Path, kind: str) -> None:
+    parts = ("year", "month", "day", "weekday", "hour", "minute", "second", "date", "timestamp")
+    times = [datetime(2024, 2, 29, 13, 5, 9), None] * 20
+    dense_columns = ", ".join(f"{{column: t, part: {part}}}" for part in parts)
+    schema = f"label: label\ndense: [{dense_columns}]\nsparse: [user]\n"
+    content: bytes | str
+    if kind == "csv":
+        lines = (f"{i % 2},{'' if time is None else time.isoformat()},u{i % 3}\n" for i, time in enumerate(times))
+        content = "label,t,user\n" + "".join(lines)
+    else:
+        sink = pa.BufferOutputStream()
+        columns = {"label": np.arange(40) % 2, "t": pa.array(times, pa.timestamp("s")), "user": ["u"] * 40}
+        pq.write_table(pa.table(columns), sink)
+        content = sink.getvalue().to_pybytes()
+    dense = make(tmp_path, content, schema, *HASHED, name=f"rows.{kind}")[1]
+    days = (datetime(2024, 2, 29) - datetime(1970, 1, 1)).days
+    assert dense[0].tolist() == [2024, 2, 29, 3, 13, 5, 9, days, np.float32(days * 86_400 + 13 * 3600 + 309)]
+    assert not dense[1::2].any()

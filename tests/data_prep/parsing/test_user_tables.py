@@ -91,7 +91,8 @@ def table(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
 
 
 def overrides(directory: Path, name: str = "out", raw: str = "rows.csv", schema: str = "schema.yaml") -> list[str]:
-    return [f"data.raw={directory}/{raw}", f"data.schema={directory}/{schema}", f"data.path={directory}/{name}"]
+    paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/{schema}", f"data.path={directory}/{name}"]
+    return [*paths, "data.split.method=fraction", "data.dense_transform=log1p"]
 
 
 @pytest.mark.parametrize("chunk_bytes", [700, 10**6])
@@ -131,7 +132,7 @@ def test_several_files_each_with_a_header(table: tuple[Path, list[dict[str, str]
     directory, records = table
     for day, part in enumerate((records[:200], records[200:])):
         (directory / f"day_{day}").write_bytes(as_text(part))
-    manifest = preprocess(config(*overrides(directory, raw="day_?")))
+    manifest = preprocess(config(*overrides(directory, raw="day_?"), "data.split.method=last_day"))
     assert [source["rows"] for source in manifest.sources] == [200, 150]
     assert_dataset(directory / "out", expected(records, 200))
 
@@ -274,7 +275,8 @@ def test_a_table_without_numeric_columns(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "rows.csv").write_bytes(as_text(make_records(200)))
     extra = ["data.max_ind_range=50"] if encoding == "hash" else []
     preprocess(config("data=custom", f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml",
-                      f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.workers=1", *extra))  # fmt: skip
+                      f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.split.method=fraction",
+                      "data.workers=1", *extra))  # fmt: skip
     verify_dataset(tmp_path / "out")
     assert [part.shape for part in load_split(tmp_path / "out", "train")[1:]] == [(172, 0), (172, 3)]
 

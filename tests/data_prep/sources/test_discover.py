@@ -19,7 +19,7 @@ from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import reads_whole
 from data_prep.io.atomic import FileDigest
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config
@@ -185,3 +185,38 @@ def test_what_is_not_a_source(raw: Any) -> None:
 def test_an_empty_directory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no files in this directory"):
         resolve_sources(str(tmp_path))
+
+
+@pytest.mark.parametrize("pattern", ["", "/day_*", "/*"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("day_3", "a link to .*/disk/day_3, which is not there; restore it, or name"),
+        ("day_3.part", "a download that has not ended; wait"),
+        ("day_1~", "a backup, by its name"),
+        ("day_1.bak", "a backup, by its name"),
+    ],
+)
+def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: str, name: str, message: str) -> None:
+    if "link" in message:
+        (days / name).symlink_to(days / "disk" / name)  # of a disk that is not mounted
+    else:
+        (days / name).write_bytes(b"x\n")
+    with pytest.raises(UserError, match=f"{re.escape(name)}: {message}"):
+        names(f"{days}{pattern}")
+    assert names([str(days / "day_1"), str(days / "day_2")]) == ["day_1", "day_2"]  # the remedy
+
+
+def test_what_lies_beside_the_days_of_a_directory_does_not_matter(days: Path) -> None:
+    (days / "notes.bak").write_bytes(b"x\n")
+    (days / "other").symlink_to(days / "nowhere")
+    (days / "day_2.gz.part").write_bytes(b"x\n")  # day_2 is there
+    (days / "day_2").rename(days / "day_2.gz")
+    (days / "day_2.gz").write_bytes(gzip.compress(b"x\n"))
+    assert names(str(days)) == ["day_1", "day_2.gz", "day_10"]
+
+
+def test_days_between_others_are_missed() -> None:
+    sources = [Source(name, name, 1, 0, False) for name in ("day_1.gz", "day_2", "day_5.tsv", "notes", "day_5x")]
+    assert missing_days(sources) == ["day_3", "day_4"]
+    assert missing_days(sources[3:4]) == []

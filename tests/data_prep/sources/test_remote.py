@@ -142,7 +142,7 @@ def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(
     with pytest.raises(
         UserError, match=r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
     ):
-        find_sources(days(mirror, tmp_path / "out"), tmp_path / "out")
+        find_sources(days(mirror, tmp_path / "out"), tmp_path / "out", tmp_path / "work")
     assert mirror.requests == []
 
 
@@ -182,17 +182,17 @@ def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
         own = [] if raw is None else [f"data.raw={raw}"]
         data = kaggle(tmp_path / name, "data.remote.mirrors=[]", *own)
         for _ in range(2):
-            [found[name]] = find_sources(data, tmp_path / name)
+            [found[name]] = find_sources(data, tmp_path / name, tmp_path / "work")
             assert found[name].bytes == len(oracle.make_rows(70, 0))
     assert found["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
     assert found["d"].path == found["b"].path
     make_archive(archive, [("train.txt", b"another")])
     with pytest.raises(UserError, match=r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"):
-        find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c")
+        find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c", tmp_path / "work")
     with pytest.raises(
         UserError, match=r"mine\.tar\.gz: a tar archive, .* data=criteo_kaggle data\.raw=.*mine\.tar\.gz"
     ):
-        find_sources(config(f"data.raw={archive}", f"data.path={tmp_path}/e"), tmp_path / "e")
+        find_sources(config(f"data.raw={archive}", f"data.path={tmp_path}/e"), tmp_path / "e", tmp_path / "work")
 
 
 @pytest.mark.parametrize(
@@ -213,3 +213,20 @@ def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
 def test_days_that_make_no_sense(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         preprocess(config(*overrides, f"data.path={tmp_path}/out"))
+
+
+def test_a_mirror_of_days_names_the_day(mirror: Mirror, tmp_path: Path) -> None:
+    """Else one file would be fetched for all, and val and test would be copies of train."""
+    for urls in ("rows.gz", "day_{day}.gz','" + mirror.url("good/rows.gz")):
+        given = f"data.remote.mirrors=['{mirror.url('good')}/{urls}']"
+        with pytest.raises(UserError, match=r"data\.remote\.mirrors: http.*/rows\.gz: the same file for every day"):
+            preprocess(days(mirror, tmp_path / "out", given))
+    assert mirror.requests == []
+
+
+def test_an_archive_with_two_files_of_the_name_is_refused(tmp_path: Path) -> None:
+    members = [("a/train.txt", oracle.make_rows(70, 0)), ("b/train.txt", oracle.make_rows(70, 1))]
+    archive = make_archive(tmp_path / "two.tar.gz", members)
+    with pytest.raises(UserError, match=r"two\.tar\.gz: has two files train\.txt; unpack the right one"):
+        preprocess(kaggle(tmp_path / "out", f"data.raw={archive}"))
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

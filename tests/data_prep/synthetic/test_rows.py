@@ -203,7 +203,7 @@ def test_a_dataset_from_nothing(tmp_path: Path) -> None:
     manifest = preprocess(config(*overrides))
     assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [2000, 500, 500]
     assert preprocess(config(*overrides)) == manifest
-    with pytest.raises(UserError, match="other raw files"):
+    with pytest.raises(UserError, match=r"synthetic\.seed is 0 there, 1 here"):
         preprocess(config(*overrides, "data.synthetic.seed=1"))
     first = sums(tmp_path / "out")
     preprocess(config(*overrides, "data.synthetic.seed=1", "data.overwrite=true"))

@@ -1,0 +1,129 @@
+"""A dataset that is there already and the keys that are given beside it: compared, recorded, or without effect."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import UserError
+from data_prep.config.keys import DataConfig, PrepConfig, parse_size
+from data_prep.config.presets import SPLIT_IS_THEIRS, resolve_method
+from data_prep.dataset.format import Manifest, digest_file
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
+from data_prep.dataset.options import DataSource, Encoding, SplitMethod
+
+# Keys that decide a dataset's rows, and where its manifest's `encoding` has them.
+IN_ENCODING = {
+    "encoding": "name",
+    "frequency_threshold": "frequency_threshold",
+    "max_ind_range": "max_ind_range",
+    "max_categories": "max_categories",
+    "vocabulary_order": "order",
+    "dense_transform": "dense_transform",
+    "split.method": "split",
+    "split.held_out": "held_out",
+    "split.seed": "split_seed",
+    "sampling.negative_drop_rate": "negative_drop_rate",
+    "sampling.seed": "sampling_seed",
+    "chunk_bytes": "chunk_bytes",
+    "multi_hot.sizes": "multi_hot.sizes",
+    "multi_hot.distribution": "multi_hot.distribution",
+    "multi_hot.seed": "multi_hot.seed",
+}
+GENERATORS = ("random", "trace", "synthetic", "synthetic_events")  # groups of keys that decide generated rows
+
+
+class Difference(NamedTuple):
+    """A key, the value that is given, and the one that the dataset was made with."""
+
+    key: str
+    given: Any
+    recorded: Any
+
+
+def given_keys(data: DataConfig) -> dict[str, Any]:
+    """Keys that are not as by default, with plain values."""
+    return _changed(data, DataConfig(), "")
+
+
+def _changed(config: object, usual: object, prefix: str) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if is_dataclass(value):
+            changed |= _changed(value, getattr(usual, name), f"{prefix}{name}.")
+        elif value is not None and value != getattr(usual, name):
+            changed[prefix + name] = value.value if isinstance(value, Enum) else value
+    return changed
+
+
+def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
+    """Refuse keys that a command does not read; with data=NAME in place of data.path, that group's own are let pass.
+
+    Args:
+        used: keys, or groups of keys, that the command reads.
+
+    Raises:
+        UserError: naming the first other key that is given.
+    """
+    named = {"data.source", "data.days", "data.schema", "data.remote"}
+    if "data.path" in used and config.data.source is not DataSource.local:
+        used = {*used, *named}
+    for key in _changed(config, PrepConfig(), ""):
+        if not any(key == each or key.startswith(f"{each}.") for each in used):
+            raise UserError(f"{key}: has no effect on this command; leave it out")
+
+
+def compared_keys(given: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """Of the given keys those that decide a dataset's rows, of generators those of the dataset's own."""
+    groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
+    return {key: value for key, value in given.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
+
+
+def first_difference(given: Mapping[str, Any], manifest: Manifest) -> Difference | None:
+    """The first of the given keys, with plain values, that the dataset was not made with."""
+    recorded = recorded_keys(manifest)
+    for key, value in compared_keys(given, manifest).items():
+        if _comparable(key, value, manifest) != recorded.get(key):
+            return Difference(key, value, recorded.get(key))
+    return None
+
+
+def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
+    """A given value in the form that manifests have."""
+    if key == "chunk_bytes":
+        return parse_size(str(value), f"data.{key}")
+    if key == "split.method" and "split" in manifest.encoding:
+        is_own = manifest.encoding.get("table") is not None
+        return resolve_method(SplitMethod(value), len(manifest.sources), is_own).value
+    if key == "multi_hot.sizes":
+        sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
+        return sizes if max(sizes) > 1 else None  # bags of one are no bags
+    if key == "trace.profile":
+        return digest_file(Path(value)).sha256 if Path(value).is_file() else None
+    return value
+
+
+def recorded_keys(manifest: Manifest) -> dict[str, Any]:
+    """The keys that decided the rows of a dataset, with the values that were in force, resolved ones too."""
+    encoding = manifest.encoding
+    flat = dict(encoding) | {f"multi_hot.{key}": value for key, value in (encoding.get("multi_hot") or {}).items()}
+    recorded = {key: flat[name] for key, name in IN_ENCODING.items() if flat.get(name) is not None}
+    for group in GENERATORS:
+        values = encoding.get(group) or manifest.extra.get(group) or {}
+        recorded |= {f"{group}.{key}": value for key, value in values.items() if key != "version"}
+    return recorded
+
+
+def keys_in_force(manifest: Manifest) -> dict[str, Any]:
+    """Of the recorded keys those that can be given: with them the same dataset is made again."""
+    recorded = recorded_keys(manifest)
+    name = recorded.get("encoding")
+    if name not in [encoding.value for encoding in Encoding]:  # imported, generated, or of events
+        recorded.pop("encoding", None)
+    if name != Encoding.vocabulary.value:
+        recorded.pop("vocabulary_order", None)
+    if name in [encoding.value for encoding in SPLIT_IS_THEIRS]:
+        recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
+    recorded.pop("trace.profile", None)  # known by its checksum alone
+    return recorded

@@ -1,0 +1,24 @@
+"""Values of the held-out rows that train does not have: nothing can be learned of them."""
+
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.options import SplitMethod
+
+UNSEEN = "unseen_in_train"  # in a manifest's `extra`: share of val's and test's values, by feature; None: not counted
+NAMED_SHARE = 0.2  # from which a column is named
+SHOWN_COLUMNS = 4
+
+
+def unseen_values(manifest: Manifest) -> str | None:
+    """A sentence on columns of which many held-out values are not in train, with what to do; None if there are none."""
+    shares = manifest.extra.get(UNSEEN) or {}
+    large = {name: share for name, share in shares.items() if share > NAMED_SHARE}
+    if not large:
+        return None
+    ordered = sorted(large, key=lambda name: -large[name])
+    shown = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
+    more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
+    if manifest.encoding.get("split") in (SplitMethod.random.value, SplitMethod.scikit_learn.value):
+        remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
+    else:
+        remedy = "the score is of new values; with data.split.method=random train has values of all rows"
+    return f"of the values of val and test these shares are not in train: {shown}{more}; {remedy}"

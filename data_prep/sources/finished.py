@@ -1,0 +1,63 @@
+"""The sources of a dataset that is there already: nothing is made, fetched or replaced to compare it with a command."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from data_prep.config.keys import DataConfig
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
+from data_prep.sources.discover import Source
+
+
+def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
+    """The manifest of the dataset at `root`; None: there is none, or it is to be replaced. Raises UserError: faulty."""
+    return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
+
+
+def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
+    """The sources as the manifest describes them, as if in `directory`, whether their files are still there or not."""
+    return [
+        Source(
+            str(directory / entry["name"]),
+            entry["name"],
+            entry["bytes"],
+            mtime,
+            entry["name"].endswith(".gz"),
+            None,
+            ctime,
+        )
+        for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True)
+    ]
+
+
+def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
+    """Nanoseconds at which each source was written to, and changed in any way (0: not recorded, as by older versions).
+
+    A file's time of writing can be set, as tar does; that of its change cannot.
+    """
+    nothing = [0] * len(manifest.sources)
+    times = (manifest.extra.get(f"source_{kind}_ns") or nothing for kind in ("mtime", "ctime"))
+    return list(zip(*times, strict=True))
+
+
+def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
+    """What `recorded_times` reads, for the manifest's `extra`."""
+    return {
+        "source_mtime_ns": [source.mtime_ns for source in sources],
+        "source_ctime_ns": [source.ctime_ns for source in sources],
+    }
+
+
+def other_dataset(root: Path, difference: str) -> UserError:
+    """The error that the dataset at `root` is not the one that the command describes."""
+    return UserError(
+        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
+    )
+
+
+def refuse_other_generation(root: Path, group: str, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises UserError where generated rows differ from those of the dataset at `root`, by the keys of data.`group`."""
+    for key, value in given.items():
+        if recorded.get(key) != value:
+            raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")

@@ -1,0 +1,64 @@
+"""How many of the held-out rows' values train does not have, per feature."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.dataset.bags import unpack
+from data_prep.engine.job import Job
+from data_prep.io.arrays import open_array
+from data_prep.stages.split import BuiltShard
+
+MAX_ROWS = 1 << 20  # of train, whose ids are looked at where no vocabulary counts its unknown values
+
+
+def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]) -> dict[str, float] | None:
+    """Share of val's and test's values that are not in train, by feature.
+
+    With a vocabulary of train they are those without an id, less the share of such in train, which are rare or capped.
+
+    Returns:
+        None where that is not known: no held-out rows, bags in place of ids, or too many rows to look at.
+    """
+    train, held_out = ([shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False))
+    if job.bags is not None or not held_out:
+        return None
+    if job.rules.fitted_on_train and job.rules.order is not None:
+        known, new = (_unknown_share(job, shards, features) for shards in (train, held_out))
+        shares = np.maximum(new - known, 0)
+    elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
+        shares = _new_ids(job, train, held_out, features)
+    else:
+        return None
+    return dict(zip(features, shares.tolist(), strict=True))
+
+
+def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:
+    """The ids of each feature in a shard that is still in the work's directory, mapped."""
+    arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
+    ragged = job.schema.ragged
+    bags = iter(unpack(arrays["values"], arrays["offsets"], len(ragged)) if ragged else ())
+    single = iter(arrays["sparse"].T)
+    return [next(bags).ids if name in ragged else next(single) for name in features]
+
+
+def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[str]) -> NDArray[np.float64]:
+    unknown = np.sum([shard.unknown for shard in shards], axis=0)
+    values = np.sum([[len(ids) for ids in _columns(job, shard, features)] for shard in shards], axis=0)
+    return np.asarray(unknown / np.maximum(values, 1), np.float64)
+
+
+def _new_ids(
+    job: Job, train: Sequence[BuiltShard], held_out: Sequence[BuiltShard], features: Sequence[str]
+) -> NDArray[np.float64]:
+    """Share of the held-out ids that no row of train has."""
+    trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
+    for shard in train:
+        trained = [np.union1d(ids, more) for ids, more in zip(trained, _columns(job, shard, features), strict=True)]
+    new, total = np.zeros(len(features)), np.zeros(len(features))
+    for shard in held_out:
+        for number, ids in enumerate(_columns(job, shard, features)):
+            new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
+            total[number] += len(ids)
+    return np.asarray(new / np.maximum(total, 1), np.float64)

@@ -1,0 +1,223 @@
+"""Every key of preparation beside a dataset that is there: compared and recorded, or refused by its name."""
+
+import copy
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig
+from app.config.data import DataConfig, validate_data
+from app.data import prepare
+from common.cli import compose_config
+from common.errors import UserError
+from common.help import keys_of
+from data_prep.config import keys
+from data_prep.config.compose import CONFIG_DIRECTORY
+from data_prep.config.keys import IdDistribution, PrepConfig
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.once import made_once
+
+# Keys that decide the rows of the dataset `rows`: as it was made, and another value.
+COMPARED: dict[str, tuple[Any, Any]] = {
+    "encoding": ("vocabulary", "hash"),
+    "frequency_threshold": (2, 1),
+    "max_ind_range": (30, 31),
+    "max_categories": (None, 900),
+    "vocabulary_order": ("value", "frequency"),
+    "dense_transform": ("raw", "log1p"),
+    "split.method": ("random", "fraction"),
+    "split.held_out": (0.25, 0.5),
+    "split.seed": (7, 8),
+    "sampling.negative_drop_rate": (0.125, 0.5),
+    "sampling.seed": (5, 6),
+    "chunk_bytes": ("9000", "8000"),
+    "multi_hot.sizes": ("mlperf_v2", [2] * 26),
+    "multi_hot.distribution": ("pareto", "uniform"),
+    "multi_hot.seed": (3, 4),
+}
+# Keys of generators: compared with a dataset that one of them made, and without effect on any other.
+GENERATED = {"random", "trace", "synthetic", "synthetic_events"}
+# Keys that say what to make a dataset from, and with what: without effect where none is made.
+REFUSED: dict[str, Any] = {
+    "overwrite": True, "scheduler": "tcp://h:1", "workers": 2, "memory_budget": "3GiB", "schema": "s.yaml",
+    "days": [0], "remote.name": "x", "remote.days": 3, "remote.rows": 4, "remote.mirrors": ["http://h/x"],
+    "remote.sha256": {"x": "y"}, "remote.member": "x", "remote.also": {"x": ["y"]}, "remote.directory": "x",
+    "remote.tries": 7, "remote.pause": 3.5, "remote.timeout": 9.5,
+}  # fmt: skip
+OF_ITS_OWN = {"source", "raw", "path"}  # they make, or name, another dataset
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset for which no key is as by default."""
+
+    def make(directory: Path) -> None:
+        (directory / "day_0").write_bytes(oracle.make_rows(200, seed=0))
+        given = [f"data.{key}={value}" for key, (value, _) in COMPARED.items() if value is not None]
+        paths = [f"data.raw={directory}/day_0", f"data.path={directory}/out", "data.workers=1"]
+        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*paths, *given]).data)
+
+    return made_once(tmp_path_factory, "existing_rows", make) / "out"
+
+
+@pytest.fixture(scope="session")
+def random_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of data=random."""
+
+    def make(directory: Path) -> None:
+        given = ["data=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
+        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={directory}/out"]).data)
+
+    return made_once(tmp_path_factory, "existing_random_ids", make) / "out"
+
+
+def typed(key: str) -> str:
+    """The key as it is typed for `app.train`."""
+    return f"data.{'prep.' if key.startswith('multi_hot') else ''}{key}"
+
+
+@functools.cache
+def composed(*overrides: str) -> AppConfig:
+    return compose_config(AppConfig, CONFIG_DIR, overrides)
+
+
+def agreed(root: Path, *overrides: str, **given: Any) -> DataConfig:
+    """The configuration that a run on a dataset that is there records; `given`: keys, with __ in place of a dot."""
+    config = copy.deepcopy(composed(*overrides))
+    config.data.path = str(root)
+    for key, value in given.items():
+        group, _, name = key.rpartition("__")
+        if group == "synthetic":
+            config.data.synthetic = replace(config.data.synthetic, **{name: value})
+        elif group or not hasattr(config.data, name):
+            (config.data.prep.setdefault(group, {}) if group else config.data.prep)[name] = value
+        else:
+            setattr(config.data, name, value)
+    validate_data(config.data)
+    prepare.prepare(config.data)
+    manifest = load_manifest(root)
+    prepare.require_agreement(config.data, manifest)
+    in_force = prepare.in_force(config.data, manifest)
+    validate_data(in_force)  # as commands do that read a run's configuration
+    return in_force
+
+
+def recorded(config: DataConfig, key: str) -> Any:
+    """The value of a key in a run's configuration."""
+    value: Any = config.prep if key not in ("encoding", "frequency_threshold", "max_ind_range") else vars(config)
+    for name in key.split("."):
+        value = value.get(name)
+    return value
+
+
+def test_no_key_is_in_none_of_the_classes() -> None:
+    everything = {key for key, *_ in keys_of(keys.DataConfig)}
+    of_generators = {key for key in everything if key.partition(".")[0] in GENERATED}
+    assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN}
+
+
+@pytest.mark.parametrize("key", COMPARED)
+def test_a_key_of_the_rows_is_compared_and_recorded(rows: Path, key: str) -> None:
+    value, other = COMPARED[key]
+    more = {"multi_hot__sizes": "mlperf_v2"} if key in ("multi_hot.distribution", "multi_hot.seed") else {}
+    name = key.replace(".", "__")
+    if value is not None:
+        assert recorded(agreed(rows, **{**more, name: value}), key) in (value, list(oracle_sizes()))
+    shown = re.escape(f"{typed(key)}={other}: the dataset at data.path={rows} was made with ")
+    with pytest.raises(UserError, match=rf"{shown}.*, or {re.escape(typed(key))}=null to take it as it is"):
+        agreed(rows, **{**more, name: other})
+    assert recorded(agreed(rows, **{name: None}), key) in (value, list(oracle_sizes()))
+
+
+def oracle_sizes() -> tuple[int, ...]:
+    """MLPerf v2's ids per bag, as its reference lists them."""
+    return 3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
+    with pytest.raises(UserError, match=rf"{re.escape(typed(key))}=.*has no effect on the dataset at"):
+        agreed(rows, **{key.replace(".", "__"): REFUSED[key]})
+
+
+def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
+    values: dict[Any, Any] = {int: 77, float: 0.5, bool: True, str: "x", int | None: 77, float | None: 0.5}
+    values |= {str | None: "x", Any: [5], IdDistribution: "zipf"}
+    for key, owner, name, kind in keys_of(keys.DataConfig):
+        if key.partition(".")[0] not in GENERATED:
+            continue
+        value = values[kind]
+        assert value != getattr(owner(), name)
+        given = {key.replace(".", "__"): value}
+        with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*has no effect on the dataset"):
+            agreed(rows, **given)
+        if key.startswith("random."):
+            with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*: the dataset at .* was made with"):
+                agreed(random_ids, **given)
+    assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).prep["random"]["eval_rows"] == 4
+
+
+def test_nothing_given_records_what_was_in_force(rows: Path) -> None:
+    config = agreed(rows)
+    assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()} | {
+        "multi_hot.sizes": list(oracle_sizes())
+    }
+
+
+def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.vocabulary_order=first_appearance: the dataset at .* with value"):
+        agreed(rows, "recipe=deepspark_3day")
+    with pytest.raises(UserError, match=r"data\.dense_transform=log_float32: the dataset at .* with raw"):
+        agreed(rows, "recipe=deepspark_3day", "data.vocabulary_order=null")
+    nothing = ["data.vocabulary_order=null", "data.dense_transform=null", "data.sampling.negative_drop_rate=null"]
+    assert agreed(rows, "recipe=deepspark_3day", *nothing).prep["dense_transform"] == "raw"
+    agreed(rows, "recipe=amd_2026", "data.multi_hot.sizes=null")  # keys of its default_source only
+
+
+def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
+    """The values in a run's config.yaml, given to data_prep."""
+    config = agreed(rows)
+    config.raw, config.path = str(rows.parent / "day_0"), str(tmp_path / "again")
+    job = prepare._job(config)
+    assert job is not None
+    preprocess(job.data)
+    again, before = load_manifest(tmp_path / "again"), load_manifest(rows)
+    assert (again.encoding, again.splits) == (before.encoding, before.splits)
+
+
+FAST, SLOW = ["dlrm_kaggle"], ["amd_blog", "torchrec", "torchrec_fixed", "hash", "vocabulary"]
+
+
+@pytest.mark.parametrize("encoding", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
+    raw = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", f"data.encoding={encoding}"]
+    raw += ["data.max_ind_range=20"] if encoding == "hash" else []
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*raw, "data.workers=1"]).data)
+    config = agreed(tmp_path / "out")
+    config.raw = str(tmp_path / "day_0")
+    job = prepare._job(config)
+    assert job is not None
+    preprocess(job.data)  # it is done already
+
+
+def test_resources_may_change(rows: Path) -> None:
+    given = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, given).data)
+
+
+def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
+    given = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={tmp_path}/out"]).data)
+    config = agreed(tmp_path / "out")
+    assert (config.encoding, config.prep["synthetic_events"]["users"]) == (None, 20)
+    config.source = "synthetic_events"
+    validate_data(config)
+    with pytest.raises(UserError, match=r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"):
+        agreed(tmp_path / "out", synthetic_events__users=30)

@@ -1,0 +1,122 @@
+"""Held-out values that train does not have, and the defaults of a user's own table, which avoid losing anything."""
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data_prep.config.presets import resolve_rules
+from data_prep.dataset.format import Manifest
+from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.unseen import unseen_values
+from data_prep.encoding.dense import transform_dense
+from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split
+
+SPLITS = ("train", "val", "test")
+
+
+def ratings(directory: Path, *overrides: str, users: int = 60, each: int = 10) -> tuple[Manifest, NDArray[np.int64]]:
+    """A dataset of ratings sorted by user, as MovieLens publishes them, and its raw columns user, film, rating."""
+    rng = np.random.default_rng(3)
+    rows = np.array([(user, rng.integers(9), rng.integers(1, 6)) for user in range(users) for _ in range(each)])
+    text = "userId,movieId,rating\n" + "".join(f"{user},{film},{rating}\n" for user, film, rating in rows)
+    (directory / "ratings.csv").write_text(text)
+    (directory / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId]\n")
+    paths = [f"data.raw={directory}/ratings.csv", f"data.schema={directory}/ratings.yaml"]
+    return preprocess(config(*paths, f"data.path={directory}/out", *overrides)), rows
+
+
+FRACTION = "data.split.method=fraction"
+HASH = ("data.encoding=hash", "data.max_ind_range=1000")
+
+
+@pytest.mark.parametrize("overrides", [(FRACTION,), (FRACTION, *HASH)], ids=["vocabulary", "hash"])
+def test_a_column_of_new_values_is_named_with_the_split_that_helps(
+    tmp_path: Path, overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, rows = ratings(tmp_path, *overrides)
+    train = manifest.splits["train"].rows
+    values = np.array([zlib.crc32(b"%d" % user) for user in rows[:, 0]])
+    values %= 1000 if overrides[1:] else 2**32  # hashed values may meet those of others
+    share = float(np.mean(~np.isin(values[train:], values[:train])))
+    assert share > 0.5
+    assert manifest.extra["unseen_in_train"] == {"userId": pytest.approx(share), "movieId": 0.0}
+    sentence = unseen_values(manifest)
+    assert sentence is not None
+    assert sentence.startswith(f"of the values of val and test these shares are not in train: userId ({share:.0%});")
+    assert "data.split.method=random" in sentence
+    assert f"{tmp_path}/out: warning: {sentence}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("overrides", [(), HASH], ids=["vocabulary", "hash"])
+def test_the_default_split_of_an_own_table_is_random(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    manifest, _ = ratings(tmp_path, *overrides)
+    assert manifest.encoding["split"] == "random"
+    assert unseen_values(manifest) is None
+    assert max(manifest.extra["unseen_in_train"].values()) < 0.05
+
+
+def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: Path) -> None:
+    manifest, _ = ratings(tmp_path, users=400, each=1)
+    sentence = unseen_values(manifest)
+    assert sentence is not None
+    assert "userId (100%)" in sentence
+    assert "no split helps" in sentence
+
+
+def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
+    """With a threshold above every user's rows they have no id in train either; movies are common."""
+    manifest, _ = ratings(tmp_path, "data.frequency_threshold=12")
+    assert manifest.extra["unseen_in_train"] == {"userId": 0.0, "movieId": 0.0}
+
+
+def test_the_defaults_follow_from_the_schema_alone() -> None:
+    """Not from the number of files; Criteo's stay as published."""
+    for files in (1, 3):
+        own = resolve_rules(config("data.path=x", "data.raw=y", "data.schema=z"), files)
+        assert (own.split.value, own.dense.value) == ("random", "signed_log1p")
+    criteo = [resolve_rules(config("data.path=x", "data.raw=y"), files) for files in (1, 3)]
+    assert [(rules.split.value, rules.dense.value) for rules in criteo] == [
+        ("fraction", "log1p"),
+        ("last_day", "log1p"),
+    ]
+
+
+def test_negative_numbers_of_an_own_table_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = np.random.default_rng(0).standard_normal(200).round(4)
+    text = "label,x,u\n" + "".join(f"{i % 2},{number},{i % 5}\n" for i, number in enumerate(numbers))
+    (tmp_path / "rows.csv").write_text(text)
+    (tmp_path / "schema.yaml").write_text("label: label\ndense: [x]\nsparse: [u]\n")
+    given = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", FRACTION]
+    preprocess(config(*given, f"data.path={tmp_path}/out"))
+    dense = np.concatenate([load_split(tmp_path / "out", split)[1][:, 0] for split in SPLITS])
+    assert dense.tolist() == (np.sign(numbers) * np.log(1 + np.abs(numbers))).astype(np.float32).tolist()
+    assert "negative numbers" not in capsys.readouterr().err
+    preprocess(config(*given, f"data.path={tmp_path}/cut", "data.dense_transform=log1p"))
+    assert (
+        "negative numbers of x are 0 by data.dense_transform=log1p; signed_log1p keeps them" in capsys.readouterr().err
+    )
+
+
+def test_counts_have_the_same_values_as_before() -> None:
+    counts = np.array([[0.0, 1.0, 2.5, 65_536.0, 1e9]])
+    new, old = (transform_dense(counts, way) for way in (DenseTransform.signed_log1p, DenseTransform.log1p))
+    np.testing.assert_array_equal(new, old)
+
+
+def test_unknown_values_are_not_counted_where_the_cap_gives_others_their_id(tmp_path: Path) -> None:
+    """Ids are taken modulo the cap, so that id 1 is of rare values and of others too."""
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(80, seed=day))
+    raw = [f"data.raw={tmp_path}/day_?", "data.encoding=torchrec", "data.frequency_threshold=3"]
+    capped = preprocess(config(*raw, f"data.path={tmp_path}/capped", "data.max_ind_range=20"))
+    assert (load_split(tmp_path / "capped", "train")[2] == 1).any()
+    assert capped.extra["out_of_vocabulary"] is None
+    whole = preprocess(config(*raw, f"data.path={tmp_path}/whole"))
+    assert whole.extra["out_of_vocabulary"]["train"] == {
+        f"cat_{i}": int(count) for i, count in enumerate((load_split(tmp_path / "whole", "train")[2] == 1).sum(axis=0))
+    }
