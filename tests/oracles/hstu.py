@@ -99,7 +99,7 @@ def _shown(before: list[Event], sizes: Sizes) -> list[Event]:
 def logit(
     sample: Sample, ids: dict[str, list[int]], context: list[str], parameters: Parameters, sizes: Sizes
 ) -> Tensor:
-    """The logit of a sample whose ids are given by table: one of each context, of others the history's, then its own."""
+    """The logit of a sample with these ids by table: of each context one, of others the history's, then its own."""
     p, event, history = parameters, sample.event, sample.history
     query = history[-1].time if history else event.time
     rows = {name: p[name][torch.tensor(numbers)] for name, numbers in ids.items()}
