@@ -56,7 +56,7 @@ def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> d
         pairs, area = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
         auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
         above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
-        squares = (float(number @ (share - auc) ** 2) for number, share in ((positives, above), (negatives, below)))
+        squares = float(positives @ (above - auc) ** 2), float(negatives @ (below - auc) ** 2)
         standard_error = _standard_error(*squares, num_positive, num_negative)
     return {
         **_from_sums(sums),

@@ -52,7 +52,7 @@ class OracleDLRM:
         loss.backward()
         if self.max_grad_norm is not None:
             gradients = [value.grad for value in self._dense if value.grad is not None]
-            norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))
+            norm = torch.stack([(gradient**2).sum() for gradient in gradients]).sum().sqrt()
             if norm > self.max_grad_norm:
                 for gradient in gradients:
                     gradient.mul_(self.max_grad_norm / norm)

@@ -29,10 +29,11 @@ def t_test(first: Values, second: Values, is_paired: bool) -> tuple[float, float
     """Mean of second less first, its 95% interval, and the two-sided p: paired, or Welch's (1947)."""
     if is_paired:
         differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-        mean, error, degrees = differences.mean(), differences.std(ddof=1) / len(differences) ** 0.5, len(first) - 1.0
+        mean, error = float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5
+        degrees = len(first) - 1.0
     else:
-        parts = [np.var(values, ddof=1) / len(values) for values in (first, second)]
-        mean, error = np.mean(second) - np.mean(first), np.sqrt(sum(parts))
+        parts = [float(np.var(values, ddof=1)) / len(values) for values in (first, second)]
+        mean, error = float(np.mean(second) - np.mean(first)), sum(parts) ** 0.5
         degrees = sum(parts) ** 2 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
-    reach = stats.t.ppf(0.975, degrees) * error
-    return float(mean), float(mean - reach), float(mean + reach), float(2 * stats.t.sf(abs(mean / error), degrees))
+    reach = float(stats.t.ppf(0.975, degrees)) * error
+    return mean, mean - reach, mean + reach, float(2 * stats.t.sf(abs(mean / error), degrees))

@@ -42,6 +42,17 @@ def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("decimals", [None, 1])
+def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:
+    logits, labels = _case(11, 3_000_000, decimals)
+    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    expected = {"auc": sk.roc_auc_score(labels, logits), "logloss": sk.log_loss(labels, preds),
+                "pr_auc": sk.average_precision_score(labels, logits)}  # fmt: skip
+    found = click_metrics(logits, labels)
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+
+
 def test_calibration_error_equals_torchmetrics() -> None:
     logits, labels = _case(3, 5_000, None)
     preds = torch.sigmoid(torch.from_numpy(logits))

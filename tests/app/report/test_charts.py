@@ -1,10 +1,12 @@
 """Long lines are thinned without losing an extreme."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from app.report.charts import thin_line
+from app.report.charts import thin_line, wilson
 
 
 @settings(max_examples=30)
@@ -33,3 +35,11 @@ def test_what_was_not_measured_is_left_out_of_a_thinned_line_only() -> None:
     x, y = thin_line(range(5000), [None] * 4000 + [1.0] * 1000)
     assert (x[0], y[0]) == (4000, 1.0)
     assert None not in y
+
+
+@settings(max_examples=50)
+@given(samples=st.integers(1, 10**9), part=st.floats(0, 1))
+def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
+    positives = round(part * samples)
+    interval = stats.binomtest(positives, samples).proportion_ci(method="wilson")
+    assert wilson(positives / samples, samples) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)

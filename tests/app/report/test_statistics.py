@@ -62,6 +62,18 @@ def test_drawn_samples_are_tested_as_defined(size: int, scale: float) -> None:
     assert tuple(welch(first, more)) == pytest.approx(t_test(first, more, is_paired=False), rel=1e-9)
 
 
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 9), (1_000, 50_000)])
+@pytest.mark.parametrize("scale", [1e-9, 1.0])
+def test_the_interval_of_drawn_speeds_is_welchs_of_their_logarithm(sizes: tuple[int, int], scale: float) -> None:
+    """By the delta method a mean divided by the sample's mean has the logarithm's variance."""
+    rng = np.random.default_rng(sizes[1])
+    first, second = scale * rng.uniform(1, 1.3, sizes[0]), scale * rng.uniform(0.4, 0.7, sizes[1])
+    theirs = stats.ttest_ind(first / first.mean(), second / second.mean(), equal_var=False).confidence_interval(0.95)
+    ratio = first.mean() / second.mean()
+    expected = (ratio, ratio * np.exp(theirs.low), ratio * np.exp(theirs.high))
+    assert tuple(speed_ratio(first, second)) == pytest.approx(expected, rel=1e-9)
+
+
 @given(st.lists(st.tuples(st.floats(0.6, 0.9), st.floats(0.6, 0.9)), min_size=2, max_size=8))
 def test_paired_is_scipys(pairs: list[tuple[float, float]]) -> None:
     first, second = ([round(pair[side], 6) for pair in pairs] for side in (0, 1))

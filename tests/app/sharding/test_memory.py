@@ -55,7 +55,7 @@ def resolved(name: str, devices: int) -> TopologyConfig:
 
 def live_bytes(this: session.Session) -> int:
     """Of tables, their optimizers' state, their gradients, pooled vectors and ids as FBGEMM has them (int64)."""
-    (batch,) = list(this.split("train").train_batches(ROWS, 0, 0, 0))[:1]  # type: ignore[union-attr]
+    (batch,) = list(this.split("train").train_batches(ROWS, 0, 0, 0))[:1]
     this.optimizer.zero_grad()
     pooled = this.model.module.sparse_arch.bags(batch.sparse_features).values()
     pooled.sum().backward()
@@ -72,7 +72,7 @@ def live_bytes(this: session.Session) -> int:
     }
     states = {id(weight): state for _, keyed in this.optimizer.optimizers for weight, state in keyed.state.items()}
     for weight in replicated.values():
-        total += weight.nbytes + weight.grad.nbytes
+        total += tensor_bytes(each for each in (weight, weight.grad) if each is not None)
         total += tensor_bytes(state for state in states[id(weight)].values() if state.numel() > 1)
     return total
 

@@ -130,15 +130,14 @@ def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
     rng = np.random.default_rng(seed)
     base, warmup = float(rng.uniform(1e-3, 9)), int(rng.integers(1, 30))
     start, decay, end = warmup + int(rng.integers(0, 9)), int(rng.integers(1, 40)), float(rng.uniform(0, 1))
-    lengths: dict[str, Any] = {"warmup_steps": warmup, "decay_start_step": start, "decay_steps": decay}
+    keys: dict[str, Any] = {"warmup_steps": warmup, "decay_start_step": start, "decay_steps": decay}
     if name is ScheduleName.constant:
-        lengths = {}
+        keys = {}
     elif name is ScheduleName.warmup:
-        lengths = {"warmup_steps": warmup}
+        keys = {"warmup_steps": warmup}
     elif name is ScheduleName.cosine:
-        lengths["end_factor"] = end
-    config = ScheduleConfig(name, **lengths)
+        keys["end_factor"] = end
+    config = ScheduleConfig(name, **keys)
     found = [learning_rate(base, config, step) for step in range(120)]
-    given = {"warmup": config.warmup_steps, "start": config.decay_start_step, "decay": config.decay_steps,
-             "end": config.end_factor}  # fmt: skip
-    assert found == pytest.approx(rates(name.value, base, 120, **given), rel=1e-12)
+    lengths = (config.warmup_steps, config.decay_start_step, config.decay_steps, config.end_factor)
+    assert found == pytest.approx(rates(name.value, base, 120, *lengths), rel=1e-12)
