@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform", "compile")
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their effects are compared by LAYOUT
+# Set by torchrun or instead of it: their effects are compared by LAYOUT.
+BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 
