@@ -145,12 +145,12 @@ def adopt_evaluations(
             f"give eval.split={last['split']} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
-    there = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
     candidates = [one for one in evaluations if last is not None and one.get("split") == last.get("split")]
     ranked = [{"step": one["step"], "auc": one["auc"]} for one in candidates if one.get("auc") is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one["step"]) in there]
+        ranked = [one for one in ranked if checkpoint_name(one["step"]) in kept]
     best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
     summary = read_summary(directory.path) or {"steps": -1}
     ended_here = summary["steps"] == state.step and summary["status"] != "failed"
