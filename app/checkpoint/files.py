@@ -37,6 +37,7 @@ KINDS_IN_STATE: tuple[tuple[type, tuple[str, ...]], ...] = (  # keys that every 
     (dict, ("seconds", "layout", "fingerprint")),
     (str, ("dataset", "dataset_digest")),
 )
+KEYS_OF_LAYOUT = ("processes", "threads", "platform", "sharding")
 
 
 @dataclass
@@ -195,12 +196,21 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise _damaged(path, error) from error
     if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
         raise _damaged(path, f"no key {FILES!r}")
-    missing = [key for kind, keys in KINDS_IN_STATE for key in keys if not isinstance(state.get(key), kind)]
-    if missing:
+    if missing := _missing_keys(state):
         raise _damaged(path, f"no key {missing[0]!r}, or of another kind")
     if summed is None and state.get(FORMAT) is not None:
         raise _damaged(path, f"{STATE_SUM} is missing")
     return state
+
+
+def _missing_keys(state: dict[str, Any]) -> list[str]:
+    """Keys that a state lacks, or that are of another kind: damage shows so where there is no checksum."""
+    missing = [key for kind, keys in KINDS_IN_STATE for key in keys if not isinstance(state.get(key), kind)]
+    for key in ("evaluation", "best"):
+        result = state.get(key, {})
+        if result is not None and not (isinstance(result, dict) and {"step", "auc"} <= result.keys()):
+            missing.append(key)
+    return missing or [f"layout.{key}" for key in KEYS_OF_LAYOUT if key not in state["layout"]]
 
 
 def _damaged(path: Path, reason: object) -> UserError:

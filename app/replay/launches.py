@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform", "compile")
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")  # their effects are compared by LAYOUT
+# Set by torchrun or instead of it: their effects are compared by LAYOUT.
+BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 
@@ -35,12 +36,14 @@ def changes(launches: list[Launch], now: Mapping[str, Any]) -> tuple[list[str], 
     now: a manifest's content for the replay. The second is the last step before which nothing differs, None if nothing
     does at all.
     """
-    found: dict[str, list[Launch]] = {}
+    by_line: dict[str, list[Launch]] = {}
     for launch in launches:
         for line in [ANOTHER_RUN] if launch.manifest is None else _changes(launch.manifest, now):
-            found.setdefault(line, []).append(launch)
-    until = min((launch.start for those in found.values() for launch in those), default=None)
-    return [line if those == launches else f"{_steps(those)}: {line}" for line, those in found.items()], until
+            by_line.setdefault(line, []).append(launch)
+    until = min((launch.start for affected in by_line.values() for launch in affected), default=None)
+    return [
+        line if affected == launches else f"{_steps(affected)}: {line}" for line, affected in by_line.items()
+    ], until
 
 
 def _steps(launches: list[Launch]) -> str:

@@ -77,6 +77,7 @@ def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordCom
                 differences.append(Difference(where, name, value, again[name], size))
     if not compared:
         raise UserError(f"run={then}: {METRICS} has no losses to compare")
+    skipped.update(name for name in NOT_COMPARED if name in (read_summary(then) or {}))
     return RecordComparison(differences, compared, sorted(skipped))
 
 

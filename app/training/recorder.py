@@ -60,12 +60,10 @@ class Recorder:
         """
         lap, runtime = self.energy.lap(), self._session.runtime
         counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
-        mine = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
-        everyones = np.stack(runtime.gather(mine))
-        if np.isfinite(everyones).all():
-            self._state.count(
-                Measured(joules=float(everyones[:, 0].sum()), energy_seconds=float(everyones[:, 1].max()))
-            )
+        energy = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
+        energies = np.stack(runtime.gather(energy))
+        if np.isfinite(energies).all():
+            self._state.count(Measured(joules=float(energies[:, 0].sum()), energy_seconds=float(energies[:, 1].max())))
 
     def start(self, step: int) -> None:
         """Start the progress display and the energy meter; `step` steps were done before."""

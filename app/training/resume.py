@@ -145,34 +145,35 @@ def adopt_evaluations(
             f"give eval.split={last['split']} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
-    there = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
     candidates = [one for one in evaluations if last is not None and one.get("split") == last.get("split")]
     ranked = [{"step": one["step"], "auc": one["auc"]} for one in candidates if one.get("auc") is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one["step"]) in there]
+        ranked = [one for one in ranked if checkpoint_name(one["step"]) in kept]
     best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
+    summary = read_summary(directory.path) or {"steps": -1}
+    ended_here = summary["steps"] == state.step and summary["status"] != "failed"
     steps = [(one or {"step": -1})["step"] for one in (last, state.evaluation)]
-    if steps[0] != state.step or steps[1] == state.step:
-        return Adopted(last, best, False, 0.0, 0.0, seconds)
-    return Adopted(last, best, True, *_spent_after_saving(state, directory.path, seconds))
-
-
-def _spent_after_saving(state: RunState, run: Path, seconds: dict[str, float]) -> tuple[float, float, dict[str, float]]:
-    """Joules of the evaluation of a state that was saved before, their seconds, and all seconds spent until then."""
-    summary = read_summary(run) or {"steps": -1}
+    after_saving = steps[0] == state.step != steps[1]
     events = [
-        event for kind in ("eval", "eval_train") for event in read_events(run, kind) if event["step"] == state.step
+        event
+        for kind in ("eval", "eval_train")
+        for event in read_events(directory.path, kind)
+        if after_saving and event["step"] == state.step
     ]
     spent = sum(event.get("eval_seconds", 0.0) for event in events)
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
-    if summary["steps"] == state.step and summary["status"] != "failed":  # it knows the writing of the checkpoint too
-        seconds = summary["seconds"]
-    measured = [event["measured"] for event in events if "measured" in event]
-    if not measured:  # of an older version
-        return 0.0, 0.0, seconds
+    energy = _energy_after_saving(state, [event["measured"] for event in events if "measured" in event])
+    return Adopted(last, best, after_saving, *energy, summary["seconds"] if ended_here else seconds)
+
+
+def _energy_after_saving(state: RunState, measured: list[dict[str, Any]]) -> tuple[float, float]:
+    """Joules that events after a checkpoint's saving add to it, and their seconds; older events have none."""
+    if not measured:
+        return 0.0, 0.0
     joules, metered = (sum(one[key] for one in measured) for key in ("joules", "energy_seconds"))
-    return joules - state.unreported.joules, metered - state.unreported.energy_seconds, seconds
+    return joules - state.unreported.joules, metered - state.unreported.energy_seconds
 
 
 def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[dict[str, Any]]:

@@ -131,8 +131,8 @@ class StepWindow:
 
     def _on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
         """The seconds of sampled steps by phase, the most that a process took for each; a collective call."""
-        mine = np.array([phases.get(name, 0.0) for name in PHASES])
-        most = np.max(self._runtime.gather(mine), axis=0).tolist()
+        seconds = np.array([phases.get(name, 0.0) for name in PHASES])
+        most = np.max(self._runtime.gather(seconds), axis=0).tolist()
         return Measured(phase_steps=steps, phases=dict(zip(PHASES, most, strict=True)) if steps else {})
 
     def _require_finite(self, checks: NDArray[np.float32]) -> None:

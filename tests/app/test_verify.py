@@ -74,6 +74,31 @@ def test_another_number_of_processes_is_within_tolerance(run_app: Command, datas
     assert "world_size: 2 then, 1 now" in report["changed_since"]
 
 
+@pytest.mark.slow
+def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, dataset: Path) -> None:
+    """Two processes, then one: a replay by two has the bits of the first part, and says so."""
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=run",
+        "sharding.types=row_wise",
+        "checkpoint.keep=9",
+        "train.eval_every_steps=5",
+    ]
+    for steps, processes in ((10, 2), (20, 1)):
+        assert run_app("train", *overrides, f"train.max_steps={steps}", processes=processes).returncode == 0
+    result = run_app("verify", "run=runs/run", processes=2)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["verdict"] == "equal within tolerance"
+    assert report["bits_can_be_equal_until"] == 10
+    assert report["changed_since"] == ["steps from 11 on: world_size: 1 then, 2 now"]
+    assert report["losses"]["first_step"] > 10
+    assert report["tensors_at_step"] > 10
+    assert 10 in report["compared_at"]
+    assert "no recorded condition has changed" not in result.stderr
+
+
 def test_another_dataset_is_refused_before_anything_is_replayed(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +219,7 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path) -> None
 def _length(train: TrainConfig) -> RunLength:
     """Of a run over all of Yambda's samples."""
     steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
-    return RunLength(steps, steps, replace(train, eval_every_steps=every), first)
+    return RunLength(steps, steps, train, first, every)
 
 
 def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:

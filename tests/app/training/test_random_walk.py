@@ -50,7 +50,7 @@ class Walk:
 
     def __init__(self, base: list[str], execute: Execute, rng: random.Random, most_processes: int) -> None:
         self.base, self.execute, self.rng, self.most_processes = base, execute, rng, most_processes
-        self.asked = {"x": 6, "y": 6}  # the steps last asked for
+        self.lengths = {"x": 6, "y": 6}  # the steps last asked for
         self.best: dict[str, float] = {}  # the AUC of the best after the last part that was not killed
         self.done: list[str] = []
         assert execute([*base, "run.name=whole", f"train.max_steps={MOST_STEPS}"], "", 1) == "completed"
@@ -63,7 +63,7 @@ class Walk:
         newest = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)[-1]
         return files.read(newest).arrays["losses"]
 
-    def steps_there(self, name: str) -> list[int]:
+    def saved_steps(self, name: str) -> list[int]:
         whole = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
         return [int(path.name.removeprefix("step_")) for path in whole]
 
@@ -73,14 +73,14 @@ class Walk:
     def part(self) -> None:
         """One command, at random, on one of the runs."""
         name = self.rng.choice("xy")
-        there, other = self.steps_there(name), "y" if name == "x" else "x"
+        saved, other = self.saved_steps(name), "y" if name == "x" else "x"
         kinds = ["extend"] * 3 + ["repeat", "over"]
-        if there:
+        if saved:
             kinds += ["shorten", "back", "another split", "never"]
-        if self.steps_there(other):
+        if self.saved_steps(other):
             kinds += ["redirect"]
         kind = self.rng.choice(kinds)
-        start, given = self._start(kind, there, other)
+        start, given = self._start(kind, saved, other)
         steps = self._length(kind, name, start)
         fault = ""
         if kind not in ("shorten", "another split", "never") and self.rng.random() < 0.7:
@@ -90,34 +90,34 @@ class Walk:
         settings = [f"run.name={name}", f"train.max_steps={steps}", *given, *self._settings()]
         processes = self.rng.randint(1, self.most_processes)
         self.done.append(f"{kind} {' '.join(settings)} {fault} on {processes}")
-        before, known = contents(Path("runs")), self._known(name, kind, start, there)
+        before, known = contents(Path("runs")), self._known(name, kind, start, saved)
         status = self.execute([*self.base, *settings], fault, processes)
         self._check_refusals(kind, name, status, before)
         if status in ("completed", "interrupted"):
-            self.asked[name] = steps
+            self.lengths[name] = steps
             self._check(name, start, known, kind)
         elif status == "killed" and kind in ("over", "redirect", "back"):
             self.best.pop(name, None)
 
-    def _start(self, kind: str, there: list[int], other: str) -> tuple[int, list[str]]:
+    def _start(self, kind: str, saved: list[int], other: str) -> tuple[int, list[str]]:
         """The step that this part starts from, and the overrides that say so."""
         checkpoints = Path("runs") / ("x" if other == "y" else "y") / files.CHECKPOINTS
         if kind == "back":
-            step = self.rng.choice(there)
+            step = self.rng.choice(saved)
             path = checkpoints / files.checkpoint_name(step)
             return step, [f"checkpoint.resume={path}", "checkpoint.overwrite=true"]
         if kind == "redirect":
-            return self.steps_there(other)[-1], [f"checkpoint.resume=runs/{other}", "checkpoint.overwrite=true"]
+            return self.saved_steps(other)[-1], [f"checkpoint.resume=runs/{other}", "checkpoint.overwrite=true"]
         if kind == "over":
             return 0, ["checkpoint.resume=never", "checkpoint.overwrite=true"]
         given = {"never": ["checkpoint.resume=never"], "another split": ["eval.split=test"]}
-        return max(there, default=0), given.get(kind, [])
+        return max(saved, default=0), given.get(kind, [])
 
     def _length(self, kind: str, name: str, start: int) -> int:
         if kind == "shorten":
             return self.rng.randint(1, max(1, start - 1))
-        if kind == "repeat" and self.asked[name] >= start:
-            return self.asked[name]
+        if kind == "repeat" and self.lengths[name] >= start:
+            return self.lengths[name]
         return min(MOST_STEPS, start + self.rng.randint(0 if start and self.rng.random() < 0.2 else 1, 8))
 
     def _settings(self) -> list[str]:
@@ -131,11 +131,11 @@ class Walk:
             f"checkpoint.asynchronous={choose(['true', 'false'])}",
         ]
 
-    def _known(self, name: str, kind: str, start: int, there: list[int]) -> dict[int, float]:
-        """Evaluations that count at the start: of this run's steps up to there that have checkpoints."""
+    def _known(self, name: str, kind: str, start: int, saved: list[int]) -> dict[int, float]:
+        """Evaluations that count at the start: of this run's steps up to it that have checkpoints."""
         if kind in ("over", "redirect") or not (self.directory(name) / "metrics.jsonl").exists():
             return {}
-        return {step: auc for step, auc in self.evaluations(name).items() if step <= start and step in there}
+        return {step: auc for step, auc in self.evaluations(name).items() if step <= start and step in saved}
 
     def _check_refusals(self, kind: str, name: str, status: str, before: dict[str, str]) -> None:
         """What had to be refused was, and nothing else; neither it nor what had nothing to do changed a byte."""
@@ -152,8 +152,8 @@ class Walk:
 
     def _check(self, name: str, start: int, known: dict[int, float], kind: str) -> None:
         run, figures = self.directory(name), summary(self.directory(name))
-        there, aucs = self.steps_there(name), self.evaluations(name)
-        assert figures["steps"] == there[-1]
+        saved, aucs = self.saved_steps(name), self.evaluations(name)
+        assert figures["steps"] == saved[-1]
         new = {step: auc for step, auc in aucs.items() if step > start or step not in known}
         new = {step: auc for step, auc in new.items() if step >= start}
         counted = {**known, **new}
@@ -176,7 +176,7 @@ class Walk:
             assert figures["eval"]["step"] == figures["steps"]
         windows = [(event["step"] - event["steps"], event["step"]) for event in events(run, "train")]
         assert all(a[1] == b[0] for a, b in itertools.pairwise(windows)), windows
-        np.testing.assert_allclose(self.losses_of(name), self.losses[: there[-1]], rtol=1e-5)
+        np.testing.assert_allclose(self.losses_of(name), self.losses[: saved[-1]], rtol=1e-5)
 
 
 def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:

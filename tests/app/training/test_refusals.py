@@ -1,7 +1,9 @@
 """What a command refuses changes no file: neither of a run that is there, nor of a dataset, nor anything new."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +95,23 @@ def place(here: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "refusals", make)
 
 
-@pytest.mark.parametrize("case", REFUSED)
+FAST = (
+    "a shorter run",
+    "another rate",
+    "a start elsewhere",
+    "no space, back",
+    "no such checkpoint, and no data yet",
+    "a foreign directory",
+    "evaluate another run's checkpoint",
+    "verify on other data",
+)
+
+
+def _cases(of: Mapping[str, list[str]]) -> list[Any]:
+    return [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in of]
+
+
+@pytest.mark.parametrize("case", _cases(REFUSED))
 def test_a_refusal_changes_nothing(
     case: str, here: Runtime, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +148,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("case", COMMANDS)
+@pytest.mark.parametrize("case", _cases(COMMANDS))
 def test_a_refusal_of_another_command_changes_nothing(
     case: str, here: Runtime, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
