@@ -1,0 +1,1 @@
+"""Naive programs that results are compared with."""
