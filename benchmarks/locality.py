@@ -71,7 +71,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         found, seconds = timed(lambda ids=ids: profile_of(ids, rows))
         one, ten = (int(np.searchsorted(BIN_STARTS[1:], profile.distinct * share)) for share in (0.01, 0.1))
         results.setdefault(name, {}).update(
-            distances_per_s=round(count / seconds), distinct=found.distinct, ks=distance_between(profile, found),
+            distances_per_s=round(count / seconds), distinct=found.distinct,
+            ks=distance_between([profile], [found]).high,
             lru_1_percent=float(found.hit_rates()[one]), lru_10_percent=float(found.hit_rates()[ten]),
             sets_of_32=hits_in_sets(ids, np.full((cached // WAYS, WAYS), -1, np.int64)) / count,
         )  # fmt: skip
@@ -96,7 +97,7 @@ def moving_zipf(rng: np.random.Generator, arguments: argparse.Namespace) -> NDAr
 
 def profile_of(ids: NDArray[np.int32], rows: int) -> TableProfile:
     """The profile of one trace."""
-    profiler = Profiler(rows)
+    profiler = Profiler(rows, exact=True)
     for start in range(0, len(ids), 1 << 16):
         profiler.feed(ids[start : start + (1 << 16)])
     return profiler.profile

@@ -4,10 +4,11 @@
 
 ONE and TWO are datasets, profiles (.npz) or text traces with the same tables. Of each table it prints the
 Kolmogorov-Smirnov distance of the stack distances, which is the greatest difference in the hit rate of an LRU cache
-of any size.
+of any size. A profile has distances from 256 on in bins: the distance to it is then one of a range.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.io.atomic import write_atomically
 from data_prep.traces.accesses import profile_accesses
-from data_prep.traces.histogram import BIN_STARTS, TableProfile, distance_between, joint_hit_rates
+from data_prep.traces.histogram import BIN_STARTS, KSDistance, TableProfile, distance_between, joint_hit_rates
 from data_prep.traces.svg import Line, line_chart
 
 
@@ -28,25 +29,30 @@ def main(config: PrepConfig) -> int:
     refuse_unused(config, ("locality.trace", "locality.other", "locality.split", "locality.plot"))
     chosen = config.locality
     one, other = required("locality.trace", chosen.trace), required("locality.other", chosen.other)
-    sides = {str(source): profile_accesses(source, chosen.split, usable_cpus())[0] for source in (one, other)}
-    first, second = sides[str(one)], sides[str(other)]
+    first, second = (profile_accesses(source, chosen.split, usable_cpus(), True)[0] for source in (one, other))
+    sides = {str(one): first, str(other): second}
     if list(first) != list(second):
         raise UserError(
             f"locality.other={other}: its tables are {list(second)}, not {list(first)}; compare like traces"
         )
     print(f"{'table':>12} {'accesses':>12} {'accesses':>12} {'distinct':>12} {'distinct':>12}  KS distance")
-    distances = []
+    distances: list[KSDistance] = []
     for name, a in first.items():
         b = second[name]
-        distances.append(distance_between(a, b))
+        distances.append(distance_between([a], [b]))
         counts = (a.accesses, b.accesses, a.distinct, b.distinct)
-        print(f"{name:>12} {' '.join(f'{count:>12,}' for count in counts)}  {distances[-1]:.5f}")
-    together = float(np.abs(joint_hit_rates(list(first.values())) - joint_hit_rates(list(second.values()))).max())
-    print(f"largest of {len(first)} tables: {max(distances):.5f}; of all accesses together: {together:.5f}")
+        print(f"{name:>12} {' '.join(f'{count:>12,}' for count in counts)}  {distances[-1]}")
+    together = distance_between(list(first.values()), list(second.values()))
+    print(f"largest of {len(first)} tables: {largest(distances)}; of all accesses together: {together}")
     if chosen.plot is not None:
         write_atomically(Path(chosen.plot), plot(sides).encode())
         print(f"{chosen.plot}: hit rates of LRU caches")
     return EXIT_DONE
+
+
+def largest(distances: Sequence[KSDistance]) -> KSDistance:
+    """The largest of several distances."""
+    return KSDistance(max(each.low for each in distances), max(each.high for each in distances))
 
 
 def plot(sides: dict[str, dict[str, TableProfile]]) -> str:

@@ -22,6 +22,7 @@ MLPERF_V2_TABLES = (
     976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
 )  # fmt: skip
 TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
+ZIPF_VERSION = 2  # of its ids; before, they were a continuous law's numbers rounded down
 DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
 
 
@@ -44,6 +45,8 @@ class RandomRows:
         self.schema = Schema("label", dense, tuple(names), ragged)
         self.num_embeddings = dict(zip(names, self._tables, strict=True))
         settings = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(config).items()}
+        if config.distribution is IdDistribution.zipf:
+            settings["version"] = ZIPF_VERSION
         self.encoding: dict[str, Any] = {"name": "random", "random": settings}
         self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
         self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._sizes)) + 8.0 * sum(self._is_ragged)
@@ -85,10 +88,34 @@ def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, co
     exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
     if config.distribution is IdDistribution.pareto:
         return (np.minimum(rng.pareto(exponent, count), 2.0**62).astype(np.int64) % table_rows).astype(np.int32)
-    power = 1.0 - exponent  # the inverse of the distribution of a continuous bounded power law
-    span = (table_rows + 1.0) ** power - 1.0
-    numbers = (span * rng.random(count) + 1.0) ** (1.0 / power)
-    return np.minimum(numbers.astype(np.int64) - 1, table_rows - 1).astype(np.int32)
+    return _zipf_ids(rng, exponent, table_rows, count)
+
+
+def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count: int) -> NDArray[np.int32]:
+    """Ids [count] of which k comes with a probability in proportion to (k + 1) ** -exponent, exactly.
+
+    Rejection-inversion after Hörmann and Derflinger (1996), for tables of any size: a number x from the continuous law
+    is rounded to k, and taken again where it lies in the part of [k - 1/2, k + 1/2] that k is too rare for.
+    """
+    power = 1.0 - exponent
+
+    def area(x: Any) -> Any:
+        return (x**power - 1.0) / power
+
+    def inverse(y: Any) -> Any:
+        return (1.0 + y * power) ** (1.0 / power)
+
+    first, last = area(1.5) - 1.0, area(table_rows + 0.5)
+    always = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x not further below k than this is always taken
+    ids, left = np.empty(count, np.int32), np.arange(count)
+    while len(left):
+        under = last + rng.random(len(left)) * (first - last)
+        x = inverse(under)
+        k = np.clip(np.rint(x), 1, table_rows)
+        taken = (k - x <= always) | (under >= area(k + 0.5) - k**-exponent)
+        ids[left[taken]] = k[taken].astype(np.int64) - 1
+        left = left[~taken]
+    return ids
 
 
 def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:

@@ -29,8 +29,9 @@ CALIBRATION_BLOCK = 2**31 - 1  # its random numbers are those of no real block
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-MAX_INTERCEPT = 30.0
-TINY = 1e-9  # where there is nothing to scale
+MAX_INTERCEPT = 30.0  # at first
+MAX_LOGIT = 700.0  # beyond, its exponential is infinite
+TINY = 1e-9  # a standard deviation below which logits are all the same
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,17 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
     triples = logits_of(teacher, sample) - pairs - single
-    for_single = SINGLE_DEVIATION / max(single.std(), TINY) / config.difficulty
-    for_pairs = PAIR_DEVIATION / max(pairs.std(), TINY) / config.difficulty * config.interaction
-    for_triples = TRIPLE_DEVIATION / max(triples.std(), TINY) / config.difficulty * config.interaction
+    for_single = _factor(SINGLE_DEVIATION, single) / config.difficulty
+    for_pairs = _factor(PAIR_DEVIATION, pairs) / config.difficulty * config.interaction
+    for_triples = _factor(TRIPLE_DEVIATION, triples) / config.difficulty * config.interaction
     total = single * for_single + pairs * for_pairs + triples * for_triples
-    low, high = -MAX_INTERCEPT, MAX_INTERCEPT
+    high = MAX_INTERCEPT
+    while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
+        high *= 2  # effects of few values are far from 0 in the mean
+    low = -high
     for _ in range(60):
         middle = (low + high) / 2
-        if np.mean(1 / (1 + np.exp(-(total + middle)))) < config.click_rate:
+        if _mean_probability(total + middle) < config.click_rate:
             low = middle
         else:
             high = middle
@@ -82,6 +86,15 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
         triple_forms=teacher.triple_forms * np.float32(for_triples),
         intercept=np.array([low]),
     )
+
+
+def _factor(deviation: float, logits: NDArray[np.float64]) -> float:
+    """What scales logits to a standard deviation; 0 where they are all the same, and nothing can be scaled."""
+    return float(deviation / logits.std()) if logits.std() > TINY else 0.0
+
+
+def _mean_probability(logits: NDArray[np.float64]) -> float:
+    return float(np.mean(1 / (1 + np.exp(-np.clip(logits, -MAX_LOGIT, MAX_LOGIT)))))
 
 
 def day_rows(config: SyntheticConfig, day: int) -> int:

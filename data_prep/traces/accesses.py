@@ -17,29 +17,30 @@ PIECE_ROWS = 1 << 16
 SEPARATORS = re.compile(rb"[\s,;]+")
 
 
-def profile_accesses(source: Any, split: str, threads: int) -> tuple[dict[str, TableProfile], int]:
+def profile_accesses(source: Any, split: str, threads: int, exact: bool = False) -> tuple[dict[str, TableProfile], int]:
     """Profiles of all tables by name, and the number of samples.
 
     Args:
         source: a dataset's directory, a profile (.npz), or text files, one per table, as `data.raw` names raw files.
         split: of a dataset.
+        exact: count each stack distance by itself besides, where the accesses themselves are given.
 
     Raises:
         UserError: nothing that could be profiled there.
     """
     if isinstance(source, str) and (Path(source) / MANIFEST_NAME).is_file():
-        return _profile_dataset(Path(source), split, threads)
+        return _profile_dataset(Path(source), split, threads, exact)
     if isinstance(source, str) and source.endswith(".npz"):
         return load_profiles(Path(source))
-    return _profile_text(source, threads)
+    return _profile_text(source, threads, exact)
 
 
-def _profile_dataset(root: Path, split: str, threads: int) -> tuple[dict[str, TableProfile], int]:
+def _profile_dataset(root: Path, split: str, threads: int, exact: bool) -> tuple[dict[str, TableProfile], int]:
     manifest = load_rows_manifest(root)
     if split not in manifest.splits:
         raise UserError(f"{root}: no split {split!r}; it has {', '.join(manifest.splits)}")
     names = manifest.schema["sparse"]
-    profilers = {name: Profiler(manifest.num_embeddings[name]) for name in names}
+    profilers = {name: Profiler(manifest.num_embeddings[name], exact) for name in names}
     one_hot = [name for name in names if name not in manifest.ragged]
     with ThreadPoolExecutor(threads) as executor:
         for shard in manifest.splits[split].shards:
@@ -65,20 +66,20 @@ def _columns(
     return columns
 
 
-def _profile_text(source: Any, threads: int) -> tuple[dict[str, TableProfile], int]:
+def _profile_text(source: Any, threads: int, exact: bool) -> tuple[dict[str, TableProfile], int]:
     paths = [Path(found.path) for found in resolve_sources(source)]
     names = [path.name.split(".")[0] for path in paths]
     if len(set(names)) != len(names):
         raise UserError(f"locality.trace: two of the files are named {max(names, key=names.count)}; give them names")
     with ThreadPoolExecutor(threads) as executor:
-        profiles = list(executor.map(_profile_file, paths))
+        profiles = list(executor.map(lambda path: _profile_file(path, exact), paths))
     return dict(zip(names, profiles, strict=True)), max(profile.accesses for profile in profiles)
 
 
-def _profile_file(path: Path) -> TableProfile:
+def _profile_file(path: Path, exact: bool) -> TableProfile:
     ids = read_text_trace(path)
     values, numbered = np.unique(ids, return_inverse=True)
-    profiler = Profiler(len(values))
+    profiler = Profiler(len(values), exact)
     profiler.feed(numbered.astype(np.int32))
     return profiler.profile
 

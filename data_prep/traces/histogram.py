@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from data_prep.traces.stack_distance import LruStack
 
 # Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
 EXACT_BINS, BINS_PER_OCTAVE, OCTAVES = 256, 128, 32
+ROUNDING = 5e-6  # of a distance as it is shown
 NUM_BINS = EXACT_BINS + BINS_PER_OCTAVE * OCTAVES
 FORMAT = "clickwork-locality-1"
 DISTANCE_KEYS = ("distances", "nearest", "farthest")
@@ -52,6 +53,7 @@ class TableProfile:
         nearest, farthest: [NUM_BINS] int64, the smallest and largest distance in each bin that is not empty.
         first_uses: [NUM_BINS] int64, first uses of an id by the number of accesses before.
         bag_lengths: [longest + 1] int64, bags by number of ids.
+        exact: [num_embeddings] int64, accesses by stack distance, if they were counted one by one.
     """
 
     num_embeddings: int
@@ -61,6 +63,7 @@ class TableProfile:
     farthest: NDArray[np.int64] = field(default_factory=BIN_STARTS[:-1].copy)
     first_uses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
     bag_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))
+    exact: NDArray[np.int64] | None = None
 
     @property
     def distinct(self) -> int:
@@ -73,10 +76,10 @@ class TableProfile:
 
 
 class Profiler:
-    """Takes a table's accesses piece by piece."""
+    """Takes a table's accesses piece by piece; `exact`: also count each distance by itself."""
 
-    def __init__(self, num_embeddings: int) -> None:
-        self.profile = TableProfile(num_embeddings)
+    def __init__(self, num_embeddings: int, exact: bool = False) -> None:
+        self.profile = TableProfile(num_embeddings, exact=np.zeros(num_embeddings, np.int64) if exact else None)
         self._stack = LruStack(num_embeddings)
 
     def feed(self, ids: NDArray[np.integer], bag_lengths: NDArray[np.integer] | None = None) -> None:
@@ -85,6 +88,8 @@ class Profiler:
         found = self._stack.use(ids)
         again = found >= 0
         bins = bins_of(found[again])
+        if profile.exact is not None:
+            np.add.at(profile.exact, found[again], 1)
         profile.distances += np.bincount(bins, minlength=NUM_BINS)
         np.minimum.at(profile.nearest, bins, found[again])
         np.maximum.at(profile.farthest, bins, found[again])
@@ -97,9 +102,34 @@ class Profiler:
         profile.bag_lengths[: len(counts)] += counts
 
 
-def distance_between(one: TableProfile, other: TableProfile) -> float:
-    """The Kolmogorov-Smirnov distance of two tables' stack distances, a first use counting as infinitely far."""
-    return float(np.abs(one.hit_rates() - other.hit_rates()).max())
+class KSDistance(NamedTuple):
+    """A Kolmogorov-Smirnov distance: at least `low`, at most `high`."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:.5f}" if self.high - self.low < ROUNDING else f"{self.low:.5f} to {self.high:.5f}"
+
+
+def distance_between(one: Sequence[TableProfile], other: Sequence[TableProfile]) -> KSDistance:
+    """The distance of the stack distances in two traces' tables together, a first use counting as infinitely far.
+
+    It is known if both count each distance by itself, else at the ends of the bins alone, with a bound between them.
+    """
+    exact = [[profile.exact for profile in profiles if profile.exact is not None] for profiles in (one, other)]
+    if [len(counts) for counts in exact] == [len(one), len(other)]:
+        longest = max(len(count) for counts in exact for count in counts)
+        sums = [sum(np.pad(count, (0, longest - len(count))) for count in counts) for counts in exact]
+        rates = [np.cumsum(total) / max(1, sum(profile.accesses for profile in profiles))
+                 for total, profiles in zip(sums, (one, other), strict=True)]  # fmt: skip
+        distance = float(np.abs(rates[0] - rates[1]).max())
+        return KSDistance(distance, distance)
+    first, second = joint_hit_rates(one), joint_hit_rates(other)
+    low, inside = float(np.abs(first - second).max()), np.diff(BIN_STARTS) > 1
+    before = [np.concatenate(([0.0], rates[:-1])) for rates in (first, second)]
+    apart = np.maximum(np.abs(first - before[1]), np.abs(second - before[0]))[inside]
+    return KSDistance(low, max(low, float(apart.max())))
 
 
 def joint_hit_rates(profiles: Sequence[TableProfile]) -> NDArray[np.float64]:

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep.config.keys import IdDistribution, RandomConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
+from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, sums
 
@@ -76,8 +78,8 @@ def test_ids_follow_a_power_law(tmp_path: Path) -> None:
         config(*table, "data.random.distribution=zipf", "data.random.exponent=1.3", f"data.path={tmp_path}/zipf")
     )
     counts = np.bincount(bags_of(tmp_path / "zipf", "train")[0][0], minlength=1000) / rows
-    bounds = np.arange(1, 1002.0) ** -0.3
-    p = (bounds[:-1] - bounds[1:]) / (1 - bounds[-1])
+    p = np.arange(1, 1001.0) ** -1.3
+    p /= p.sum()
     assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
     preprocess(config(*table, "data.random.distribution=pareto", f"data.path={tmp_path}/pareto"))
     counts = np.bincount(bags_of(tmp_path / "pareto", "train")[0][0], minlength=1000) / rows
@@ -114,3 +116,20 @@ def test_named_tables_can_be_cut(tmp_path: Path) -> None:
     assert len(manifest.num_embeddings) == 26
     assert max(manifest.num_embeddings.values()) == 1000
     assert sum(len(values) for values, _ in bags_of(tmp_path / "out", "train")) == 2140
+
+
+@pytest.mark.parametrize(("exponent", "rows"), [(0.5, 7), (1.05, 1000), (3.0, 1), (2.0, 2), (1.05, 2**31 - 1)])
+def test_zipf_s_law_is_that_of_whole_numbers(exponent: float, rows: int) -> None:
+    """Counts against the law itself, whatever the exponent and the table; of a large table its first ids."""
+    count = 200_000
+    config = RandomConfig(distribution=IdDistribution.zipf, exponent=exponent)
+    ids = draw_ids(np.random.default_rng(1), config, rows, count)
+    assert 0 <= ids.min() <= ids.max() < rows
+    weights = np.arange(1, min(rows, 10**6) + 1.0) ** -exponent
+    total = weights.sum()
+    if rows > 10**6:  # the rest of the sum by its integral, after Euler and Maclaurin
+        power = 1 - exponent
+        total += ((rows + 0.5) ** power - (10**6 + 0.5) ** power) / power
+    p = weights[:40] / total
+    shares = np.bincount(ids[ids < 40], minlength=len(p))[: len(p)] / count
+    assert (np.abs(shares - p) <= 4.5 * np.sqrt(p * (1 - p) / count) + 1e-12).all()

@@ -17,7 +17,16 @@ from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.pipeline import preprocess
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from data_prep.synthetic.days import day_text, generate_days
-from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows, label_rows
+from data_prep.synthetic.rows import (
+    CALIBRATION_BLOCK,
+    calibrate,
+    calibrated_teacher,
+    category_value,
+    day_rows,
+    draw_rows,
+    label_rows,
+)
+from data_prep.synthetic.rows import logits_of as logits_by
 from data_prep.synthetic.teacher import (
     CATEGORY_MISSING,
     INTEGER_MISSING,
@@ -25,6 +34,7 @@ from data_prep.synthetic.teacher import (
     Teacher,
     category_ranks,
     criteo_columns,
+    make_teacher,
 )
 from tests.data_prep.conftest import REFERENCE, config, load_split, run, sums
 
@@ -299,3 +309,26 @@ def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "day_0.tsv").read_text() == "mine\n"
     with pytest.raises(UserError, match="not a directory"):
         generate_days(SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
+
+
+@pytest.mark.parametrize(
+    "cardinality", [3, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 20, 40, 80, 300))]
+)
+def test_the_click_rate_holds_on_every_day_however_few_values_there_are(cardinality: int) -> None:
+    """Means of the labels, within five standard errors and what the calibration's own sample leaves open."""
+    config = SyntheticConfig(max_cardinality=cardinality, days=5, rows=100_000)
+    for day in (0, 4):
+        teacher = calibrated_teacher(config, day)
+        labels = label_rows(teacher, config.seed, day, 0, 16_384).labels
+        assert labels.mean() == pytest.approx(config.click_rate, abs=0.02)
+
+
+def test_effects_that_are_all_the_same_are_left_out() -> None:
+    """Nothing is divided by a deviation of 0: logits stay in a range that probabilities show."""
+    config = SyntheticConfig(max_cardinality=3)
+    columns = criteo_columns(3)._replace(missing=np.zeros(26, np.float32))
+    teacher = make_teacher(config, columns, 0)
+    sample = draw_rows(teacher, 0, 0, CALIBRATION_BLOCK, 1 << 12)
+    logits = logits_by(calibrate(teacher, config, sample), sample)
+    assert 0.5 < logits.std() < 2
+    assert (1 / (1 + np.exp(-logits))).mean() == pytest.approx(config.click_rate, abs=1e-3)

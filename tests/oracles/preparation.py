@@ -1,0 +1,140 @@
+"""Preparation of rows as docs/data.md describes it, in plain lines: what a dataset must hold, given where rows went.
+
+The draws of a random split and of a sample are not in the docs, so the rows of each split are an input here; that they
+can be the rows of such a split is what `check_split` checks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+Bags = list[list[int]]  # of a column: the values of each row
+SPLITS = ("train", "val", "test")
+
+
+@dataclass
+class Job:
+    """A drawn job: the keys of its command, and its raw rows in order.
+
+    dense [rows][N]: numbers, of which the first is the row's own; sparse [F][rows]: values; days: rows of each file.
+    """
+
+    keys: dict[str, Any]
+    labels: list[int]
+    dense: list[list[float]]
+    sparse: list[Bags]
+    days: list[int]
+    is_own: bool = False
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value of a key, or what the docs say for it if it is not given."""
+        return self.keys.get(key, default)
+
+    @property
+    def encoding(self) -> str:
+        """The encoding's name."""
+        return str(self.get("encoding", "vocabulary"))
+
+    @property
+    def method(self) -> str:
+        """How rows are held out."""
+        by_encoding = {"dlrm_kaggle": "fraction", "amd_blog": "scikit_learn"}
+        if self.encoding in by_encoding:
+            return by_encoding[self.encoding]
+        given = self.get("split.method", "auto")
+        usual = "random" if self.is_own else "last_day" if len(self.days) > 1 else "fraction"
+        return usual if given == "auto" else str(given)
+
+
+def check_split(job: Job, rows: dict[str, list[int]]) -> None:
+    """The rows of the splits, by their numbers, are as the docs say."""
+    everything = range(len(job.labels))
+    kept = sorted(row for split in SPLITS for row in rows[split])
+    assert len(set(kept)) == len(kept)
+    rate = job.get("sampling.negative_drop_rate", 0.0)
+    negatives = [row for row in everything if not job.labels[row]]
+    dropped = sorted(set(everything) - set(kept))
+    assert set(dropped) <= set(negatives)
+    _expect_share(len(dropped), len(negatives), rate)
+    held_out = [*rows["val"], *rows["test"]] if job.encoding != "dlrm_kaggle" else [*rows["test"], *rows["val"]]
+    train, share = rows["train"], job.get("split.held_out", 1 / 7)
+    seeds = {"torchrec": 0, "torchrec_fixed": 0, "dlrm_kaggle": 123}
+    if job.encoding in seeds and job.method in ("fraction", "last_day"):  # NumPy's legacy generator has shuffled train
+        order = np.random.RandomState(seeds[job.encoding]).permutation(len(train))
+        train = [row for _, row in sorted(zip(order.tolist(), train, strict=True))]
+    if job.method == "scikit_learn":
+        share, seed = (0.2, 42) if job.encoding == "amd_blog" else (share, job.get("split.seed", 0))
+        expected = train_test_split(kept, test_size=share, random_state=seed)
+        assert [train, held_out] == expected
+        assert not rows["val"]
+        return
+    assert [train, rows["val"], rows["test"]] == [sorted(each) for each in (train, rows["val"], rows["test"])]
+    if job.method == "random":
+        _expect_share(len(held_out), len(kept), share)
+        _expect_share(len(rows["val"]), len(held_out), 0.5)
+        return
+    halves = (len(held_out) - len(held_out) // 2, len(held_out) // 2)
+    first, second = ("test", "val") if job.encoding == "dlrm_kaggle" else ("val", "test")
+    assert (len(rows[first]), len(rows[second])) == halves
+    assert train + held_out == kept
+    if job.method == "last_day":
+        begin = sum(job.days[:-1])
+        assert held_out == [row for row in kept if row >= begin]
+    else:
+        assert abs(len(held_out) - share * len(kept)) <= 2
+
+
+def _expect_share(count: int, of: int, share: float) -> None:
+    assert abs(count - share * of) <= 5 * math.sqrt(share * (1 - share) * of) + 1e-9
+
+
+def dense_of(job: Job) -> np.ndarray:
+    """All rows' numbers after their transform, [rows, N] float64."""
+    usual = {"torchrec": "torchrec", "torchrec_fixed": "torchrec", "dlrm_kaggle": "log_float32", "amd_blog": "minmax"}
+    transform = job.get("dense_transform", "signed_log1p" if job.is_own else usual.get(job.encoding, "log1p"))
+    x = np.array(job.dense, np.float64).reshape(len(job.labels), -1)
+    if transform in ("raw", "integers"):
+        return x
+    if transform in ("log1p", "log_float32"):
+        return np.log(1 + np.maximum(x, 0))
+    if transform == "signed_log1p":
+        return np.where(x < 0, -np.log(1 + np.abs(x)), np.log(1 + np.abs(x)))
+    if transform == "torchrec":
+        files = np.repeat(np.arange(len(job.days)), job.days)
+        return np.stack([np.log(row - x[files == file].min() + 2) for row, file in zip(x, files, strict=True)])
+    low, high = x.min(axis=0), x.max(axis=0)
+    return (x - low) / np.where(high > low, high - low, 1)
+
+
+def ids_of(job: Job, values: Bags, train: Sequence[int], kept: Sequence[int]) -> list[list[int]] | None:
+    """The ids of a column's values, row by row; None where the column is dropped."""
+    cap, threshold = job.get("max_ind_range", None), job.get("frequency_threshold", 1)
+    if job.encoding == "hash":
+        return [[value % cap for value in bag] for bag in values]
+    of_train = job.encoding == "vocabulary"
+    seen = [value for row in sorted(train if of_train else kept) for value in sorted(values[row])]
+    counts = Counter(seen)
+    order = {"amd_blog": "value", "vocabulary": job.get("vocabulary_order", "frequency")}.get(
+        job.encoding, "first_appearance"
+    )
+    ranked = sorted(counts, key=lambda value: (-counts[value], value))
+    ranked = [value for value in ranked if counts[value] >= threshold]
+    if of_train and cap is not None:
+        ranked = ranked[: cap - 1]
+    if order == "value":
+        ranked.sort()
+    elif order == "first_appearance":
+        ranked = [value for value in dict.fromkeys(seen) if value in set(ranked)]
+    if job.encoding == "amd_blog" and len(counts) > job.get("max_categories", 10_000):
+        return None
+    first, unknown = {"vocabulary": (1, 0), "torchrec": (2, 1), "torchrec_fixed": (2, 1)}.get(job.encoding, (0, 0))
+    table = {value: first + place for place, value in enumerate(ranked)}
+    found = [[table.get(value, unknown) for value in bag] for bag in values]
+    if cap is not None and job.encoding.startswith("torchrec"):
+        return [[identity % cap for identity in bag] for bag in found]
+    return found
