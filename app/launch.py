@@ -25,9 +25,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import utils as rendezvous_utils
 from torch.distributed.launcher import api as torch_launcher
 
 from app.runtime import network
+from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 from common import signals
 from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
 from common.errors import UserError
@@ -36,6 +38,7 @@ SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
 STUCK_SECONDS = 30
 RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
+DEFAULT_ENDPOINT_PORT = 29400  # of --rdzv-endpoint without one
 DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port that two jobs would both take
 # What a process ends with because another has ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
@@ -49,7 +52,7 @@ class Job:
     num_machines: str
     ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
     statuses: set[int] = field(default_factory=set)  # of all processes of this machine that have ended
-    came: list[str] = field(default_factory=list)  # addresses of machines at the last meeting, this one's too
+    addresses: list[str] = field(default_factory=list)  # of the machines at the last meeting, this one too
 
 
 class Agent(LocalElasticAgent):
@@ -61,21 +64,21 @@ class Agent(LocalElasticAgent):
         self._job = job
 
     def _rendezvous(self, worker_group: Any) -> None:
-        self._job.came.clear()
+        self._job.addresses.clear()
         met = threading.Event()
-        threading.Thread(target=self._note_who_came, args=(worker_group.spec.rdzv_handler, met), daemon=True).start()
+        threading.Thread(target=self._note_addresses, args=(worker_group.spec.rdzv_handler, met), daemon=True).start()
         try:
             super()._rendezvous(worker_group)
         finally:
             met.set()
 
-    def _note_who_came(self, handler: Any, met: threading.Event) -> None:
+    def _note_addresses(self, handler: Any, met: threading.Event) -> None:
         """Keep the longest list of machines that a meeting has had: at a timeout they leave it one by one."""
         while not met.wait(0.2):
             state = getattr(getattr(handler, "_state_holder", None), "state", None)
             names = [node.addr for node in list(state.participants)] if state is not None else []
-            if len(names) > len(self._job.came):
-                self._job.came[:] = names
+            if len(names) > len(self._job.addresses):
+                self._job.addresses[:] = names
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         result = super()._monitor_workers(worker_group)
@@ -99,7 +102,8 @@ def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; return the exit status of the process that failed first, 0 if none did."""
     options = _with_defaults(torchrun.parse_args(arguments))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so too, with a banner
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # of the processes: this one has read it
+    if os.environ.get("TORCH_CPP_LOG_LEVEL") == "FATAL":  # this process's own, which it has read
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     logging.disable()  # torchrun's own words; failures are reported once, below
     try:
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
@@ -109,14 +113,14 @@ def main(arguments: list[str]) -> int:
         print(f"error: {given}: {error}; give numbers of at least 1", file=sys.stderr)
         return EXIT_BAD_INPUT
     try:
-        if _has_several_machines(options):
+        if _has_several_machines(options) and not _meets_in_file(options):
             _choose_addresses(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_LOST
     signals.take_over(_raise_stopped, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
-    job = Job(_meeting_point(options), str(options.nnodes))
+    job = Job(_endpoint(options), str(options.nnodes))
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
     meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
     while True:
@@ -142,9 +146,9 @@ def main(arguments: list[str]) -> int:
 def _absence(job: Job, error: Exception, seconds: float) -> str:
     """Why machines did not meet: the endpoint, who came, for how long, what to check."""
     if isinstance(error, RendezvousTimeoutError):
-        came = f"{len(job.came)} of {job.num_machines} machines came ({', '.join(job.came) or 'none'})"
+        came = f"{len(job.addresses)} of {job.num_machines} machines came ({', '.join(job.addresses) or 'none'})"
         advice = "start the others with the same --rdzv-endpoint, --rdzv-id and --nnodes"
-    elif isinstance(error, RendezvousError | DistError) and job.came:
+    elif isinstance(error, RendezvousError | DistError) and job.addresses:
         came, advice = "the other machines are unreachable", "check the first machine and the network"
     else:
         came = "no answer"
@@ -156,9 +160,24 @@ def _has_several_machines(options: Any) -> bool:
     return str(options.nnodes) not in ("1", "1:1")
 
 
-def _meeting_point(options: Any) -> str:
+def _meeting_point(options: Any) -> tuple[str, int]:
     """Host and port where the machines meet: of --rdzv-endpoint, or --master-addr and --master-port."""
-    return str(options.rdzv_endpoint) or f"{options.master_addr}:{options.master_port or DEFAULT_PORTS[1]}"
+    if options.rdzv_backend == "static" and not options.rdzv_endpoint:
+        return str(options.master_addr), int(options.master_port or DEFAULT_PORTS[1])
+    host, port = rendezvous_utils.parse_rendezvous_endpoint(str(options.rdzv_endpoint), DEFAULT_ENDPOINT_PORT)
+    return str(host), int(port)
+
+
+def _meets_in_file(options: Any) -> bool:
+    return "store_type=file" in options.rdzv_conf
+
+
+def _endpoint(options: Any) -> str:
+    """Where the machines meet, in words."""
+    if _meets_in_file(options):
+        return str(options.rdzv_endpoint)
+    host, port = _meeting_point(options)
+    return f"{host}:{port}"
 
 
 def _choose_addresses(options: Any) -> None:
@@ -173,16 +192,18 @@ def _choose_addresses(options: Any) -> None:
         # A surviving first machine keeps the port of the round before, and all wait for each other
         # (pytorch/pytorch#135712).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    way = network.way_to(_meeting_point(options).rpartition(":")[0].strip("[]"))
+    host = _meeting_point(options)[0]
+    way = network.way_to(host)
     options.local_addr = options.local_addr or way.address
-    if options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:  # torch compares names alone
-        is_host = f"is_host={int(way.is_own)}"
-        options.rdzv_conf = f"{options.rdzv_conf},{is_host}" if options.rdzv_conf else is_host
+    # torch compares names alone; where they are equal it lets a second launcher of this machine in, so that stays.
+    is_host = way.is_own and not rendezvous_utils._matches_machine_hostname(host)
+    if is_host and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
+        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, "is_host=1"]))
     if way.interface is not None:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, way.interface)
+        names = [name for name in INTERFACES if name not in os.environ]
+        os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
-    print(f"launch: {options.local_addr} on {interface}, meeting at {_meeting_point(options)}", file=sys.stderr)
+    print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint(options)}", file=sys.stderr)
 
 
 def _raise_stopped(number: int) -> None:

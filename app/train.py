@@ -104,10 +104,10 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     run = TrainingRun(session.build(config, here, root, manifest), record, began)
     if start is not None:
         run.restore(Path(start))
-        before = read_summary(record.path) if run.continues else None
-        if before is not None and run.is_done(before):
+        status = here.on_rank_0(lambda: _status_if_done(run, record))
+        if status is not None:
             log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
-                     "checkpoint.overwrite=true", record.path, before["status"])  # fmt: skip
+                     "checkpoint.overwrite=true", record.path, status)  # fmt: skip
             return None
         require_steps_left(run.length, run.state.step, Path(start))
     run.checkpointer.require_space(run.state.step, run.length)
@@ -115,6 +115,12 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         best = (run.state.best or {}).get("step")
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     return run
+
+
+def _status_if_done(run: TrainingRun, record: RunDirectory) -> str | None:
+    """The recorded status of a run that had come to the end that the configuration asks for; None of others."""
+    before = read_summary(record.path) if run.continues else None
+    return str(before["status"]) if before is not None and run.is_done(before) else None
 
 
 def _prepare(data: DataConfig, root: Path) -> str | None:

@@ -31,6 +31,7 @@ srun_pid=$!
 # A trap ends a wait above 128, with nothing of srun's.
 while wait "$srun_pid"; status=$?; [ "$status" -gt 128 ] && [ -n "$told" ]; do told=; done
 case $status in
-  75 | 137 | 138) scontrol requeue "$SLURM_JOB_ID" ;;  # a checkpoint is there; killed; USR1 before the first step
+  75 | 138) scontrol requeue "$SLURM_JOB_ID" ;;  # a checkpoint is there; USR1 before the first step
+  137) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || scontrol requeue "$SLURM_JOB_ID" ;;  # killed; for lack of memory, always
 esac
 exit "$status"

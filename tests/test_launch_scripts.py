@@ -56,6 +56,10 @@ def test_what_slurm_queues_again(slurm: dict[str, str], tmp_path: Path, status: 
     job = subprocess.run(["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env=slurm, check=False)
     assert job.returncode == status
     assert (tmp_path / "requeued").exists() == queued
+    (tmp_path / "requeued").unlink(missing_ok=True)
+    subprocess.run(["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env={**slurm, "SLURM_RESTART_COUNT": "3"},
+                   check=False)  # fmt: skip
+    assert (tmp_path / "requeued").exists() == (status == 138)  # what is killed each time would be killed for ever
 
 
 def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:

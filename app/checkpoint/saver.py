@@ -18,6 +18,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.checkpoint import files, model_state
 from app.checkpoint.files import OLD, PART, CheckpointState
+from app.runtime import shared_files
 from app.runtime.background import background_thread
 from common.errors import UserError
 from common.sizes import in_words
@@ -26,7 +27,6 @@ from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
 
-VISIBLE_SECONDS = 60.0  # within which a file of one machine must be there on the others: NFS keeps names so long
 SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")  # torch's writer of archives, and EFBIG
 
 
@@ -180,8 +180,8 @@ class Saver:
         """On rank 0, publish the checkpoint and prune old ones. Returns an error message, if any."""
         if dist.get_rank() == 0:
             try:
-                if lacking := _lacking(part, digests):
-                    return lacking
+                if fault := _missing_files(part, digests):
+                    return fault
                 files.publish(part, final, saved, digests)
                 if best:
                     files.point_to_best(self._directory, final.name)
@@ -200,23 +200,20 @@ class Saver:
         return [theirs for _, theirs in everyones]
 
 
-def _lacking(part: Path, digests: dict[str, Any]) -> str | None:
-    """What a checkpoint lacks of the files that all processes have written, as this machine sees it; None if nothing.
+def _missing_files(part: Path, digests: dict[str, Any]) -> str | None:
+    """An error message if files that all processes have written are not whole on this machine after a while."""
 
-    A network file system may show another machine's files late, so they are waited for.
-    """
-    until = time.monotonic() + VISIBLE_SECONDS
-    while True:
+    def missing() -> list[str]:
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
-        names = [name for name, digest in digests.items() if sizes.get(name) != digest["bytes"]]
-        if not names:
-            return None
-        if time.monotonic() > until:
-            return (
-                f"{part}: the checkpoint was not written: {names[0]}, which another process has written, is not "
-                f"whole here after {VISIBLE_SECONDS:.0f} s; give run.dir on a file system that all machines share"
-            )
-        time.sleep(0.2)
+        return [name for name, digest in digests.items() if sizes.get(name) != digest["bytes"]]
+
+    if shared_files.wait_until(lambda: not missing()):
+        return None
+    return (
+        f"{part}: the checkpoint was not written: {', '.join(missing()[:1])}, which another process has written, is "
+        f"not whole on this machine after {shared_files.SHARED_SECONDS:.0f} s; give run.dir on a file system that all "
+        "machines share"
+    )
 
 
 def _unwritable(part: Path, error: BaseException) -> UserError:

@@ -15,7 +15,7 @@ from app.config.data import preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
-from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
+from data_prep.config.agreement import GENERATORS, compared_keys, first_difference, given_keys, keys_in_force
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
@@ -90,9 +90,11 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
     """
     given, path = _given(config), dataset_path(config)
     if (found := first_difference(given, manifest)) is not None:
+        key = _typed(found.key)
+        as_it_is = "leave it out" if found.key.partition(".")[0] in GENERATORS else f"{key}=null"
         raise UserError(
-            f"{_typed(found.key)}={found.given}: the dataset at data.path={path} was made with {found.recorded}; "
-            f"give another data.path, or {_typed(found.key)}=null to take it as it is"
+            f"{key}={found.given}: the dataset at data.path={path} was made with {found.recorded}; give another "
+            f"data.path, or {as_it_is} to take it as it is"
         )
     if source_of(config) is None:
         unused = {key: given[key] for key in given if key not in compared_keys(given, manifest)}

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 LEAST_DROP = 0.1  # of the median rate
 LEAST_WINDOWS = 5  # before and after it
@@ -59,6 +58,8 @@ def _cut(rates: NDArray[np.float64]) -> int | None:
         return None
     if np.median(after) - np.median(before) > np.log(1 - LEAST_DROP):
         return None
+    from scipy import stats  # takes most of a second, and few runs come so far
+
     test = stats.mannwhitneyu(after, before, alternative="less")
     return cut if test.pvalue * (len(rates) - 2 * LEAST_WINDOWS + 1) < FALSE_ALARMS else None
 

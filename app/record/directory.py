@@ -44,7 +44,8 @@ RESULTS_COLUMNS = (
 )  # fmt: skip
 
 
-BEFORE_MANIFEST = (LOCK, LOG, ".shared", f"{MANIFEST}.tmp")  # files of a run that was killed before it had a manifest
+# Files of a run that was killed before it had a manifest.
+BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
 
 
 @contextlib.contextmanager

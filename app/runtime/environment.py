@@ -7,15 +7,25 @@ from app.config import EnvironmentConfig
 
 log = logging.getLogger("clickwork")
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SET_BY_LAUNCHER = "CLICKWORK_SET_BY_LAUNCHER"  # names of the variables that app.launch has set, which a profile may set
+OF_NETWORKS = ("NCCL_", "RCCL_", "GLOO_")  # beginnings of names that one process has no use for
 
-def apply(config: EnvironmentConfig) -> list[str]:
+
+def apply(config: EnvironmentConfig, with_networks: bool = True) -> list[str]:
     """Set the profile's variables that the user has not set; return a line about each, to be logged later.
 
     Call it before the first use of a GPU: ROCm reads some of them only once.
+
+    Args:
+        config: the profile.
+        with_networks: whether to set those of networks too, which are of the machines that a run was trained on.
     """
-    lines = []
+    lines, replaced = [], os.environ.get(SET_BY_LAUNCHER, "").split()
     for name, value in config.variables.items():
-        if (own := os.environ.get(name)) is None:
+        if not with_networks and name.startswith(OF_NETWORKS):
+            continue
+        if (own := os.environ.get(name)) is None or name in replaced:
             os.environ[name] = value
             lines.append(f"environment: {config.name} sets {name}={value}")
         elif own != value:

@@ -36,7 +36,7 @@ log = logging.getLogger("clickwork")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 REFUSAL_SECONDS = 30.0  # within which the other machines of a job hear of a refusal
-_HAS_JOINED = threading.Event()  # this process has been in a process group
+_HAS_MET = threading.Event()  # this process has met the others of its job
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -130,6 +130,15 @@ class Runtime:
             raise SystemExit(outcome["status"])
         return outcome["value"]
 
+    def wait_for_all(self) -> None:
+        """Return once all processes have called this, however long that takes."""
+        key = f"all/{next(self.calls)}"
+        self.store.add(key, 1)
+        pause = 0.01
+        while self.store.add(key, 0) < self.world_size:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
     def _wait_until_heard(self, key: str) -> None:
         """Let the others read an outcome where the store ends with this process: it is not torchrun's then."""
         until = time.monotonic() + REFUSAL_SECONDS
@@ -173,7 +182,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
         store = _this_generation(store, rank, world_size, timeout)
     with without_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _HAS_JOINED.set()
+    _HAS_MET.set()
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
@@ -195,7 +204,7 @@ def leave(status: int) -> NoReturn:
     Meanwhile a signal would change the status. And under torchrun a thread of gloo's that outlives its owner would
     abort a process that has done its work ("terminate called without an active exception", once in some ten runs).
     """
-    if status == EXIT_BAD_INPUT and not _HAS_JOINED.is_set():
+    if status == EXIT_BAD_INPUT and not _HAS_MET.is_set():
         announce_refusal()
     if not is_launched():
         atexit._run_exitfuncs()
@@ -214,13 +223,15 @@ def announce_refusal() -> None:
 
     Without it they would wait until the timeout, since one machine's torchrun knows nothing of another's failure.
     """
-    world_size, local_world_size = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if not all(os.environ.get(name) for name in LAUNCHER_VARIABLES) or world_size <= local_world_size:
+    if not all(os.environ.get(name) for name in LAUNCHER_VARIABLES):
+        return
+    world_size, local_world_size = (int(os.environ.get(name) or 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world_size <= local_world_size:
         return
     with contextlib.suppress(RuntimeError, ValueError):  # they are unreachable, or have ended
         store, rank, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=REFUSAL_SECONDS)))
         meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + REFUSAL_SECONDS
-        meeting.set("refused", socket.gethostname())
+        meeting.compare_set("refused", "", socket.gethostname())  # the first one has the reason
         meeting.set(f"refusal heard/{rank}", "")
         others = [f"refusal heard/{other}" for other in range(0, world_size, local_world_size)]
         while not meeting.check(others) and time.monotonic() < until:
@@ -267,9 +278,10 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
 
 def _wait(until: float, rank: int, meeting: dist.Store) -> None:
     if meeting.check(["refused"]):
+        _HAS_MET.set()
         meeting.set(f"refusal heard/{rank}", "")
-        raise UserError(f"{meeting.get('refused').decode()} refused its settings or its input, and has printed why; "
-                        "nothing was started")  # fmt: skip
+        host = meeting.get("refused").decode()
+        raise UserError(f"{host} refused its settings or its input, and has printed why; nothing was started")
     if time.monotonic() > until:
         raise RuntimeError(f"process {rank}: timed out waiting for the other processes to start")
     time.sleep(0.02)

@@ -15,7 +15,7 @@ from app.runtime import environment, platform
 from app.runtime.platform import Runtime
 from common.errors import LostPeerError, OwnError
 from common.redact import RedactingFormatter
-from common.signals import erased
+from common.signals import erased, is_launched
 
 log = logging.getLogger("clickwork")
 # How gloo, NCCL, RCCL and torch's store report that a peer is gone.
@@ -82,7 +82,7 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
         UserError: as app.runtime.platform.start, or memory is not enough.
         LostPeerError: another process is gone.
     """
-    settings = environment.apply(config.environment)
+    settings = environment.apply(config.environment, with_networks=advice is not READING or is_launched())
     here = platform.start(config.runtime, config.train.seed, config.train.deterministic)
     log_to_terminal(here.rank)
     for line in settings:

@@ -136,8 +136,11 @@ def _read_parquet(path: Path, separators: Mapping[str, str], needed: Collection[
     except ImportError as error:
         raise UserError(f"{path}: Parquet needs pyarrow; install it, or give CSV") from error
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:  # unlike read_table it takes two columns of one name
-            table = file.read()
+        if path.is_dir():
+            table = pyarrow.parquet.read_table(path)
+        else:
+            with pyarrow.parquet.ParquetFile(path) as file:  # unlike read_table it takes two columns of one name
+                table = file.read()
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
     _require_distinct(str(path), table.column_names, needed)

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from app.config import AppConfig, to_plain
 from app.record import provenance
+from app.runtime import shared_files
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from common.redact import redact
@@ -20,7 +20,6 @@ log = logging.getLogger("clickwork")
 
 OF_A_MACHINE = ("data.path",)  # keys that may differ: datasets are compared by their digests
 COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy")
-SHARED_SECONDS = 60.0  # within which a file of one machine must be there on the others: NFS keeps names so long
 MOST_NAMED = 3  # differences, or machines, in a message
 
 
@@ -60,7 +59,7 @@ def load_same_manifest(root: Path, runtime: Runtime, made: bool) -> tuple[Manife
     """
     path, fault, manifest = root / MANIFEST_NAME, None, None
     if made and runtime.rank > 0:
-        _wait_for(path.is_file)
+        shared_files.wait_until(path.is_file)
     try:
         manifest = load_manifest(root)
     except UserError as error:
@@ -76,8 +75,10 @@ def load_same_manifest(root: Path, runtime: Runtime, made: bool) -> tuple[Manife
             raise UserError(f"on {host}: {facts['fault']}")
     if len({facts["digest"] for facts in hosts.values()}) > 1:
         values = _values({host: str(facts["digest"])[:12] for host, facts in hosts.items()})
-        raise UserError(f"{root}: the machines have different datasets (digest {values}); copy one of them to the "
-                        "others, or give data.path on a file system that they share")  # fmt: skip
+        raise UserError(
+            f"{root}: the machines have different datasets (digest {values}); copy one of them to the others, or give "
+            "data.path on a file system that they share"
+        )
     assert manifest is not None
     return manifest, len({facts["identity"] for facts in hosts.values()}) == 1
 
@@ -105,13 +106,15 @@ def require_shared(directory: Path, runtime: Runtime) -> None:
         except OSError:
             return False
 
-    seen = _by_host({"seen": _wait_for(is_there)}, runtime)
+    seen = _by_host({"seen": shared_files.wait_until(is_there)}, runtime)
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
-    blind = [host for host, facts in seen.items() if not facts["seen"]]
-    if blind:
-        raise UserError(f"run.dir={directory}: files of {next(iter(seen))} are not there on {_some(blind)} after "
-                        f"{SHARED_SECONDS:.0f} s; give run.dir on a file system that all machines share")  # fmt: skip
+    apart = [host for host, facts in seen.items() if not facts["seen"]]
+    if apart:
+        raise UserError(
+            f"run.dir={directory}: files of {next(iter(seen))} are not there on {_some(apart)} after "
+            f"{shared_files.SHARED_SECONDS:.0f} s; give run.dir on a file system that all machines share"
+        )
 
 
 def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) -> None:
@@ -129,6 +132,7 @@ def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) 
             action()
         except UserError as error:
             fault = str(error)
+    runtime.wait_for_all()  # however long it takes, which the exchange that follows may not
     for host, facts in _by_host({"fault": fault}, runtime).items():
         if facts["fault"]:
             raise UserError(f"on {host}: {facts['fault']}")
@@ -174,11 +178,3 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return flat
-
-
-def _wait_for(condition: Callable[[], bool]) -> bool:
-    """Whether the condition came true within SHARED_SECONDS."""
-    until = time.monotonic() + SHARED_SECONDS
-    while not (true := condition()) and time.monotonic() < until:
-        time.sleep(0.2)
-    return true

@@ -118,7 +118,7 @@ class Recorder:
         return {
             **provenance.describe_run(session.config.environment.variables),
             "dataset": session.describe_dataset(),
-            "files": session.describe_files(),
+            "files": session.describe_files() if session.runtime.rank == 0 else {},
             "seeds": {"train.seed": session.config.train.seed},
             "world_size": session.runtime.world_size,
             "platform": session.runtime.platform.value,

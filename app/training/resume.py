@@ -186,7 +186,8 @@ def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list
     for event in read_events(run, "eval"):
         if event["step"] < state.step or (event["step"] == state.step and (state.step in of_train or not train_split)):
             figures = {key: value for key, value in event.items() if key not in NOT_OF_EVALUATIONS}
-            evaluations.append({**figures, "samples": figures.pop("eval_samples")})
+            samples = figures.pop("eval_samples")
+            evaluations.append({**figures, "samples": samples})
     final = (read_summary(run) or {}).get("eval", {})
     return [*evaluations, final] if final.get("step") == state.step else evaluations
 

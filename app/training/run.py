@@ -149,7 +149,8 @@ class TrainingRun:
         """Write the summary and results, and log the figures."""
         gauges = self._gauges(profiler)
         figures = summary.summarise(self.session, self.state, status, self.recorder.seconds(), gauges)
-        figures["throughput"]["slowdown"] = find_slowdown(read_events(self._directory.path))
+        events = read_events(self._directory.path) if self.runtime.rank == 0 else []
+        figures["throughput"]["slowdown"] = find_slowdown(events)
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)

@@ -141,7 +141,8 @@ def _refuse_leftovers(files: Sequence[Path]) -> list[Path]:
         if not file.exists():
             raise UserError(f"{file}: a link to {os.readlink(file)}, which is not there; restore it, {remedy}")
         whole = file.name.removesuffix(".part")
-        if file.suffix == ".part" and not any(name.startswith(whole) for name in names - {file.name}):
+        others = names - {file.name}
+        if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in others):
             raise UserError(f"{file}: a download that has not ended; wait for it, remove it, {remedy}")
         if file.suffix in BACKUPS or file.name.endswith("~"):
             raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")

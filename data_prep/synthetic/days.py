@@ -23,13 +23,13 @@ from data_prep.sources.finished import finished_manifest, recorded_sources, refu
 from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
     BLOCK_ROWS,
-    GENERATOR_VERSION,
     LabelledRows,
     as_block,
     as_text,
     block_sizes,
     calibrated_teacher,
     day_rows,
+    generator_version,
     label_rows,
 )
 from data_prep.synthetic.teacher import Teacher
@@ -78,7 +78,7 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
 
 def described(config: SyntheticConfig) -> dict[str, Any]:
     """What decides the rows, for the manifest's `extra`."""
-    return {"version": GENERATOR_VERSION, **asdict(config)}
+    return {"version": generator_version(config), **asdict(config)}
 
 
 def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
@@ -86,7 +86,7 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
     sources = []
     for day in range(config.days):
         path = directory / f"day_{day}.json"
-        content = json.dumps({"version": GENERATOR_VERSION, "day": day, **asdict(config)}).encode()
+        content = json.dumps({"version": generator_version(config), "day": day, **asdict(config)}).encode()
         if not path.exists() or path.read_bytes() != content:
             write_atomically(path, content)
         [source] = resolve_sources(str(path))

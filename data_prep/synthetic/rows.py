@@ -28,6 +28,7 @@ CALIBRATION_ROWS = 1 << 16
 CALIBRATION_BLOCK = 2**31 - 1  # its random numbers are those of no real block
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
+FEW_VALUES = 128  # up to which cardinalities the intercept was cut off before version 5
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 MAX_INTERCEPT = 30.0  # at first
 MAX_LOGIT = 700.0  # beyond, its exponential is infinite
@@ -51,6 +52,11 @@ class LabelledRows(NamedTuple):
     drawn: Rows
     labels: NDArray[np.int32]
     probability: NDArray[np.float32]
+
+
+def generator_version(config: SyntheticConfig) -> int:
+    """The version of the rows that a configuration gives; rows of many values are those of version 4."""
+    return GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES)
 
 
 def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, AppConfig, EnvironmentConfig, validate
 from app.runtime import environment, platform, process_group
 from common.cli import compose_config
 from common.errors import UserError
@@ -50,6 +50,25 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "environment: amd_node sets HSA_NO_SCRATCH_RECLAIM=1" in lines
     for variable in profile.variables:
         monkeypatch.delenv(variable, raising=False)  # what apply set is undone with the rest
+
+
+def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = EnvironmentConfig("mine", {"GLOO_SOCKET_IFNAME": "ib0", "OMP_PROC_BIND": "true"})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    assert environment.apply(profile, with_networks=False) == []  # one process that reads a run of a cluster
+    environment.apply(profile)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    monkeypatch.setenv(environment.SET_BY_LAUNCHER, "GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME")
+    environment.apply(profile)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Docker Compose sets those that it does not know."""
+    for name in (*platform.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    platform.announce_refusal()
 
 
 def test_a_name_that_is_none_is_refused() -> None:

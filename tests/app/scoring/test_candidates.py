@@ -147,3 +147,11 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
     (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
     alone = with_user(read_candidates(tmp_path / "ads.jsonl", ("label",), "label"), user, tmp_path).columns
     assert alone["price"] == ["4"]
+
+
+def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
+    """As Spark writes it."""
+    (tmp_path / "a.parquet").mkdir()
+    for part, values in enumerate((["1", "2"], ["3"])):
+        pyarrow.parquet.write_table(pa.table({"age": values}), tmp_path / f"a.parquet/part-{part}.parquet")
+    assert read_candidates(tmp_path / "a.parquet", RAW, "label").columns == {"age": ["1", "2", "3"]}

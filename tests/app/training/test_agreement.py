@@ -14,8 +14,7 @@ from app import train
 from app.checkpoint import saver
 from app.config import CONFIG_DIR, AppConfig
 from app.record import provenance
-from app.runtime import platform
-from app.training import agreement
+from app.runtime import platform, shared_files
 from common.cli import run_command
 from tests.app.conftest import SMALL
 from tests.app.datasets import write_dataset
@@ -50,7 +49,7 @@ def _train_apart(root: str, overrides: Sequence[Sequence[str]], changes: Sequenc
     """One machine a process: `root`/a and `root`/b are their disks."""
     rank = int(os.environ["RANK"])
     os.chdir(Path(root) / "ab"[rank])
-    agreement.SHARED_SECONDS = saver.VISIBLE_SECONDS = 4.0
+    shared_files.SHARED_SECONDS = 4.0
     changes[rank]()
     sys.argv = ["app.train", *overrides[rank]]
     platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))
@@ -155,9 +154,9 @@ def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pyt
     sizes = {"__0_0.distcp": {"bytes": 10}, "__1_0.distcp": {"bytes": 10}}
     threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
     began = time.monotonic()
-    assert saver._lacking(tmp_path, sizes) is None
+    assert saver._missing_files(tmp_path, sizes) is None
     assert time.monotonic() - began >= 0.4
-    monkeypatch.setattr(saver, "VISIBLE_SECONDS", 0.3)
-    reason = saver._lacking(tmp_path, {**sizes, "__2_0.distcp": {"bytes": 1}})
+    monkeypatch.setattr(shared_files, "SHARED_SECONDS", 0.3)
+    reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": {"bytes": 1}})
     assert reason is not None
-    assert "__2_0.distcp, which another process has written, is not whole here" in reason
+    assert "__2_0.distcp, which another process has written, is not whole on this machine" in reason

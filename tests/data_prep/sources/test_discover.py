@@ -193,6 +193,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
     [
         ("day_3", "a link to .*/disk/day_3, which is not there; restore it, or name"),
         ("day_3.part", "a download that has not ended; wait"),
+        ("day_0.part", "a download that has not ended; wait"),
         ("day_1~", "a backup, by its name"),
         ("day_1.bak", "a backup, by its name"),
     ],
@@ -205,6 +206,12 @@ def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: s
     with pytest.raises(UserError, match=f"{re.escape(name)}: {message}"):
         names(f"{days}{pattern}")
     assert names([str(days / "day_1"), str(days / "day_2")]) == ["day_1", "day_2"]  # the remedy
+
+
+def test_a_longer_name_is_not_the_whole_of_an_unfinished_one(days: Path) -> None:
+    (days / "day_1").rename(days / "day_1.part")  # day_10 is there
+    with pytest.raises(UserError, match=r"day_1\.part: a download that has not ended"):
+        names(str(days))
 
 
 def test_what_lies_beside_the_days_of_a_directory_does_not_matter(days: Path) -> None:
