@@ -1,4 +1,4 @@
-"""Generated days and traces as docs/synthetic.md describes them, in plain lines: scores of the truth, stack distances."""
+"""Generated days and traces as docs/synthetic.md describes them, in plain lines: best scores, stack distances."""
 
 from typing import Any
 

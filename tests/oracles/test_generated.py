@@ -91,7 +91,8 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
                 place += 1
             kept[split].append(place)
             place += 1
-    for rows, scores in [(sum(kept.values(), []), bayes), *((kept[split], bayes["splits"][split]) for split in SPLITS)]:
+    parts = [(kept[split], bayes["splits"][split]) for split in SPLITS]
+    for rows, scores in [([row for split in SPLITS for row in kept[split]], bayes), *parts]:
         truth, labels = probability[rows], [raw[row][0] for row in rows]
         assert scores["sampled_auc"] is None or len(set(labels)) == 2
         for name, value in (expected_scores(truth) | sampled_scores(truth, labels)).items():
@@ -100,7 +101,7 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_effects_scale_as_the_keys_say(tmp_path: Path, seed: int) -> None:
-    """Logits of the same rows, whose intercepts alone differ: by `difficulty` in proportion, by `interaction` linear."""
+    """Logits of the same rows, up to an intercept: `difficulty` divides them, `interaction` enters linearly."""
     rng = np.random.default_rng([seed, 42])
     keys = drawn_days(rng) | {"rows": 1500, "days": 1, "click_rate": 0.5, "interaction": 1.0, "difficulty": 1.0}
     keys |= {"max_cardinality": 500}
@@ -115,7 +116,7 @@ def test_effects_scale_as_the_keys_say(tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(difficult, plain / 2, atol=1e-3)
     np.testing.assert_allclose(half, (plain + single) / 2, atol=1e-3)
     assert single.std() == pytest.approx(0.8, rel=0.15)
-    assert (plain - single).std() == pytest.approx(np.hypot(1, 0.5), rel=0.3)  # heavy tails: rare rows have most of it
+    assert 0.45 < (plain - single).std() < 1.55  # of 1.0 and 0.5, which may go together or against each other
 
 
 def drawn_trace(rng: np.random.Generator) -> list[int]:
