@@ -122,10 +122,11 @@ class EventReader:
 
     def _tell(self) -> None:
         train, users = self.anchors.counts[: self.eval_window], len(self.events.users)
+        short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
             "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
             "too short histories (data.events.min_history=%d)", f"{train.sum():,}", len(train), int((train == 0).sum()),
-            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{users - self.anchors.users:,}",
+            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{short:,}",
             f"{users:,}", self.min_history,
         )  # fmt: skip
 

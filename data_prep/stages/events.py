@@ -99,9 +99,9 @@ class SortTask(LoggedTask[SortRecord]):
         """Write a run."""
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         order = np.lexsort((columns.times, columns.users))
-        by_user = columns.users[order]
-        record.unsorted += int(((np.diff(order) < 0) & (np.diff(by_user) == 0)).sum())
-        users, starts = np.unique(by_user, return_index=True)
+        users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
+        places = (numbers * len(order) + order)[::-1]  # of each user the latest event first
+        record.unsorted += int((places > np.minimum.accumulate(places)).sum())
         arrays = {"users": users, "starts": np.append(starts, len(order)), "items": columns.items[order],
                   "times": columns.times[order], "flags": columns.flags[order],
                   "distinct": np.unique(columns.items)}  # fmt: skip
@@ -162,7 +162,8 @@ class MergeRecord:
 
     dropped: events outside the times that are kept. repeated: events like another of their user and second.
     out_of_table: ids beyond their table, which become 0. anchors: events that can be samples and have a long enough
-    history, candidates: without that condition, positives of the latter. short_users: users without an anchor.
+    history, candidates: without that condition, positives of the latter. short_users: users of whom no event
+    has a long enough history.
     """
 
     rows: int
@@ -233,12 +234,11 @@ class MergeTask(LoggedTask[MergeRecord]):
         ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts[alive])
         is_candidate = flags & ANCHOR_BIT != 0
         anchors = is_candidate & (ranks >= self.schema.min_history)
-        with_anchor = np.count_nonzero(np.bincount(users[anchors]))
         arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times, "flags": flags}
         record = MergeRecord(
             len(users), int(alive.sum()), dropped, int(_count_repeated(users, ids, times, flags)), int(outside.sum()),
             int(anchors.sum()), int(is_candidate.sum()), int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
-            int(alive.sum()) - int(with_anchor), int(counts.max(initial=0)),
+            int((counts[alive] <= self.schema.min_history).sum()), int(counts.max(initial=0)),
         )  # fmt: skip
         for kind, array in arrays.items():
             path = Path(f"{self.stem}.{kind}.npy")

@@ -154,6 +154,14 @@ def test_a_bad_schema_is_named(tmp_path: Path, schema: str, message: str) -> Non
         preprocess(config("data=events", *write_log(tmp_path, GOOD, schema)))
 
 
+def test_short_users_and_unsorted_events_are_those_of_their_names(tmp_path: Path) -> None:
+    """A user of long history and no anchor is not short; each event after a later one counts, however they lie."""
+    rows = [f"ann,{time},pen,view,{score}" for time, score in ((90, 5), (10, 1), (20, 1), (95, 1), (80, 1))]
+    rows += [f"bob,{time},ink,view," for time in (3, 1, 2)] + ["cy,5,ink,buy,"]
+    extra = preprocess(config(*write_log(tmp_path, rows, SCHEMA + "anchors: {event: buy}\nmin_history: 0\n"))).extra
+    assert (extra["users"], extra["anchors"], extra["short_users"], extra["unsorted"]) == (3, 1, 0, 5)
+
+
 def test_what_is_odd_is_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Repeated and unsorted events, short histories, items without attributes, times outside of what is kept."""
     rows = GOOD + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n"

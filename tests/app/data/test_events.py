@@ -207,3 +207,12 @@ def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
             assert ((values >= 0) & (values < limit)).all()
             users |= set(values.tolist()) if key == "user" else set()
     assert len(users) == found.anchors.users
+
+
+def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those without enough events, not those none of whose later events can be a sample."""
+    one = reader(root, min_history=9)
+    assert one.anchors.users < (lengths := np.diff(one.events.offsets)).size - (lengths <= 9).sum()
+    with caplog.at_level("INFO", "clickwork"):
+        one.split("train")
+    assert f"{(lengths <= 9).sum()} of {lengths.size} users have too short histories" in caplog.text

@@ -1,0 +1,240 @@
+"""Drawn logs of events against the naive program: rules, flags, kept times, ids, windows, histories, crosses."""
+
+import gzip
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from app.config import DataConfig
+from app.config.data import EventConfig, HistoryKind
+from app.data.events import EventReader
+from common.errors import UserError
+from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT
+from data_prep.dataset.events import known_items, text_key
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, run
+from tests.event_logs import opened
+from tests.oracles.events import Event, Log, by_user, clipped, counts_of, events_of, sample_of, windows_of
+
+FAST, ALL = 4, 50
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
+ONE_PIECE = 1 << 20
+
+
+def drawn_schema(rng: np.random.Generator) -> dict[str, Any]:
+    """A schema, in the words of its YAML."""
+
+    def maybe(key: str, *values: Any) -> dict[str, Any]:
+        return {key: values[rng.integers(len(values))]} if rng.integers(2) else {}
+
+    rules = [">= 50", "< 50", "!= 0", "== 7", "<= 2.5", "> -1"]
+    actions: dict[str, Any] = {
+        "bought": {"event": "buy"},
+        "seen": {"event": ["view", ""], "secs": rules[rng.integers(6)]},
+    }
+    if rng.integers(2):
+        actions["long"] = {"secs": rules[rng.integers(6)]}
+    names = list(actions)
+    schema: dict[str, Any] = {"user": "who", "item": "what", "time": "ts", "actions": actions}
+    schema |= {"others": {"event": ["scroll"]}, "label": names[rng.integers(len(names))]}
+    schema |= maybe("anchors", {"event": ["view", "buy"]}, {"secs": rules[rng.integers(6)]}, {"event": "view"})
+    schema |= maybe("flag", "hot") | maybe("delimiter", ";", "|")
+    schema |= maybe("min_history", 0, 3) | maybe("window_seconds", 40, 300)
+    schema |= maybe("drop_last_seconds", 0, 30) | maybe("keep_seconds", 150, 500)
+    known = ["user", "item", "hour", *(["hot"] if "flag" in schema else [])]
+    if rng.integers(3):
+        schema["attributes"] = {"brand": {"file": "brands.csv", "item": "id", "column": "maker"}}
+        known.append("brand")
+    if rng.integers(3):
+        sizes = rng.integers(1, len(known) + 1, 2)
+        crosses = [[str(name) for name in rng.permutation(known)[:size]] for size in sizes]
+        schema["crosses"] = {
+            f"cross_{i}": {"of": of, "rows": int(rng.integers(5, 5000))} for i, of in enumerate(crosses)
+        }
+    schema |= maybe("renumber", True, False)
+    if not schema.get("renumber", True):
+        schema |= maybe("rows", {"item": 12}, {"item": 30} | ({"brand": 4} if "brand" in known else {}))
+    return schema
+
+
+def drawn_log(rng: np.random.Generator, directory: Path) -> tuple[Log, list[str]]:
+    """A log in one to three files with its schema, and the arguments that name them."""
+    schema, count = drawn_schema(rng), int(rng.integers(80, 250))
+    renumber = schema.get("renumber", True)
+    kinds = ["{}", "u{}", "{}x"] if renumber else ["{}"]
+    user, item, maker = (kinds[rng.integers(len(kinds))] for _ in range(3))
+    times = 1_700_000_000 + rng.integers(0, rng.choice([60, 1000]), count)
+    if rng.integers(2):
+        times.sort()
+    flags = ["0", "1", "true", "no", "Yes", "FALSE"]
+    texts = [datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for time in times.tolist()]
+    form = rng.integers(3)
+    if form == 1:
+        schema["time"], texts = {"column": "ts", "format": "epoch_ms"}, [f"{t}{rng.integers(999):03d}" for t in times]
+    elif form == 2:
+        texts = [str(time) for time in times]
+    rows = [
+        {
+            "what": item.format(rng.zipf(1.4) % 23),
+            "ts": text,
+            "who": user.format(rng.zipf(1.6) % 9),
+            "event": str(rng.choice(["view", "buy", "scroll", ""])),
+            "secs": str(rng.choice(["", "0", "7", "2.5", "50", "-3", "61", "0.0"])),
+            "hot": flags[rng.integers(len(flags))],
+        }
+        for text in texts
+    ]
+    tables: dict[str, dict[str, str]] = {}
+    delimiter = schema.get("delimiter", ",")
+    if "attributes" in schema:
+        pairs = [(item.format(i), maker.format(rng.integers(1, 6))) for i in rng.permutation(30)[:20]]
+        tables["brand"] = dict(pairs)
+        lines = [f"maker{delimiter}id", *(f"{value}{delimiter}{key}" for key, value in pairs)]
+        (directory / "brands.csv").write_text("\n".join(lines) + "\n")
+    (directory / "log.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
+    cuts = np.sort(rng.integers(1, count, rng.integers(0, 3))).tolist()
+    parts = [rows[low:high] for low, high in zip([0, *cuts], [*cuts, count], strict=True) if low < high]
+    for number, part in enumerate(parts):
+        write_part(directory / f"part_{number}", part, delimiter, int(rng.integers(3)))
+    paths = sorted(str(path) for path in directory.glob("part_*"))
+    given = [f"data.raw=[{','.join(paths)}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
+    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), ["data=events", *given]
+
+
+def write_part(stem: Path, rows: list[dict[str, str]], delimiter: str, kind: int) -> None:
+    """Rows as text, compressed text, or Parquet with numbers, null where a field is empty."""
+    lines = [delimiter.join(rows[0]), *(delimiter.join(row.values()) for row in rows)]
+    text = ("\n".join(lines) + "\n").encode()
+    if kind == 0:
+        stem.with_suffix(".csv").write_bytes(text)
+    elif kind == 1:
+        stem.with_suffix(".csv.gz").write_bytes(gzip.compress(text))
+    else:
+        columns = {name: pa.array([row[name] for row in rows]) for name in rows[0]}
+        columns["secs"] = pa.array([float(row["secs"]) if row["secs"] else None for row in rows])
+        if all(row["ts"].isdecimal() for row in rows):
+            columns["ts"] = columns["ts"].cast(pa.int64())
+        pq.write_table(pa.table(columns), stem.with_suffix(".parquet"), row_group_size=50)
+
+
+def ids_of(root: Path, log: Log, events: list[Event]) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """The users in the dataset's order, and the ids that users, items and the items' attributes have there."""
+    _, arrays = opened(root)
+    names = {text_key(event.user): event.user for event in events}
+    users = [names[key] for key in arrays.users.tolist()]
+    assert sorted(users) == sorted(names.values())
+    renumber, rows = log.get("renumber", True), log.get("rows", {})
+    keys, numbers = known_items(root, load_manifest(root), arrays)
+    of_key = dict(zip(keys.tolist(), numbers.tolist(), strict=True))
+    items = {event.item: of_key[text_key(event.item)] for event in events}
+    ids = {"item": items, "user": {name: place + 1 if renumber else int(name) for place, name in enumerate(users)}}
+    if renumber:  # one to one, from 1 on
+        read = {row["what"] for row in log.rows}
+        assert sorted(of_key[text_key(item)] for item in read) == list(range(1, len(read) + 1))
+    else:
+        assert all(int(item) == identity for item, identity in items.items())
+    for (name, table), column in zip(log.tables.items(), arrays.attributes, strict=True):
+        ids[name] = {item: int(column[identity]) for item, identity in items.items()}
+        pairs = {(clipped(table.get(item, "0"), rows.get(name)), identity) for item, identity in ids[name].items()}
+        assert len(pairs) == len(dict(pairs)) == len({identity for _, identity in pairs})
+        assert {identity for value, identity in pairs if value == "0"} <= {0}
+        assert renumber or all(int(value) == identity for value, identity in pairs)
+    return users, ids
+
+
+def drawn_keys(rng: np.random.Generator) -> dict[str, Any]:
+    """Keys of `data.events.*`."""
+    return {
+        "min_history": [None, 0, 1, 5][rng.integers(4)],
+        "window_seconds": [None, 25, 200][rng.integers(3)],
+        "history": ["interleaved", "last_n"][rng.integers(2)],
+        "history_length": int(rng.integers(1, 12)),
+        "scan_events": [4, 20_000][rng.integers(2)],
+        "max_history": [None, 3][rng.integers(2)],
+    }
+
+
+def read_samples(reader: EventReader) -> list[Any]:
+    """The samples of a split, each as `sample_of` gives it."""
+    samples: list[Any] = []
+    for batch in reader.eval_batches(5):
+        assert batch.sequences is not None
+        keyed = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
+        ends = np.cumsum(batch.sequences.history_lengths)
+        for place in range(batch.num_valid):
+            part = slice(int(ends[place]) - batch.sequences.history_lengths[place], int(ends[place]))
+            samples.append((
+                [each[place].tolist() for each in keyed],
+                batch.sequences.times[part].tolist(),
+                batch.sequences.actions[part].tolist(),
+                int(batch.sequences.candidate_times[place]),
+                float(batch.labels[place]),
+            ))  # fmt: skip
+    return samples
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_log(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng([seed, 39])
+    log, given = drawn_log(rng, tmp_path)
+    events = events_of(log)
+    chunk = int(rng.choice([2000, ONE_PIECE]))
+    print(f"seed {seed}: {log.schema}, data.chunk_bytes={chunk}")
+    fault = fault_of([*given, f"data.chunk_bytes={chunk}", "data.workers=1"], by_command=seed < FAST)
+    if not any(event.is_anchor for event in events):
+        assert "meets `anchors`" in fault
+        return
+    assert not fault
+    root = tmp_path / "out"
+    manifest = verify_dataset(root)
+    users, ids = ids_of(root, log, events)
+    stored = [event for user in users for event in by_user(events)[user]]
+    _, arrays = opened(root)
+    assert arrays.items.tolist() == [ids["item"][event.item] for event in stored]
+    assert arrays.times.tolist() == [event.time for event in stored]
+    flags = [sum(met << bit for bit, met in enumerate(event.actions)) for event in stored]
+    flags = [
+        bits + ANCHOR_BIT * event.is_anchor + FLAG_BIT * event.flag for bits, event in zip(flags, stored, strict=True)
+    ]
+    assert arrays.flags.tolist() == flags
+    expected = counts_of(log)
+    if chunk < ONE_PIECE or len(list(tmp_path.glob("part_*"))) > 1:  # events out of order are seen in a piece alone
+        assert manifest.extra["unsorted"] <= expected.pop("unsorted")
+    assert {key: manifest.extra[key] for key in expected} == expected
+    compare_samples(root, log, users, ids, drawn_keys(rng))
+
+
+def fault_of(given: list[str], by_command: bool) -> str:
+    """Prepare a log, by the command or as it does; what it refuses."""
+    try:
+        if not by_command:
+            preprocess(config(*given))
+            return ""
+    except UserError as error:
+        return str(error)
+    result = run(*given)
+    assert result.returncode in (0, 2), result.stderr
+    return result.stderr if result.returncode else ""
+
+
+def compare_samples(
+    root: Path, log: Log, users: list[str], ids: dict[str, dict[str, int]], keys: dict[str, Any]
+) -> None:
+    """The samples of every window that can be evaluated, and all those before it, are the naive program's."""
+    print(keys)
+    windows = windows_of(log, users, keys)
+    expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
+    for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
+        chosen = EventConfig(**keys | {"history": HistoryKind(keys["history"]), "eval_window": window})
+        reader = EventReader(root, load_manifest(root), DataConfig(events=chosen), 0, 1)
+        assert reader.rows == sum(map(len, expected[:window]))
+        assert read_samples(reader.split("val")) == expected[window]
+        assert read_samples(reader.split("train")) == [sample for part in expected[:window] for sample in part]

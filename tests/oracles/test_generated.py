@@ -1,0 +1,181 @@
+"""Drawn generated days and traces against the naive program: click rates, labels, best scores, stack distances."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data_prep.pipeline import preprocess
+from data_prep.traces.histogram import load_profiles
+from tests.data_prep.conftest import REPOSITORY, config
+from tests.forks import run_module
+from tests.oracles.generated import (
+    after_dropping,
+    check_labels,
+    expected_scores,
+    hit_rates,
+    row_of,
+    sampled_scores,
+    stack_distances,
+)
+from tests.oracles.test_preparation import loaded
+
+
+def seeds(fast: int, drawn: int) -> list[Any]:
+    """Seeds of so many draws, those after the first few for the slow tests alone."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(drawn)]
+
+
+IDS = 1_000_003  # rows of every table of hashed ids
+SPLITS = ("train", "val", "test")
+
+
+def drawn_days(rng: np.random.Generator) -> dict[str, Any]:
+    """Keys of `data.synthetic`."""
+    return {
+        "rows": int(rng.integers(300, 1200)),
+        "days": int(rng.integers(1, 4)),
+        "seed": int(rng.integers(1000)),
+        "click_rate": float(rng.choice([0.05, 0.25, 0.5])),
+        "max_cardinality": int(rng.choice([3, 20, 500, 50_000])),
+        "difficulty": float(rng.choice([0.5, 1, 2])),
+        "interaction": float(rng.choice([0, 1])),
+        "drift": float(rng.choice([0, 0.1, 1])),
+    }
+
+
+def truths(root: Path, days: int) -> list[NDArray[np.float64]]:
+    """Click probabilities of each day, [rows]."""
+    return [np.load(root / f"raw/truth_{day}.npy")[:, 0].astype(np.float64) for day in range(days)]
+
+
+def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
+    """Generate and prepare days with hashed ids; the manifest's `extra.bayes`."""
+    given = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
+    print(" ".join([*given, *further]))
+    hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]
+    bayes: dict[str, Any] = preprocess(
+        config("data=synthetic", f"data.path={root}", *hashed, *given, *further)
+    ).extra["bayes"]  # fmt: skip
+    return bayes
+
+
+@pytest.mark.parametrize("seed", seeds(1, 8))
+def test_drawn_days(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng([seed, 41])
+    keys, rate = drawn_days(rng), float(rng.choice([0, 0.5]))
+    print(f"seed {seed}:", end=" ")
+    bayes = generate(tmp_path, keys, f"data.sampling.negative_drop_rate={rate}")
+    lines = [(tmp_path / f"raw/day_{day}.tsv").read_text().splitlines() for day in range(keys["days"])]
+    days = truths(tmp_path, keys["days"])
+    assert [len(day) for day in lines] == [len(day) for day in days]
+    for truth, day in zip(days, lines, strict=True):
+        assert ((truth * 2**20) % 1 == 0).all()
+        check_labels(truth, [int(line[0]) for line in day])
+        assert abs(truth.mean() - keys["click_rate"]) <= 5 * truth.std() / np.sqrt(len(truth)) + 0.01
+    raw = [row_of(line, IDS) for day in lines for line in day]
+    for column in range(26):
+        assert len({row[2][column] for row in raw} - {0}) <= keys["max_cardinality"]
+    probability, place = after_dropping(np.concatenate(days), rate), 0
+    kept: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for split in SPLITS:  # the rows of a split are in the order of the raw rows, and so are the splits
+        labels, dense, ids = loaded(tmp_path, split)
+        for label, numbers, row in zip(labels, dense.tolist(), zip(*ids.values(), strict=True), strict=True):
+            expected = (label, numbers, [value for bag in row for value in bag])
+            while raw[place] != expected:
+                assert raw[place][0] == 0  # only negatives are left out
+                assert rate
+                place += 1
+            kept[split].append(place)
+            place += 1
+    parts = [(kept[split], bayes["splits"][split]) for split in SPLITS]
+    for rows, scores in [([row for split in SPLITS for row in kept[split]], bayes), *parts]:
+        truth, labels = probability[rows], [raw[row][0] for row in rows]
+        assert scores["sampled_auc"] is None or len(set(labels)) == 2
+        for name, value in (expected_scores(truth) | sampled_scores(truth, labels)).items():
+            assert scores[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("seed", seeds(0, 1))
+def test_effects_scale_as_the_keys_say(tmp_path: Path, seed: int) -> None:
+    """Logits of the same rows, up to an intercept: `difficulty` divides them, `interaction` enters linearly."""
+    rng = np.random.default_rng([seed, 42])
+    keys = drawn_days(rng) | {"rows": 1500, "days": 1, "click_rate": 0.5, "interaction": 1.0, "difficulty": 1.0}
+    keys |= {"max_cardinality": 500}
+    changes: list[dict[str, float]] = [{}, {"difficulty": 2}, {"interaction": 0}, {"interaction": 0.5}]
+    logits = []
+    for number, change in enumerate(changes):
+        generate(tmp_path / str(number), keys | change)
+        (truth,) = truths(tmp_path / str(number), 1)
+        logit = np.log(truth / (1 - truth))
+        logits.append(logit - logit.mean())
+    plain, difficult, single, half = logits
+    np.testing.assert_allclose(difficult, plain / 2, atol=1e-3)
+    np.testing.assert_allclose(half, (plain + single) / 2, atol=1e-3)
+    assert single.std() == pytest.approx(0.8, rel=0.15)
+    assert 0.45 < (plain - single).std() < 1.55  # of 1.0 and 0.5, which may go together or against each other
+
+
+def drawn_trace(rng: np.random.Generator) -> list[int]:
+    """Accesses to one table: skewed, uniform, a loop, or a working set that moves."""
+    count, size = int(rng.integers(400, 3000)), int(rng.integers(5, 900))
+    kind = rng.integers(4)
+    if kind == 0:
+        return (rng.zipf(float(rng.uniform(1.1, 2)), count) % size).tolist()
+    if kind == 1:
+        return rng.integers(0, size, count).tolist()
+    if kind == 2:
+        return (np.arange(count) % size).tolist()
+    return ((rng.zipf(1.5, count) + np.arange(count) // 50) % size).tolist()
+
+
+def command(name: str, *given: str) -> str:
+    """What a command of data_prep shows."""
+    result = run_module(f"data_prep.{name}", *(f"locality.{each}" for each in given), cwd=REPOSITORY)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def check_profile(profile: Any, distances: list[int | None]) -> None:
+    """The histogram of a profile: one by one below 256, from there in bins of at most 1/128 of their distance."""
+    again = np.array([distance for distance in distances if distance is not None], np.int64)
+    assert (profile.accesses, profile.distinct) == (len(distances), len(distances) - len(again))
+    assert profile.distances.sum() == len(again)
+    for place in np.flatnonzero(profile.distances):
+        near, far = profile.nearest[place], profile.farthest[place]
+        inside = again[(again >= near) & (again <= far)]
+        assert (len(inside), inside.min(), inside.max()) == (profile.distances[place], near, far)
+        assert far - near <= (near / 128 if near >= 256 else 0)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 41))
+def test_drawn_traces(tmp_path: Path, seed: int) -> None:
+    """Profile, generated trace and comparison of text traces of two tables."""
+    rng = np.random.default_rng([seed, 43])
+    traces = [drawn_trace(rng), drawn_trace(rng)]
+    print(f"seed {seed}: accesses {[len(ids) for ids in traces]} to {[len(set(ids)) for ids in traces]} rows")
+    names = ("a", "b")
+    for name, ids in zip(names, traces, strict=True):
+        words = [" ", ",", "\n"][rng.integers(3)].join(str(7 * identity + 1) for identity in ids)
+        (tmp_path / f"{name}.txt").write_text(words)
+    original = f"[{tmp_path}/a.txt,{tmp_path}/b.txt]"
+    command("profile", f"trace={original}", f"profile={tmp_path}/p.npz")
+    profiles, _ = load_profiles(tmp_path / "p.npz")
+    distances = [stack_distances(ids) for ids in traces]
+    for name, found in zip(names, distances, strict=True):
+        check_profile(profiles[name], found)
+    command("generate", f"profile={tmp_path}/p.npz", f"to={tmp_path}/made", f"seed={seed}")
+    shown = command("compare", f"trace={original}", f"other=[{tmp_path}/made/a.txt,{tmp_path}/made/b.txt]")
+    for name, found in zip(names, distances, strict=True):
+        made = stack_distances([int(word) for word in (tmp_path / f"made/{name}.txt").read_text().split()])
+        assert len(made) == len(found)
+        exact, drawn = (hit_rates(each, 3000) for each in (found, made))
+        # The same distances in another order; from 256 on, of the same bins.
+        np.testing.assert_allclose(drawn[:256], exact[:256], atol=3 / len(made))
+        apart = float(np.abs(exact - drawn).max())
+        line = re.search(rf"^ *{name} .* (\d\.\d+)$", shown, re.MULTILINE)
+        assert line is not None
+        assert float(line[1]) == pytest.approx(apart, abs=1e-5)
