@@ -129,8 +129,11 @@ def main(arguments: list[str]) -> int:
         try:
             torchrun.run(options)
         except ChildFailedError as error:
-            return _report(*first_failure({rank: (failure.timestamp, failure.exitcode)
-                                         for rank, failure in error.failures.items()}))  # fmt: skip
+            return _report(
+                *first_failure(
+                    {rank: (failure.timestamp, failure.exitcode) for rank, failure in error.failures.items()}
+                )
+            )
         except SignalException as error:
             return _stopped(error.sigval, job.ended)
         except (RendezvousError, DistError) as error:

@@ -82,8 +82,10 @@ def main(config: RecommendConfig) -> int:
 def _require_finite(logits: NDArray[np.float32]) -> None:
     """Raises UserError for logits that cannot be ranked."""
     if bad := int(np.count_nonzero(~np.isfinite(logits))):
-        raise UserError(f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
-                        "dense features are too large; choose another checkpoint, or correct the rows")  # fmt: skip
+        raise UserError(
+            f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
+            "dense features are too large; choose another checkpoint, or correct the rows"
+        )
 
 
 def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:

@@ -106,8 +106,12 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         run.restore(Path(start))
         status = here.on_rank_0(lambda: _status_if_done(run, record))
         if status is not None:
-            log.info("%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
-                     "checkpoint.overwrite=true", record.path, status)  # fmt: skip
+            log.info(
+                "%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
+                "checkpoint.overwrite=true",
+                record.path,
+                status,
+            )
             return None
         require_steps_left(run.length, run.state.step, Path(start))
     run.checkpointer.require_space(run.state.step, run.length)

@@ -37,8 +37,12 @@ from numpy.typing import NDArray
 from benchmarks.result_file import write_result
 
 KINDS = ("on", "off", "bare")
-OFF = ["checkpoint.every_steps=null", "checkpoint.keep_best=false", "train.eval_every_steps=null",
-       "record.tensorboard=false"]  # fmt: skip
+OFF = [
+    "checkpoint.every_steps=null",
+    "checkpoint.keep_best=false",
+    "train.eval_every_steps=null",
+    "record.tensorboard=false",
+]
 LEAST, LEAST_WRITING = 0.97, 0.85  # of the speed with all of it off
 LEAST_ROUNDS = 5
 

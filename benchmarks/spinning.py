@@ -55,10 +55,12 @@ def main() -> None:
             for processes in arguments.processes:
                 with circumstances(situation):
                     rounds = [
-                        {count: train(Path(directory), processes, count, arguments.steps, arguments.batch)
-                         for count in arguments.counts}
+                        {
+                            count: train(Path(directory), processes, count, arguments.steps, arguments.batch)
+                            for count in arguments.counts
+                        }
                         for _ in range(arguments.rounds)
-                    ]  # fmt: skip
+                    ]
                 results.append({"situation": situation, "processes": processes, "samples/s": rounds})
                 print_row(situation, processes, rounds)
     write_result(arguments, results)
@@ -67,11 +69,23 @@ def main() -> None:
 def train(directory: Path, processes: int, count: int, steps: int, batch: int) -> float:
     """Median samples/s of a run; Raises SystemExit if it fails."""
     launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes > 1 else []
-    settings = [*OFF, f"train.max_steps={steps}", f"train.global_batch_size={batch}", "run.name=spinning",
-                "checkpoint.resume=never", "checkpoint.overwrite=true"]  # fmt: skip
+    settings = [
+        *OFF,
+        f"train.max_steps={steps}",
+        f"train.global_batch_size={batch}",
+        "run.name=spinning",
+        "checkpoint.resume=never",
+        "checkpoint.overwrite=true",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1]), "GOMP_SPINCOUNT": str(count)}
-    done = subprocess.run([sys.executable, "-m", *launcher, "app.train", *settings], cwd=directory, env=environment,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "app.train", *settings],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     lines = (directory / "runs/spinning/metrics.jsonl").read_text().splitlines()

@@ -241,8 +241,10 @@ def validate_evaluate(config: EvaluateConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_at_least({"global_batch_size": (config.global_batch_size, 1), "exact_rows": (config.exact_rows, 0)})
     if config.tables is not None and config.runtime.precision not in (None, Precision.fp32):
-        raise UserError(f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
-                        f"{config.tables.value}, which computes in fp32; leave one of them out")  # fmt: skip
+        raise UserError(
+            f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
+            f"{config.tables.value}, which computes in fp32; leave one of them out"
+        )
     require_place("out", config.out)
 
 

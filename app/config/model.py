@@ -98,8 +98,10 @@ def require_dlrm(model: ModelConfig, what: str) -> None:
 def require_own_scores(model: ModelConfig, what: str) -> None:
     """Refuse what needs a sample's logit to depend on this sample alone. Raises UserError."""
     if model.mixes_samples:
-        raise UserError(f"model.mixes_samples=true: {what} has no meaning, since a sample's logit depends on the other "
-                        "rows of its batch and its place among them; train with model.mixes_samples=false")  # fmt: skip
+        raise UserError(
+            f"model.mixes_samples=true: {what} has no meaning, since a sample's logit depends on the other "
+            "rows of its batch and its place among them; train with model.mixes_samples=false"
+        )
 
 
 def _validate_interaction(model: ModelConfig) -> None:

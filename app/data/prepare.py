@@ -89,12 +89,12 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
         UserError: names the key that says otherwise, or that has no effect on a dataset that is there.
     """
     given, path = _given(config), dataset_path(config)
-    if (found := first_difference(given, manifest)) is not None:
-        key = _typed(found.key)
-        as_it_is = "leave it out" if found.key.partition(".")[0] in GENERATORS else f"{key}=null"
+    if (difference := first_difference(given, manifest)) is not None:
+        key = _typed(difference.key)
+        as_it_is = "leave it out" if difference.key.partition(".")[0] in GENERATORS else f"{key}=null"
         raise UserError(
-            f"{key}={found.given}: the dataset at data.path={path} was made with {found.recorded}; give another "
-            f"data.path, or {as_it_is} to take it as it is"
+            f"{key}={difference.given}: the dataset at data.path={path} was made with {difference.recorded}; give "
+            f"another data.path, or {as_it_is} to take it as it is"
         )
     if source_of(config) is None:
         unused = {key: given[key] for key in given if key not in compared_keys(given, manifest)}
@@ -147,8 +147,10 @@ def _job(config: DataConfig) -> PrepConfig | None:
     if source != "synthetic":
         usual = SyntheticConfig()
         unused = {key: value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)}
-        _refuse({f"synthetic.{key}": value for key, value in unused.items()},
-                f"has no effect with data from {config.raw or source}; leave it out")  # fmt: skip
+        _refuse(
+            {f"synthetic.{key}": value for key, value in unused.items()},
+            f"has no effect with data from {config.raw or source}; leave it out",
+        )
     return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 
 

@@ -32,8 +32,13 @@ def click_curves(
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
     error = evaluation["auc_standard_error"]
-    curves: dict[str, Any] = {"samples": len(z), "of": evaluation["samples"], "auc_standard_error": error,
-                              "roc": None, "pr": None}  # fmt: skip
+    curves: dict[str, Any] = {
+        "samples": len(z),
+        "of": evaluation["samples"],
+        "auc_standard_error": error,
+        "roc": None,
+        "pr": None,
+    }
     if len(positives) and len(negatives):
         curves |= _thresholds(positives, negatives)
     return {**curves, "reliability": _reliability(preds, y), "scores": _scores(preds, y)}

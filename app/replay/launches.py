@@ -7,8 +7,16 @@ from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform", "compile")
 # Set by torchrun or instead of it: their effects are compared by LAYOUT.
-BY_LAUNCHER = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-               "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_CPP_LOG_LEVEL", SET_BY_LAUNCHER, *INTERFACES)  # fmt: skip
+BY_LAUNCHER = (
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "OMP_NUM_THREADS",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_CPP_LOG_LEVEL",
+    SET_BY_LAUNCHER,
+    *INTERFACES,
+)
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 

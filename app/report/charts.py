@@ -202,8 +202,14 @@ def _step_times(run: RunFiles) -> Chart:
 
 def _phases(run: RunFiles) -> Chart:
     """Forward, backward, optimizer and the other phases that the run measured."""
-    chart = Chart("phases", "Where a step's time goes", "step", "ms", from_zero=True,
-                  note="Means over the sampled steps of each window of the log.")  # fmt: skip
+    chart = Chart(
+        "phases",
+        "Where a step's time goes",
+        "step",
+        "ms",
+        from_zero=True,
+        note="Means over the sampled steps of each window of the log.",
+    )
     events = [event for event in run.of_kind("train") if event.get("phase_seconds")]
     for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
         points = [(e["step"], e["phase_seconds"].get(name)) for e in events]

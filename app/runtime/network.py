@@ -67,14 +67,16 @@ def _resolved(host: str) -> str:
     until = time.monotonic() + RESOLVE_SECONDS
     while True:
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+            addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
         except OSError as error:
             if time.monotonic() > until:
-                raise UserError(f"{host}: the name does not resolve on this machine ({error}); give an address, or "
-                                "enter the name in /etc/hosts") from error  # fmt: skip
+                raise UserError(
+                    f"{host}: the name does not resolve on this machine ({error}); give an address, or "
+                    "enter the name in /etc/hosts"
+                ) from error
             time.sleep(1)
         else:
-            return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+            return str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def _own_address(endpoint: str) -> str | None:

@@ -56,9 +56,11 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
 
 def _require_fp16(kept: Tensor, weight: Tensor, precision: TablePrecision) -> None:
     if not kept.isfinite().all():
-        raise UserError(f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "
-                        "ends at 65,504, which they, or of integers their rows' minimum and range, are kept in; use "
-                        "tables=fp32 or bf16")  # fmt: skip
+        raise UserError(
+            f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "
+            "ends at 65,504, which they, or of integers their rows' minimum and range, are kept in; use "
+            "tables=fp32 or bf16"
+        )
 
 
 class _Lookup(nn.Module):

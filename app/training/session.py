@@ -87,9 +87,12 @@ class Predictor:
 
     def __post_init__(self) -> None:
         if self.config.model.mixes_samples:
-            log.warning("model.mixes_samples=true: a sample's logit depends on the other rows of its batch, so every "
-                        "metric depends on eval.global_batch_size (%d) and on the number of processes (%d)",
-                        self.config.eval.global_batch_size, self.runtime.world_size)  # fmt: skip
+            log.warning(
+                "model.mixes_samples=true: a sample's logit depends on the other rows of its batch, so every "
+                "metric depends on eval.global_batch_size (%d) and on the number of processes (%d)",
+                self.config.eval.global_batch_size,
+                self.runtime.world_size,
+            )
 
     def split(self, name: str) -> SplitReader | EventReader:
         """A split of the dataset, opened once for this process."""
@@ -189,8 +192,10 @@ class Predictor:
         """Raises UserError on all processes if one has logits that no metric is defined for."""
         bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
         if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
-            raise UserError(f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
-                            "them: lower optimizer.lr and train again, or choose an earlier checkpoint")  # fmt: skip
+            raise UserError(
+                f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
+                "them: lower optimizer.lr and train again, or choose an earlier checkpoint"
+            )
 
 
 @dataclass

@@ -121,8 +121,10 @@ def distance_between(one: Sequence[TableProfile], other: Sequence[TableProfile])
     if [len(counts) for counts in exact] == [len(one), len(other)]:
         longest = max(len(count) for counts in exact for count in counts)
         sums = [sum(np.pad(count, (0, longest - len(count))) for count in counts) for counts in exact]
-        rates = [np.cumsum(total) / max(1, sum(profile.accesses for profile in profiles))
-                 for total, profiles in zip(sums, (one, other), strict=True)]  # fmt: skip
+        rates = [
+            np.cumsum(total) / max(1, sum(profile.accesses for profile in profiles))
+            for total, profiles in zip(sums, (one, other), strict=True)
+        ]
         distance = float(np.abs(rates[0] - rates[1]).max())
         return KSDistance(distance, distance)
     first, second = joint_hit_rates(one), joint_hit_rates(other)
