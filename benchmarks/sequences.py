@@ -89,7 +89,8 @@ def write_rows(root: Path, work: Path) -> list[str]:
         pq.write_table(pa.table(tiled), work / f"{name}.parquet")
     sparse = ", ".join(name for name in columns if name not in ("label", "minutes"))
     (work / "rows.yaml").write_text(f"label: label\ndense: [minutes]\nsparse: [{sparse}]\n")
-    return [f"data.raw=[{work}/train.parquet,{work}/val.parquet]", f"data.schema={work}/rows.yaml"]
+    files = f"data.raw=[{work}/train.parquet,{work}/val.parquet]"
+    return [files, f"data.schema={work}/rows.yaml", "data.split.method=last_day"]
 
 
 def run(module: str, *overrides: str) -> None:

@@ -27,6 +27,14 @@ class Killed(BaseException):
 
 
 @contextmanager
+def _environment() -> Iterator[None]:
+    """Without what Dask, in another test, has set for this process: runs record it, and it is not the same in others."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("MKL_NUM_THREADS", raising=False)
+        yield
+
+
+@contextmanager
 def _directory(config: AppConfig, rank: int) -> Iterator[RunDirectory]:
     """A run's directory that is given free at the end, as the end of a process does."""
     record, handlers = RunDirectory(Path(config.run.dir), rank), list(LOG.handlers)
@@ -45,7 +53,7 @@ def train_here(here: Runtime, *overrides: str) -> str:
     """Train to the end or a stop; return the run's status, or NOTHING_TO_DO. Raises UserError as the command does."""
     config = compose_config(AppConfig, CONFIG_DIR, list(overrides))
     validate_new_run(config)
-    with _directory(config, here.rank) as record:
+    with _environment(), _directory(config, here.rank) as record:
         run = train._set_up(config, here, record, time.perf_counter())
         return NOTHING_TO_DO if run is None else run.train()
 
@@ -61,7 +69,7 @@ def command_here(here: Runtime, name: str, *overrides: str) -> int:
     config: Any = compose_config(schema, CONFIG_DIR, list(overrides), file)
     handlers = list(LOG.handlers)
     try:
-        with pytest.MonkeyPatch.context() as patched:
+        with _environment(), pytest.MonkeyPatch.context() as patched:
             patched.setattr(process_group, "joined", joined)
             status: int = importlib.import_module(f"app.{name}").main(config)
     finally:
