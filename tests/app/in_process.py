@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Without what Dask, in another test, has set for this process: runs record it, and it is not the same in others."""
+    """Without what Dask, in another test, has set for this process: runs record it, and other processes lack it."""
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("MKL_NUM_THREADS", raising=False)
         yield
