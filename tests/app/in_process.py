@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 
 from app import train
 from app.config import CONFIG_DIR, AppConfig, validate_new_run
+from app.record import provenance
 from app.record.directory import RunDirectory
 from app.runtime import process_group
 from app.runtime.platform import Runtime
@@ -28,9 +30,10 @@ class Killed(BaseException):
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Without what Dask, in another test, has set for this process: runs record it, and other processes lack it."""
+    """Without what other tests, or Dask in them, have set for this process: runs record it."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("MKL_NUM_THREADS", raising=False)
+        for name in [name for name in os.environ if name.startswith(provenance.ENVIRONMENT_PREFIXES)]:
+            environment.delenv(name)
         yield
 
 
