@@ -276,7 +276,7 @@ def _children() -> dict[int, tuple[str, int]]:
 def _with_defaults(options: Any) -> Any:
     """Signals left to this module, and on one machine a rendezvous that needs no host name."""
     options.signals_to_handle = ""
-    if str(options.nnodes) in ("1", "1:1") and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
+    if not _has_several_machines(options) and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: one that is free
         options.local_addr = options.local_addr or LOOPBACK
     return options

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 LEAST_DROP = 0.1  # of the median rate
 LEAST_WINDOWS = 5  # before and after it
 FALSE_ALARMS = 0.01  # chance of one in a run, were its windows independent
-MOST_WINDOWS = 200  # more of them are joined to so many groups
+MOST_WINDOWS = 200  # where there are more, neighbours are joined to at most this number of groups
 ACTIONS = {  # by kind of event: the first of a run, and others
     "resume": ("the run was resumed", "the run was resumed"),
     "checkpoint": ("the first checkpoint was saved", "a checkpoint was saved"),

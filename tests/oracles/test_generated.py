@@ -25,7 +25,7 @@ from tests.oracles.test_preparation import loaded
 
 
 def seeds(fast: int, drawn: int) -> list[Any]:
-    """Seeds of so many draws, those after the first few for the slow tests alone."""
+    """Seeds of draws, those after the first few for the slow tests alone."""
     return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(drawn)]
 
 

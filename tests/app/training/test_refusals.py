@@ -107,28 +107,26 @@ FAST = (
 )
 
 
+@pytest.fixture
+def before(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The contents of a copy of the place, in which the test runs."""
+    shutil.copytree(place, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    return contents(Path())
+
+
 def _cases(of: Mapping[str, list[str]]) -> list[Any]:
     return [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in of]
 
 
 @pytest.mark.parametrize("case", _cases(REFUSED))
-def test_a_refusal_changes_nothing(
-    case: str, here: Runtime, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(place, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
-    before = contents(Path())
+def test_a_refusal_changes_nothing(case: str, here: Runtime, before: dict[str, str]) -> None:
     with pytest.raises(UserError):
         train_here(here, *BASE, "data.path=data", "train.max_steps=9", *REFUSED[case])
     assert contents(Path()) == before
 
 
-def test_a_run_that_is_built_only_does_not_replace_a_trained_one(
-    here: Runtime, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(place, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
-    before = contents(Path())
+def test_a_run_that_is_built_only_does_not_replace_a_trained_one(here: Runtime, before: dict[str, str]) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v1", "run.name=x", "train.max_steps=0"])
     assert meta_build.is_wanted(config)
     with pytest.raises(UserError, match="contains a trained run"):
@@ -149,12 +147,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", _cases(COMMANDS))
-def test_a_refusal_of_another_command_changes_nothing(
-    case: str, here: Runtime, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(place, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
-    before = contents(Path())
+def test_a_refusal_of_another_command_changes_nothing(case: str, here: Runtime, before: dict[str, str]) -> None:
     with pytest.raises(UserError):
         command_here(here, *COMMANDS[case])
     assert contents(Path()) == before
