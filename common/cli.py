@@ -262,7 +262,7 @@ def _status(run: Callable[[], int | None]) -> int:
 def _print_error(message: str) -> None:
     """Print an error without secrets, in one line whatever control characters a name in it has."""
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
-    print(f"error: {line}", file=sys.stderr)
+    sys.stderr.write(f"error: {line}\n")  # one write: several processes share a terminal
 
 
 def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path, config: Any, name: str) -> None:

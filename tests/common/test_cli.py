@@ -5,10 +5,12 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from common import cli
 from common.cli import compose_config
 from common.errors import UserError
 from common.help import describe, groups_of, keys_of
@@ -115,3 +117,11 @@ def test_numbers_are_numbers_and_null_is_none(config_dir: Path) -> None:
     config = compose_config(Texts, config_dir, given)
     assert (config.count, config.share, config.directory, config.further["size"]) == (1000, 0.001, None, 1000.0)
     assert (config.name, config.hosts) == ("12", ["a", "1e3"])
+
+
+def test_an_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two processes that share a terminal write into each other's line."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append))
+    cli._print_error("x")
+    assert written == ["error: x\n"]
