@@ -44,7 +44,7 @@ def read_fast(block: bytes, delimiter: str) -> "pa.RecordBatch | None":
     columns = _count_columns(lines, delimiter)
     if not columns:
         return None
-    sentinel = delimiter.join([SENTINEL] * columns) + "\n"
+    sentinel = delimiter.join([f'"{SENTINEL}"'] * columns) + "\n"
     batch = _read(lines + sentinel.encode(), delimiter, columns)
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
