@@ -24,7 +24,7 @@ from app.data.split import BatchMaker
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
-from app.scoring.candidates import Candidates, ignored_columns, read_candidates, row_names, with_user
+from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
 from app.training import resume, session
 from app.training.resume import TrainedRun
 from app.training.session import Session
@@ -34,6 +34,7 @@ from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
 from data_prep.dataset.events import flag_value, known_items, text_key
 from data_prep.dataset.format import write_atomically
 from data_prep.encoding.encoder import EncodedBlock, Encoder
+from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 
 log = logging.getLogger("clickwork")
 
@@ -103,15 +104,17 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
     if config.candidates == ALL:
         if (keys < 0).any():
             raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
-        found = Candidates({schema.item: [str(key) for key in keys.tolist()]}, len(keys), 1)
+        found = NewRows({schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
     else:
         found = _read_items(config, schema)
-    wanted = np.array([text_key(text) for text in found.columns[schema.item]], np.int64)
+    path = Path(config.candidates)
+    names = texts_of(found, path, schema.item)
+    wanted = np.array([text_key(text) for text in names], np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     if (unknown := keys[places] != wanted).any():
         row = int(unknown.argmax())
-        raise UserError(f"{config.candidates}: row {row + found.first_row}: {schema.item} "
-                        f"{found.columns[schema.item][row]} is not in the log of {run.root}; leave it out")  # fmt: skip
+        where = f"{path}: row {found.numbers[row]}"
+        raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
     user, end, time = _history(config, reader, found)
     flagged = _flagged(config, schema, found)
@@ -119,39 +122,45 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
     logits[order] = _load(trained, run, here).score(reader.candidates(user, end, given.take(order))).logits
-    names = found.columns.get(config.id_column, found.columns[schema.item])
+    if config.id_column in found.columns:
+        names = texts_of(found, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
 
 
-def _flagged(config: RecommendConfig, schema: EventSchema, found: Candidates) -> NDArray[np.bool_]:
+def _flagged(config: RecommendConfig, schema: EventSchema, found: NewRows) -> NDArray[np.bool_]:
     """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
-    texts = found.columns.get(schema.flag or "", [""] * found.rows)
+    if schema.flag not in found.columns:
+        return np.zeros(len(found.numbers), np.bool_)
+    texts = texts_of(found, Path(config.candidates), schema.flag)
     values = np.array([flag_value(text or "0") for text in texts])
     if not (good := np.isin(values, (0, 1))).all():
         row = int(good.argmin())
-        where = f"{config.candidates}: row {row + found.first_row}, column {schema.flag}"
+        where = f"{config.candidates}: row {found.numbers[row]}, column {schema.flag}"
         raise UserError(f"{where}: {texts[row][:40]!a} is not 0 or 1; correct it")
     return values == 1
 
 
-def _read_items(config: RecommendConfig, schema: EventSchema) -> Candidates:
+def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     """A file's items: a column of that name, or one column without names."""
     path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
-    found = read_candidates(path, [schema.item], label="", needed=(schema.item, *spare))
+    shape = Shape((schema.item,), schema.delimiter, label="", needed=(schema.item, *spare))
+    found = read_new_rows(path, shape)
     if ignored := ignored_columns(found, path, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return found
 
 
-def _history(config: RecommendConfig, reader: EventReader, found: Candidates) -> tuple[int, int, int]:
+def _history(config: RecommendConfig, reader: EventReader, found: NewRows) -> tuple[int, int, int]:
     """Index of the user, number of the event that its history ends before, and the candidates' time.
 
     Raises:
         UserError: no user, one that the log does not have, or one with too few events.
     """
     arrays, column = reader.events, reader.schema.user
-    named = {config.user} if config.user is not None else set(found.columns.get(column, []))
+    named = {config.user} if config.user is not None else set()
+    if config.user is None and column in found.columns:
+        named = set(texts_of(found, Path(config.candidates), column))
     if len(named) != 1:
         raise UserError(f"user: {len(named)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = named
@@ -176,32 +185,33 @@ def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, he
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
     encoder = Encoder.load(run.root)
     candidates = _read(config, encoder)
-    block = encoder.parse_columns(candidates.columns, config.candidates, candidates.first_row)
+    block = encoder.parse_columns(candidates.columns, config.candidates, candidates.numbers)
     order = _canonical_order(candidates, encoder)
     logits = _score(_load(trained, run, here), encoder.encode(block), order)
-    names = row_names(candidates, config.id_column)
+    names = row_names(candidates, Path(config.candidates), config.id_column)
     return Scored(names, logits, order, encoder.unknown(block), encoder.features, {})
 
 
-def _read(config: RecommendConfig, encoder: Encoder) -> Candidates:
+def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     """The candidates with all columns that the model reads."""
     path, label = Path(config.candidates), encoder.schema.label
     wanted = encoder.input_columns
-    form = (encoder.raw_columns, label, encoder.separators, (*wanted, config.id_column))
-    candidates = read_candidates(path, *form)
+    shape = encoder.shape((*wanted, config.id_column))
+    candidates = read_new_rows(path, shape)
     if config.user is not None:
         user = Path(config.user)
-        candidates = with_user(candidates, read_candidates(user, *form), user)
+        candidates = with_user(candidates, read_new_rows(user, shape), user)
     ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
     if ignored:
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return candidates
 
 
-def _canonical_order(candidates: Candidates, encoder: Encoder) -> NDArray[np.int64]:
+def _canonical_order(candidates: NewRows, encoder: Encoder) -> NDArray[np.int64]:
     """The candidates sorted by their features' text, [n]: the same whatever order they came in."""
-    columns = [candidates.columns[name] for name in encoder.input_columns]
-    order = sorted(range(candidates.rows), key=lambda row: [column[row] for column in columns])
+    values = (candidates.columns[name] for name in encoder.input_columns)
+    columns = [list(map(str, each if isinstance(each, list) else each.to_pylist())) for each in values]
+    order = sorted(range(len(candidates.numbers)), key=lambda row: [column[row] for column in columns])
     return np.array(order, np.int64)
 
 

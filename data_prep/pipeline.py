@@ -9,6 +9,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_fields
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifes
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
 from data_prep.encoding.dense import DenseRange, join_ranges
 from data_prep.encoding.passes import Slice
@@ -175,6 +178,7 @@ class Result:
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
         constant: columns with one value in all rows; cut: those with negative numbers that become 0.
         built: the shards, ready to be moved to the dataset.
+        forms: how the values of each sparse column of a user's own table are spelled.
         peak_bytes: of memory of all processes; seconds: of every stage.
     """
 
@@ -188,6 +192,7 @@ class Result:
     constant: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
+    forms: list[Form] = field(default_factory=list)
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -228,6 +233,8 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         for reading in executor.map(reading_tasks(job, whole)):
             result.records.extend(reading.records)
             result.digests += [] if reading.digest is None else [reading.digest]
+        forms = zip(*(record.forms for record in result.records), strict=True)
+        result.forms = [Form(reduce(or_, column)) for column in forms]
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
@@ -387,6 +394,8 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
         encoding["vocabulary"] = {
             name: {"values": entry.values, **asdict(entry.digest)} for name, entry in vocabularies.items()
         }
+    if job.table is not None:
+        encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
     source_rows = [0] * len(job.sources)
     for record in result.records:
         source_rows[record.source] += record.rows

@@ -12,7 +12,8 @@ from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.spelling import from_text
+from data_prep.dataset.table_spec import FORMATS, Table
 
 SHARD_KINDS = ("labels", "dense", "sparse")
 EVENTS = "events"  # the kind of a dataset, its encoding's name, and its only split
@@ -95,6 +96,7 @@ class _RawEncoding(_Object):
     dense_range: list[_Range]
     multi_hot: _MultiHot | UnsetType = UNSET
     vocabulary: dict[Feature, _Vocabulary] | UnsetType = UNSET
+    spellings: dict[Feature, str] | UnsetType = UNSET
 
 
 class _OtherEncoding(_Object):
@@ -247,7 +249,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
             return f"key 'encoding.dense_range[{number}]' is not of as many columns as 'schema.dense'"
         if any(low > high for low, high in zip(known.low, known.high, strict=True)):
             return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
-    return _table_contradiction(encoding.table, raw)
+    return _table_contradiction(encoding.table, raw) or _spelling_contradiction(encoding)
 
 
 def _event_contradiction(document: _Document, schema: EventSchema) -> str | None:
@@ -269,6 +271,20 @@ def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | 
     return None
 
 
+def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
+    """Spellings of other columns, or of no known name."""
+    if encoding.spellings is UNSET:
+        return None
+    if encoding.table is None or set(encoding.spellings) != set(encoding.table.sparse):
+        return "keys 'encoding.spellings' and 'encoding.table.sparse' name different columns"
+    for name, spellings in encoding.spellings.items():
+        try:
+            from_text(spellings)
+        except KeyError:
+            return f"key 'encoding.spellings.{name}' {UNKNOWN}"
+    return None
+
+
 def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
     """Columns that the table and the schema of raw rows do not both have."""
     if table is None:
@@ -279,6 +295,8 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
     if not {table.label, *table.inputs} <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
+    if table.format not in FORMATS:
+        return f"key 'encoding.table.format' {UNKNOWN}"
     if {name for name, _ in table.separators} != set(raw.ragged):
         return "keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' name different columns"
     return None

@@ -29,6 +29,12 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
+FORMATS = {  # of files with rows, by name: module and class; a file is of the first that takes it
+    "parquet": ("data_prep.parsing.parquet", "Parquet"),
+    "json_lines": ("data_prep.parsing.json_lines", "JsonLines"),
+    "text": ("data_prep.parsing.text", "Text"),
+}
+
 Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "date", "timestamp"]
 
 
@@ -55,7 +61,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         names: of all columns in file order; without a header column_0 and so on, as many as are needed.
         separators: of each sparse column whose fields hold any number of values, their separator; "" where the file
             itself has lists.
-        is_parquet: whether the files are Parquet, not text.
+        format: of the files, one of FORMATS; is_parquet: the same in older manifests.
         decimal, thousands: characters in the numbers of a text file; thousands "": none.
         missing: texts that stand for an empty field in a text file.
         parts: those of `dense` and `sparse` that are not columns, but parts of the dates in one.
@@ -69,6 +75,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     rule: Annotated[str, Meta(pattern=rf"\A{RULE.pattern}\Z")] | None
     names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
+    format: str = "text"
     is_parquet: bool = False
     decimal: str = "."
     thousands: str = ""
@@ -97,7 +104,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     @classmethod
     def from_manifest(cls, entry: dict[str, Any]) -> "Table":
         """The inverse of `to_manifest`."""
-        return msgspec.convert(entry, cls)
+        table = msgspec.convert(entry, cls)
+        return replace(table, format="parquet", is_parquet=False) if table.is_parquet else table
 
     def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
         """Return the table for a file with other columns, or the same in another order.
@@ -118,3 +126,13 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
             return np.asarray(COMPARISONS[match[1]](numbers, float(match[2])), np.int32), None
         bad = np.flatnonzero((numbers != 0) & (numbers != 1))
         return numbers.astype(np.int32), int(bad[0]) if len(bad) else None
+
+
+def is_same_table(recorded: dict[str, Any] | None, given: dict[str, Any] | None) -> bool:
+    """Whether entries of manifests describe one table; older ones lack the last unused columns of files without names."""
+    if recorded is None or given is None:
+        return recorded == given
+    one, other = Table.from_manifest(recorded), Table.from_manifest(given)
+    if not one.header:
+        other = replace(other, names=other.names[: len(one.names)])
+    return one == other

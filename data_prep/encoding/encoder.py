@@ -1,9 +1,9 @@
 """Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,17 @@ from data_prep.dataset.format import FileDigest, Manifest, load_rows_manifest, v
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
+from data_prep.dataset.spelling import Form, from_text
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
+from data_prep.encoding.new_rows import Shape, to_texts
+from data_prep.encoding.values import to_block
+from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.table_csv import decode, parse_fields, parse_table, read_names, split_rows, text_separators
-from data_prep.sources.discover import DAMAGE, is_gzip, open_gzip, refuse_packed
+from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, table_format, table_layout
+from data_prep.parsing.text import Text, read_names
 
 
 class EncodedBlock(NamedTuple):
@@ -37,21 +41,15 @@ class EncodedBlock(NamedTuple):
     bags: tuple[Bags, ...] = ()
 
 
-def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row of a text file, plain or gzip, as a dataset's own are read, and the number of its line.
+# Of datasets that do not record spellings: integers, typed or of text, and no other typed value.
+UNRECORDED = Form.TEXT | Form.PLAIN | Form.NOT_BINARY
 
-    Raises:
-        UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
-        OSError: not readable.
-    """
-    refuse_packed(path)
-    with open_gzip(path) if is_gzip(path) else open(path, "rb") as file:
-        try:
-            content = file.read()
-        except (EOFError, *DAMAGE) as error:
-            raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
-    text = decode(content, str(path), 1).replace("\r\n", "\n")
-    return split_rows(text, delimiter, str(path), 1) if text else ([], [])
+
+def _forms(manifest: Manifest, table: Table | None) -> dict[str, Form]:
+    """How the values of each categorical column of a user's own table are spelled."""
+    names = () if table is None else table.sparse
+    recorded = manifest.encoding.get("spellings")
+    return {name: UNRECORDED if recorded is None else from_text(recorded[name]) for name in names}
 
 
 class Encoder:
@@ -73,6 +71,7 @@ class Encoder:
         self._tables = dict(zip(self.features, tables, strict=False))
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
+        self._forms = _forms(manifest, self._table)
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
         self._range = None
@@ -118,30 +117,65 @@ class Encoder:
             return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
-        if not self._table.header:
-            return parse_table(data, self._table, name, 1, labelled, max_input(self._transform))
-        header, _, body = data.partition(b"\n")
-        table = self._table.with_names(read_names(header, self._table.delimiter, name), name, labelled)
-        return parse_table(body, table, name, 2, labelled, max_input(self._transform))
+        form = table_format(self._table)
+        form = form if isinstance(form, LineFormat) else Text()
+        layout, table = self.layout, self._table
+        first = data.partition(b"\n")[0] + b"\n"
+        if isinstance(form, Text) and layout.header:
+            layout = layout._replace(names=read_names(first, layout.delimiter, name))
+            table = table.with_names(layout.names, name, labelled)
+        elif (
+            isinstance(form, Text)
+            and not labelled
+            and len(read_names(first, layout.delimiter, name)) < len(layout.names)
+        ):
+            layout = layout._replace(names=tuple(column for column in layout.names if column != table.label))
+        columns = (table.label, *table.inputs) if labelled else table.inputs
+        batch = form.parse(data, list(dict.fromkeys(columns)), layout, name)
+        return self._convert(batch, labelled)
 
     @property
-    def raw_columns(self) -> tuple[str, ...]:
-        """Names of all columns of a raw file, in its order."""
-        return self.schema.columns if self._table is None else self._table.names
+    def layout(self) -> Layout:
+        """All columns of a raw file, in its order, and what divides them in text."""
+        if self._table is None:
+            return Layout(self.schema.columns, "\t", header=False)
+        return table_layout(self._table)[1]
+
+    def shape(self, needed: Collection[str] | None = None) -> Shape:
+        """What files of new rows look like, of which the `needed` columns are read."""
+        return Shape(self.layout.names, self.layout.delimiter, self.schema.label, needed)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
         """Names of the columns that features are made from: all that new rows must have."""
         return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
-    @property
-    def separators(self) -> dict[str, str]:
-        """Separator of each multi-valued column's values where rows are given as text."""
-        return text_separators(self._table)
+    def parse_columns(self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None) -> Block:
+        """Parse unlabelled rows given by column: text as in raw files, or typed values.
 
-    def parse_columns(self, columns: Mapping[str, Sequence[str]], name: str, first_row: int = 1) -> Block:
-        """Parse unlabelled rows given as columns of text; see `data_prep.parsing.table_csv.parse_fields`."""
-        return parse_fields(columns, self.schema, self._table, name, first_row, max_input(self._transform))
+        Args:
+            columns: of all `input_columns`, each an Arrow array or a list of Python's values; all of one length.
+            name: what to call the rows in an error; numbers: of the rows; by default from 1.
+
+        Raises:
+            UserError: a value that does not fit (row, column, remedy).
+        """
+        rows = len(next(iter(columns.values())))
+        numbers = range(1, rows + 1) if numbers is None else numbers
+        if self._table is not None:
+            return self._convert(Batch(columns, rows, Rows(name, numbers)), labelled=False)
+        texts = [to_texts(columns[column], name, numbers, column) for column in self.input_columns]
+        for column, values in zip(self.input_columns, texts, strict=True):
+            for number, text in zip(numbers, values, strict=True):
+                if any(character in text for character in "\t\r\n"):
+                    raise UserError(f"{name}: row {number}, column {column}: a tab or a line break in it; remove it")
+        lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
+        return parse_bytes(lines.encode(), name, self.schema, False, numbers[0], np.int32(0))
+
+    def _convert(self, batch: Batch, labelled: bool) -> Block:
+        """Rows of a user's own table as parsed."""
+        assert self._table is not None
+        return to_block(convert(batch, self._table, labelled, max_input(self._transform), self._forms))
 
     def unknown(self, block: Block) -> NDArray[np.bool_]:
         """Mask of fields whose value has no id of its own, [rows, F] of `features`; none with `hash`."""

@@ -114,6 +114,7 @@ class ChunkRecord:
         dense_low, dense_high: the range of each integer column, a missing one counting as 0, where it is needed.
         sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
         unknown: values of each feature without an id of their own.
+        forms: how the values of each sparse column of a user's own table are spelled (`Form`).
     """
 
     source: int
@@ -128,6 +129,7 @@ class ChunkRecord:
     sparse_low: list[int | float] = field(default_factory=list)
     sparse_high: list[int | float] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
+    forms: list[int] = field(default_factory=list)
 
     @property
     def encoded_bytes(self) -> int:

@@ -26,6 +26,7 @@ from data_prep.dataset.format import (
     write_atomically,
 )
 from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.table_spec import is_same_table
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
@@ -166,6 +167,8 @@ def _difference(
     if (found := first_difference(given_keys(data), manifest)) is not None:
         return f"{found.key} is {found.recorded} there, {found.given} here"
     for key, value in parameters.items():
+        if key == "table" and is_same_table(manifest.encoding.get(key), value):
+            continue
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
     return None if _same_sources(manifest, sources) else "made from other raw files"

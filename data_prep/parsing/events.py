@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
+from data_prep.dataset.spelling import whole_number
 from data_prep.dataset.table_spec import COMPARISONS, RULE
+from data_prep.parsing.convert import plain
 from data_prep.parsing.dates import EPOCH, read_times
-from data_prep.parsing.table_csv import Rows, decode, read_names, split_rows
-from data_prep.parsing.table_parquet import BLOCK_ROWS, RowRange, Where, cut_groups, is_parquet, open_parquet
-from data_prep.parsing.table_parquet import read_batches as parquet_batches
+from data_prep.parsing.formats import Chunk, Layout, Size, Where, format_of
 from data_prep.sources.discover import Source
-from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 EPOCH_MS = "epoch_ms"
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
@@ -41,38 +42,27 @@ class EventBlock(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A piece of a source: rows of a Parquet file, or the lines that begin at some of its bytes."""
+class EventChunk:
+    """A piece of a source."""
 
     source: Source
-    rows: RowRange | None
-    start: int = 0
-    stop: int = 0
+    place: Chunk
 
     @property
     def bytes(self) -> int:
-        """Bytes of the file that it is about, as far as is known."""
-        if self.rows is None:
-            return min(self.stop, self.source.bytes) - self.start
-        return self.source.bytes * self.rows.rows // max(1, open_parquet(self.source).metadata.num_rows)
+        """Bytes of the file that it is about."""
+        return min(self.place.stop, self.source.bytes) - self.place.start
 
 
-def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
+def plan_event_chunks(source: Source, chunk_bytes: int) -> list[EventChunk]:
     """The chunks of a source, in the order of its rows; of a compressed text there is one."""
-    if is_parquet(source):
-        metadata = open_parquet(source).metadata
-        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        sizes = [EVENT_BYTES * count for count in rows]
-        return [Chunk(source, found) for found in cut_groups(rows, sizes, chunk_bytes) if found.rows]
-    if source.compressed:
-        return [Chunk(source, None, 0, 1 << 62)]
-    starts = range(0, source.bytes, chunk_bytes)
-    return [Chunk(source, None, start, start + chunk_bytes) for start in starts]
+    places = format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
+    return [EventChunk(source, place) for place in places]
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
     """Raises UserError for a source that lacks a column, or has it twice."""
-    names = tuple(open_parquet(source).schema_arrow.names) if is_parquet(source) else _header(source, delimiter)
+    names = [column.name for column in format_of(source).columns(source, delimiter)]
     for column in columns:
         if names.count(column) != 1:
             number = "no" if column not in names else "two"
@@ -83,36 +73,36 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 
 def parsed_blocks(
-    chunk: Chunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Rows | Where], T]
+    chunk: EventChunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Where], T]
 ) -> Iterator[tuple[T, int]]:
-    """What `parse` makes of the blocks of a chunk, columns as pyarrow's arrays, and bytes of the file worked through.
+    """What `parse` makes of the batches of a chunk, by column, and bytes of the file worked through.
 
     Raises:
         UserError: as `parse` raises it, or a damaged file.
     """
-    if chunk.rows is not None:
-        file = open_parquet(chunk.source, len(columns))
-        row_bytes = chunk.source.bytes / max(1, file.metadata.num_rows)
-        for batch, where in parquet_batches(file, chunk.source, list(columns), chunk.rows, BLOCK_ROWS):
-            yield parse({name: batch.column(name) for name in columns}, where), int(row_bytes * batch.num_rows)
-        return
-    names = _header(chunk.source, delimiter)
-    places = {name: names.index(name) for name in columns}
-    with LineBlocks(chunk.source, chunk.start) as lines:
-        for block in lines.until(chunk.stop):
-            text = bytes(block.buffer[block.start : block.end])
-            if block.offset == 0:
-                text = text.partition(b"\n")[2]
-            try:
-                found = parse(*_text_columns(text, chunk.source.path, 2, delimiter, len(names), places))
-            except UserError:  # only now is the row's number worth counting
-                row = count_lines_before(chunk.source, block.offset) + 1 if block.offset else 2
-                parse(*_text_columns(text, chunk.source.path, row, delimiter, len(names), places))
-                raise
-            yield found, lines.advance()
+    form = format_of(chunk.source)
+    layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
+    for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
+        yield parse({name: as_array(values, batch.where, name) for name, values in batch.columns.items()},
+                    batch.where), num_bytes  # fmt: skip
 
 
-def parse_events(columns: dict[str, Any], schema: EventSchema, where: Rows | Where) -> EventBlock:
+def as_array(values: Any, where: Where, column: str) -> Any:
+    """A column as an Arrow array: where types are mixed, as texts."""
+    if not isinstance(values, list):
+        return plain(values)
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds <= {int} or kinds <= {bool}:
+        return pa.array(values, pa.int64() if kinds <= {int} else pa.bool_())
+    for index, value in enumerate(values):
+        if not isinstance(value, str | int | float | None):
+            raise where.error(index, column, f"{str(value)[:40]} is neither text nor a number")
+    wholes = [None if isinstance(value, str) else whole_number(value) for value in values]
+    pairs = zip(values, wholes, strict=True)
+    return pa.array([None if value is None else str(value if whole is None else whole) for value, whole in pairs])
+
+
+def parse_events(columns: dict[str, Any], schema: EventSchema, where: Where) -> EventBlock:
     """Events of a block of columns.
 
     Raises:
@@ -135,11 +125,8 @@ def parse_events(columns: dict[str, Any], schema: EventSchema, where: Rows | Whe
     return EventBlock(users, items, times, flags)
 
 
-def keys_of(array: Any, where: Rows | Where, column: str, is_any: bool = True) -> NDArray[np.int64]:
+def keys_of(array: Any, where: Where, column: str, is_any: bool = True) -> NDArray[np.int64]:
     """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     texts = None
     if not pa.types.is_integer(array.type):
         texts = array.cast(pa.string())
@@ -165,9 +152,7 @@ def keys_of(array: Any, where: Rows | Where, column: str, is_any: bool = True) -
     return keys
 
 
-def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.uint32]:
-    import pyarrow as pa
-
+def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
     column, form = schema.time, schema.time_format
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
         seconds = array.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
@@ -191,11 +176,8 @@ def _times(array: Any, where: Rows | Where, schema: EventSchema) -> NDArray[np.u
     return found.astype(np.uint32)
 
 
-def _text_times(texts: Any, where: Rows | Where, column: str, form: str | None) -> Any:
+def _text_times(texts: Any, where: Where, column: str, form: str | None) -> Any:
     """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
     if form not in (None, EPOCH, EPOCH_MS):
         is_whole = pa.nulls(len(texts), pa.bool_()).fill_null(False)
@@ -212,10 +194,8 @@ def _text_times(texts: Any, where: Rows | Where, column: str, form: str | None) 
     return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
 
 
-def _known(array: Any, where: Rows | Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:
+def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
-    import pyarrow as pa
-
     encoded = array.cast(pa.string()).fill_null("").dictionary_encode()
     texts: list[str] = encoded.dictionary.to_pylist()
     codes: NDArray[np.int64] = encoded.indices.to_numpy().astype(np.int64)
@@ -228,11 +208,8 @@ def _known(array: Any, where: Rows | Where, column: str, known: set[str]) -> tup
     return codes, texts
 
 
-def _numbers(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64]:
+def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
         return numbers
@@ -248,10 +225,8 @@ def _numbers(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64
         raise where.error(0, column, str(error)) from error
 
 
-def _flags(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64]:
+def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
-    import pyarrow as pa
-
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         return _numbers(array, where, column)
     encoded = array.fill_null("").dictionary_encode()
@@ -261,7 +236,7 @@ def _flags(array: Any, where: Rows | Where, column: str) -> NDArray[np.float64]:
 
 def _meets(
     condition: Condition, columns: dict[str, Any], codes: dict[str, tuple[NDArray[np.int64], list[str]]],
-    numbers: dict[str, NDArray[np.float64]], where: Rows | Where,
+    numbers: dict[str, NDArray[np.float64]], where: Where,
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Which events meet a condition; {} all do."""
     met = np.ones(len(next(iter(columns.values()))), np.bool_)
@@ -276,25 +251,3 @@ def _meets(
             of, texts = codes[column]
             met &= np.isin(of, [code for code, text in enumerate(texts) if text in wanted])
     return met
-
-
-def _header(source: Source, delimiter: str) -> tuple[str, ...]:
-    with LineBlocks(source) as lines:
-        for block in lines.until(1):
-            return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
-    raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")
-
-
-def _text_columns(
-    text: bytes, name: str, row: int, delimiter: str, width: int, places: dict[str, int]
-) -> tuple[dict[str, Any], Rows]:
-    """Columns of whole lines, the first of them with the number `row`, by their places."""
-    import pyarrow as pa
-
-    rows, numbers = split_rows(decode(text, name, row), delimiter, name, row)
-    for fields, number in zip(rows, numbers, strict=True):
-        if len(fields) != width:
-            raise UserError(f"{name}: row {number}: {len(fields)} columns, but a row has {width}; "
-                            "correct or remove this row")  # fmt: skip
-    columns = {column: pa.array([fields[at] for fields in rows], pa.string()) for column, at in places.items()}
-    return columns, Rows(name, numbers)

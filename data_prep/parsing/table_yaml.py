@@ -1,8 +1,9 @@
 """The YAML file that says how to read a user's own table, checked against the table's files."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from msgspec.structs import replace
@@ -10,78 +11,85 @@ from msgspec.structs import replace
 from common.errors import UserError
 from data_prep.dataset.table_spec import RULE, DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS
-from data_prep.parsing.table_csv import read_names
-from data_prep.parsing.table_parquet import column_kinds, is_parquet, num_rows
+from data_prep.parsing.formats import Column, format_of
 from data_prep.sources.discover import Source
-from data_prep.sources.line_blocks import LineBlocks
 
+TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 COLUMN_AND_RULE = re.compile(rf"(.*\S)({RULE.pattern})")
 
 
+class Names(NamedTuple):
+    """The columns of a file, and whether these are names of its own, not made of positions."""
+
+    all: tuple[str, ...]
+    are_own: bool
+
+
 def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
-    """A table by its YAML file, checked against the files' headers.
+    """A table by its YAML file, checked against the files' columns.
 
     Raises:
         UserError: the YAML file says something else than it may, or a column is not in a file.
     """
     document = _read_yaml(path)
-    kinds = {is_parquet(source) for source in sources}
-    if len(kinds) == 2:
-        raise UserError(f"{path}: Parquet and text files together in data.raw; give files of one kind")
-    if kinds == {True}:
-        return _parquet_table(path, document, sources)
-    delimiter, header = _text_keys(path, document)
-    first = _read_header(sources[0], delimiter) if header else None
-    table = _table(path, document, first)
-    if first is None:
-        positions = {int(name.removeprefix("column_")) for name in (table.label, *table.inputs)}
-        return replace(table, names=tuple(f"column_{i}" for i in range(max(positions) + 1)))
-    for source in sources:
-        names_here = _read_header(source, delimiter)
-        for name in (table.label, *table.inputs):
-            if name not in names_here:
-                hint = f", perhaps the delimiter, {delimiter!r} now" if len(names_here) == 1 else ""
-                raise UserError(
-                    f"{source.path}: row 1: no column {name}, which {path} names; correct one of them{hint}"
-                )
-            if names_here.count(name) > 1:
-                raise UserError(f"{source.path}: row 1: two columns {name}; rename one of them")
-        if names_here != first:
-            raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
-    return replace(table, names=first)
-
-
-def _parquet_table(path: Path, document: dict[str, Any], sources: tuple[Source, ...]) -> Table:
-    for key in OF_TEXT:
+    forms = {form.name: form for form in map(format_of, sources)}
+    if len(forms) > 1:
+        kinds = " and ".join(sorted(forms))
+        raise UserError(f"{path}: {kinds} files together in data.raw; give files of one kind")
+    [form] = forms.values()
+    for key in () if form.has_layout else OF_TEXT:
         if key in document:
-            raise UserError(f"{path}: key {key}: has no effect, as {sources[0].path} is a Parquet file; leave it out")
-    kinds = column_kinds(sources[0])
-    table = replace(_table(path, document, tuple(kinds)), names=tuple(kinds), is_parquet=True)
-    for source in sources:
-        here = column_kinds(source)
-        if not num_rows(source):
+            fault = f"has no effect, as {sources[0].path} is a {form.name} file"
+            raise UserError(f"{path}: key {key}: {fault}; leave it out")
+    delimiter, header = _text_keys(path, document)
+    columns = [form.columns(source, delimiter, header) for source in sources]
+    first = columns[0]
+    names = tuple(column.name for column in first)
+    table = replace(_table(path, document, names, header), names=names, format=form.name)
+    row = "row 1: " if form.has_layout and header else ""
+    for source, others in zip(sources, columns, strict=True):
+        _check_columns(path, table, f"{source.path}: {row}", others)
+        if row and others != first:
+            raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
+        for column in others:
+            expected = next((each.kind for each in first if each.name == column.name), column.kind)
+            if column.name in (table.label, *table.inputs) and column.kind != expected:
+                fault = f"{column.kind}, but {expected} in {sources[0].path}"
+                raise UserError(f"{source.path}, column {column.name}: {fault}")
+        if form.num_rows(source) == 0:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
-        for name in (table.label, *table.inputs):
-            if name not in here:
-                raise UserError(f"{source.path}: no column {name}, which {path} names; correct one of them")
-            if here[name] != kinds[name]:
-                raise UserError(f"{source.path}, column {name}: {here[name]}, but {kinds[name]} in {sources[0].path}")
+    return _with_kinds(path, sources[0], table, {column.name: column.kind for column in first})
+
+
+def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Column]) -> None:
+    """Raises UserError where a file lacks a column that is used, or has it twice."""
+    names = [column.name for column in columns]
+    for name in (table.label, *table.inputs):
+        if name not in names:
+            hint = f", perhaps the delimiter, {table.delimiter!r} now" if len(names) == 1 else ""
+            raise UserError(f"{where}no column {name}, which {path} names; correct one of them{hint}")
+        if names.count(name) > 1:
+            raise UserError(f"{where}two columns {name}; rename one of them")
+
+
+def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
+    """The table with a separator for its columns of lists, each column being of a kind that its use allows."""
     derived = {part.feature for part in table.parts}
     for name in (table.label, *table.dense):
-        if name not in derived and kinds[name] not in ("integer", "number"):
-            raise UserError(f"{sources[0].path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
+        if name not in derived and kinds[name] not in ("integer", "number", "any"):
+            raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
     for part in table.parts:
-        allowed = {None: ("time", "text"), EPOCH: ("integer",)}.get(part.format, ("text",))
+        allowed = {None: ("time", *TEXTS), EPOCH: ("integer", *TEXTS)}.get(part.format, TEXTS)
         if kinds[part.column] not in allowed:
             raise UserError(
-                f"{sources[0].path}, column {part.column}: {kinds[part.column]}, but {path} has "
+                f"{source.path}, column {part.column}: {kinds[part.column]}, but {path} has "
                 f"{'no format' if part.format is None else f'format {part.format}'} for it; "
                 f"{'leave it out' if kinds[part.column] == 'time' else f'integers need format: {EPOCH}'}"
             )
     plain = [name for name in table.sparse if name not in derived]
-    separators = {name: _separator(path, sources[0], table, name, kinds) for name in plain}
+    separators = {name: _separator(path, source, table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
     return replace(table, separators=ordered)
 
@@ -98,10 +106,10 @@ def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[
         if separator is not None:
             raise UserError(f"{path}: column {name}: holds lists in {source.path}; leave the separator out")
         return ""
-    if kind not in ("text", "integer", "number"):
+    if kind not in ("integer", "number", *TEXTS):
         fault = f"{kind}; categories are text, integers or lists of these"
         raise UserError(f"{source.path}, column {name}: {fault}; {_remedy(name, kinds)}")
-    if separator is not None and kind != "text":
+    if separator is not None and kind not in TEXTS:
         raise UserError(f"{source.path}, column {name}: {kind}, which no separator divides")
     return separator
 
@@ -129,27 +137,28 @@ def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
     return delimiter, header
 
 
-def _table(path: Path, document: dict[str, Any], names: tuple[str, ...] | None) -> Table:
-    """The table that a document describes; `names`: of the file's columns, None for text without a header."""
-    delimiter, header = _text_keys(path, document)
+def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
+    """The table that a document describes; `names`: of the file's columns; header: whether they are its own."""
+    delimiter, _ = _text_keys(path, document)
+    known = Names(names, header)
     label, rule = _label(path, document["label"])
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
     parts: list[DatePart] = []
-    dense = [_feature(path, "dense", entry, names, parts) for entry in lists[0]]
+    dense = [_feature(path, "dense", entry, known, parts) for entry in lists[0]]
     sparse, separators = [], []
     for entry in lists[1]:
         if isinstance(entry, dict) and "separator" in entry:
             column, separator = _separated(path, entry)
-            sparse.append(_name(path, column, names))
+            sparse.append(_name(path, column, known))
             separators.append((sparse[-1], separator))
         else:
-            sparse.append(_feature(path, "sparse", entry, names, parts))
+            sparse.append(_feature(path, "sparse", entry, known, parts))
     for name in sparse:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    label = _name(path, label, names)
+    label = _name(path, label, known)
     wanted = (label, *dense, *sparse)
     if len(set(wanted)) != len(wanted):
         twice = next(name for name in wanted if wanted.count(name) > 1)
@@ -191,7 +200,7 @@ def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
     return entry["column"], separator
 
 
-def _feature(path: Path, key: str, entry: Any, names: tuple[str, ...] | None, parts: list[DatePart]) -> str:
+def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
     """The feature's name from COLUMN or {column: COLUMN, part: hour}, which is added to `parts`."""
     if not isinstance(entry, dict):
         return _name(path, entry, names)
@@ -207,22 +216,13 @@ def _feature(path: Path, key: str, entry: Any, names: tuple[str, ...] | None, pa
     return parts[-1].feature
 
 
-def _name(path: Path, column: Any, names: tuple[str, ...] | None) -> str:
+def _name(path: Path, column: Any, names: Names) -> str:
     """A column's name, from its name or its position."""
-    is_position = isinstance(column, int) and not isinstance(column, bool) and column >= 0
-    if is_position:
-        if names is not None and column >= len(names):
-            raise UserError(f"{path}: column {column}: the file has {len(names)} columns, counted from 0")
-        return f"column_{column}" if names is None else names[column]
-    if names is not None and isinstance(column, str):
+    if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
+        if column >= len(names.all):
+            raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")
+        return names.all[column]
+    if names.are_own and isinstance(column, str):
         return column
-    kind = "positions from 0" if names is None else "names, or positions from 0"
+    kind = "names, or positions from 0" if names.are_own else "positions from 0"
     raise UserError(f"{path}: {column!r} is not a column; of these files columns are {kind}")
-
-
-def _read_header(source: Source, delimiter: str) -> tuple[str, ...]:
-    with LineBlocks(source) as lines:
-        for block in lines.until(1):
-            text = bytes(block.buffer[block.start : block.end])
-            return read_names(text, delimiter, source.path)
-    raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")

@@ -1,4 +1,4 @@
-r"""Blocks of delimited text to their fields: by pyarrow where it is sure to read as Python's csv does, else by that.
+r"""Delimited text: blocks of lines to their fields, by pyarrow where it is sure to read as Python's csv does.
 
 pyarrow takes blocks that csv refuses, or takes them otherwise: an open quote in the last row, a carriage return within
 a line, a byte-order mark, a blank line. So a block is pyarrow's only where none of these is in it and each of its lines
@@ -7,15 +7,148 @@ has come back as one row.
 
 import csv
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from data_prep.parsing.table_csv import decode, split_rows
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from common.errors import UserError
+from data_prep.io.read_ahead import BLOCK_BYTES
+from data_prep.parsing.formats import CORRECT, Batch, Column, LaterRows, Layout, LineFormat, Rows, Where
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
+csv.field_size_limit(BLOCK_BYTES)  # of a line, too
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SENTINEL = "end"  # what each field of the line holds that is appended to a block
+
+
+class Text(LineFormat):
+    """See data_prep/parsing/formats.py."""
+
+    name = "text"
+    has_layout = True
+
+    def is_of(self, source: Source) -> bool:
+        """Any file may be text."""
+        return True
+
+    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+        """By the names in the first line, or column_0 and so on."""
+        names = read_header(source, delimiter)
+        return [Column(name, "any") for name in (names if header else position_names(len(names)))]
+
+    def parse(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        offset: int = 0,
+    ) -> Batch:  # fmt: skip
+        """See `LineFormat`."""
+        first = 1
+        if layout.header and offset == 0:
+            first, text = 2, text.partition(b"\n")[2]
+        elif offset:
+            first = 2  # not 1, where a byte-order mark may stand
+        places = [layout.names.index(column) for column in columns]
+        fast = read_fast(text, layout.delimiter, places, len(layout.names))
+        if fast is not None:
+            arrays = fast.columns
+            numbers: Sequence[int] = range(first, first + fast.num_rows)
+        else:
+            try:
+                rows, numbers = _read_rows(text, layout, name, first)
+            except UserError:
+                if offset and source is not None:  # only now is the row's number worth counting
+                    _read_rows(text, layout, name, 1 + rows_before(source, layout.delimiter, offset))
+                raise
+            arrays = [pa.array([fields[place] for fields in rows], pa.string()) for place in places]
+        where: Where = Rows(name, numbers)
+        if offset and source is not None:
+            where = LaterRows(name, numbers, lambda: rows_before(source, layout.delimiter, offset) - 1)
+        return Batch(dict(zip(columns, arrays, strict=True)), len(numbers), where)
+
+
+def rows_before(source: Source, delimiter: str, offset: int) -> int:
+    """Lines before an offset. Raises UserError where a quote is open: what follows is not rows."""
+    row = 1
+    with LineBlocks(source) as before:
+        for block in before.until(offset):
+            text = bytes(block.buffer[block.start : block.end])
+            split_rows(text.decode(errors="replace"), delimiter, source.path, row)
+            row += text.count(b"\n")
+    return row - 1
+
+
+def position_names(width: int) -> tuple[str, ...]:
+    """Names of the columns of a file without any."""
+    return tuple(f"column_{place}" for place in range(width))
+
+
+def read_header(source: Source, delimiter: str) -> tuple[str, ...]:
+    """The fields of a file's first line. Raises UserError for an empty file."""
+    with LineBlocks(source) as lines:
+        for block in lines.until(1):
+            return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
+    raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")
+
+
+def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
+    """The fields in a file's first line. Raises UserError where it is none."""
+    rows, _ = read_exact(header, delimiter, name, 1)
+    return tuple(rows[0]) if rows else ()
+
+
+def _read_rows(text: bytes, layout: Layout, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
+    """As `read_exact`; raises UserError for a row of another width, too."""
+    rows, numbers = read_exact(text, layout.delimiter, name, row)
+    width = len(layout.names)
+    for fields, number in zip(rows, numbers, strict=True):
+        if len(fields) != width:
+            column = layout.names[min(len(fields), width - 1)]
+            raise UserError(
+                f"{name}: row {number}: {len(fields)} columns, but a row has {width} (see column {column}); {CORRECT}"
+            )
+    return rows, numbers
+
+
+def decode(text: bytes, name: str, row: int) -> str:
+    """UTF-8 text; `row`: the number of its first line. Raises UserError where it is not that."""
+    try:
+        return text.decode("utf-8-sig" if row == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        row += text.count(b"\n", 0, error.start)
+        raise UserError(f"{name}: row {row}: not UTF-8 text; convert the file, or remove the row") from error
+
+
+def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
+    """The fields of each row, and the number of its line; blank lines are no rows.
+
+    Args:
+        text: whole lines; row: the number of the first.
+
+    Raises:
+        UserError: a line that ends inside quotes, or a carriage return within one.
+    """
+    lines = text.removesuffix("\n").split("\n")
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter)
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    before = 0
+    fault = None
+    try:
+        for fields in reader:
+            if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
+                break
+            before += 1
+            if fields:
+                rows.append(fields)
+                numbers.append(row + before - 1)
+        else:
+            return rows, numbers
+    except csv.Error as error:
+        if reader.line_num <= before + 1:
+            fault = f"{bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
+    fault = fault or "ends inside quotes; a row is one line: close the quotes, or remove the line break"
+    raise UserError(f"{name}: row {row + before}: {fault}")
 
 
 def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
@@ -30,22 +163,25 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
     return split_rows(decode(block, name, row), delimiter, name, row)
 
 
-def read_fast(block: bytes, delimiter: str) -> "pa.RecordBatch | None":
+def read_fast(
+    block: bytes, delimiter: str, places: Sequence[int] | None = None, width: int | None = None
+) -> pa.RecordBatch | None:
     """Columns of text, named by position ("0", "1", …), a row a line; None where `read_exact` has to read the block.
 
     A batch has the fields that `read_exact` gives, column by column. A missing field is the text "", never null.
 
     Args:
         block: whole lines, of which the last may lack its end.
+        places: the columns to return, by position; None: all. width: how many a row has; None: as the first has.
     """
     if not _is_plain(block, delimiter):
         return None
     lines = block if block.endswith(b"\n") else block + b"\n"
     columns = _count_columns(lines, delimiter)
-    if not columns:
+    if not columns or columns != (width or columns):
         return None
     sentinel = delimiter.join([f'"{SENTINEL}"'] * columns) + "\n"
-    batch = _read(lines + sentinel.encode(), delimiter, columns)
+    batch = _read(lines + sentinel.encode(), delimiter, columns, range(columns) if places is None else places)
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
     if any(column[-1].as_py() != SENTINEL for column in batch.columns):
@@ -63,7 +199,16 @@ def _is_plain(block: bytes, delimiter: str) -> bool:
         and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
+        and (block.isascii() or _is_utf8(block))
     )
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _count_columns(lines: bytes, delimiter: str) -> int:
@@ -75,36 +220,33 @@ def _count_columns(lines: bytes, delimiter: str) -> int:
         return 0
 
 
-def _read(lines: bytes, delimiter: str, columns: int) -> "pa.RecordBatch | None":
-    """All fields as text, in one batch; None where pyarrow refuses them."""
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
+def _read(lines: bytes, delimiter: str, columns: int, places: Sequence[int]) -> pa.RecordBatch | None:
+    """Some of the columns as text, in one batch; None where pyarrow refuses the lines."""
     names = [str(position) for position in range(columns)]
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(lines),
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(lines) + 1),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=False, ignore_empty_lines=False),
-            arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=False,
+                include_columns=[names[place] for place in places],
+            ),
         )
-    except pa.ArrowInvalid:  # invalid UTF-8 included
+    except pa.ArrowInvalid:
         return None
     [batch] = table.to_batches()
     return batch
 
 
-def _has_blank_lines(rows: "pa.RecordBatch", lines: bytes) -> bool:
+def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
     """Whether a line may be blank, which csv passes over and pyarrow takes for a row of empty fields."""
-    import pyarrow.compute as pc
-
     has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
     return has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)
 
 
-def _has_long_fields(rows: "pa.RecordBatch", lines: bytes) -> bool:
+def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
     """Whether a field may be longer than csv takes."""
-    import pyarrow.compute as pc
-
     limit = csv.field_size_limit()
     return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)

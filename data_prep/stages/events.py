@@ -21,7 +21,7 @@ from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
 from data_prep.io.atomic import Crc32, FileDigest
-from data_prep.parsing.events import EVENT_BYTES, Chunk, EventBlock, parse_events, parsed_blocks
+from data_prep.parsing.events import EVENT_BYTES, EventBlock, EventChunk, parse_events, parsed_blocks
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
 REPEATS_WITHIN = 100  # earlier events of a user's second among which one like it is looked for
@@ -50,7 +50,7 @@ class SortTask(LoggedTask[SortRecord]):
     work: Path
     source: int
     number: int
-    chunk: Chunk
+    chunk: EventChunk
     schema: EventSchema
     run_events: int
     stage = "sorted"

@@ -1,6 +1,6 @@
 """Raw files to chunks: rows parsed, written to a chunk's files, and their values counted for vocabularies."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,20 @@ from numpy.typing import DTypeLike, NDArray
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, digest_file
+from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
+from data_prep.encoding.values import to_block
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter, write_array
 from data_prep.io.atomic import temporary_path
 from data_prep.io.read_ahead import BLOCK_BYTES
+from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.table_csv import parse_table, split_rows
-from data_prep.parsing.table_parquet import num_rows, plan_chunks, read_chunk
+from data_prep.parsing.formats import Batch, Chunk, LineFormat, table_format, table_layout, table_size
+from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
@@ -86,20 +89,24 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     """
     tasks = []
     for index, source in enumerate(job.sources):
-        is_parquet = job.table is not None and job.table.is_parquet
-        is_text = source.generator is None and not is_parquet
+        is_text = source.generator is None and (job.table is None or isinstance(table_format(job.table), LineFormat))
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
             continue
         if source.generator is not None:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
             chunks = -(-source.generator.rows // rows)
-        elif job.table is not None and job.table.is_parquet:
-            chunks = len(plan_chunks(source, job.table, job.chunk_bytes))
         else:
-            chunks = -(-source.bytes // job.chunk_bytes)
+            chunks = len(_chunks(job, source))
         tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
     return tasks
+
+
+def _chunks(job: Job, source: Source) -> list[Chunk]:
+    """The chunks of a plain file, in the order of its rows."""
+    if job.table is not None:
+        return table_format(job.table).chunks(source, table_size(job.table), job.chunk_bytes)
+    return [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
@@ -126,13 +133,15 @@ def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecor
             return _generate_chunk(job, index, chunk, source.generator, worker)
         worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
         return record
-    if job.table is not None and job.table.is_parquet:
-        return record or _parse_parquet(job, job.table, index, chunk, worker)
-    start = chunk * job.chunk_bytes
+    place = _chunks(job, source)[chunk]
     if record is not None:
-        worker.count(min(job.chunk_bytes, source.bytes - start), record.rows)
+        worker.count(min(place.stop, source.bytes) - place.start, record.rows)
         return record
-    with LineBlocks(source, start) as lines:
+    if job.table is not None:
+        columns, layout = table_layout(job.table)
+        batches = table_format(job.table).batches(source, place, columns, layout, job.schema.ragged)
+        return _finish(_parse_batches(job, job.table, index, chunk, batches, worker))
+    with LineBlocks(source, place.start) as lines:
         return _finish(_parse_lines(job, index, chunk, lines, worker))
 
 
@@ -168,16 +177,34 @@ def _finish(files: "ChunkWriter") -> ChunkRecord:
 
 def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
     """Parse the lines of one chunk; its files, not finished."""
-    buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1 if job.table is None else 0, job.schema)
+    stop = (chunk + 1) * job.chunk_bytes
+    if job.table is not None:
+        form = table_format(job.table)
+        assert isinstance(form, LineFormat)
+        batches = form.batches_of(job.sources[source], lines, stop, *table_layout(job.table))
+        return _parse_batches(job, job.table, source, chunk, batches, worker)
+    buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     files = ChunkWriter(job, source, chunk)
     try:
-        for block in lines.until((chunk + 1) * job.chunk_bytes):
-            if job.table is None:
-                parsed = _parse_block(job, job.sources[source], block, buffer)
-            else:
-                parsed = _parse_table_block(job.table, job.sources[source], block, max_input(job.rules.dense))
+        for block in lines.until(stop):
+            parsed = _parse_block(job, job.sources[source], block, buffer)
             files.append(parsed)
             worker.count(lines.advance(), len(parsed.labels))
+    except BaseException:
+        files.abandon()
+        raise
+    return files
+
+
+def _parse_batches(
+    job: Job, table: Table, source: int, chunk: int, batches: Iterable[tuple[Batch, int]], worker: Worker
+) -> "ChunkWriter":
+    """Convert the rows of one chunk of a user's table; its files, not finished."""
+    files = ChunkWriter(job, source, chunk)
+    try:
+        for batch, num_bytes in batches:
+            files.append_table(convert(batch, table, max_number=max_input(job.rules.dense)))
+            worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()
         raise
@@ -195,32 +222,6 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> B
     return Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows])
 
 
-def _parse_table_block(table: Table, source: Source, lines: LineBlock, max_number: float) -> Block:
-    """Parse a block of a user's table, whose first line may be a header."""
-    text = bytes(lines.buffer[lines.start : lines.end])
-    has_header = lines.offset == 0 and table.header
-    if has_header:
-        text = text.partition(b"\n")[2]
-    row = 2 if lines.offset or has_header else 1
-    try:
-        return parse_table(text, table, source.path, row, max_number=max_number)
-    except UserError:  # only now is the row's number worth counting
-        row += _count_rows_before(source, table, lines.offset) - (lines.offset > 0)
-        parse_table(text, table, source.path, row, max_number=max_number)
-        raise
-
-
-def _count_rows_before(source: Source, table: Table, offset: int) -> int:
-    """Lines of a user's table before an offset. Raises UserError where a quote is open: what follows is not rows."""
-    row = 1
-    with LineBlocks(source) as before:
-        for block in before.until(offset):
-            text = bytes(block.buffer[block.start : block.end])
-            split_rows(text.decode(errors="replace"), table.delimiter, source.path, row)
-            row += text.count(b"\n")
-    return row - 1
-
-
 def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, worker: Worker) -> ChunkRecord:
     """Write a chunk of a day that is generated: the same rows as parsing its text would give."""
     blocks = _blocks_per_chunk(job, generator)
@@ -228,18 +229,6 @@ def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, 
         for block, truth in generator.blocks(chunk * blocks, (chunk + 1) * blocks):
             files.append(block, truth)
             worker.count(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
-        return files.finish()
-
-
-def _parse_parquet(job: Job, table: Table, source: int, chunk: int, worker: Worker) -> ChunkRecord:
-    """Read one chunk of a Parquet file and write its files."""
-    file = job.sources[source]
-    bytes_per_row = file.bytes / max(1, num_rows(file))
-    with ChunkWriter(job, source, chunk) as files:
-        rows = plan_chunks(file, table, job.chunk_bytes)[chunk]
-        for block in read_chunk(file, table, rows, max_input(job.rules.dense)):
-            files.append(block)
-            worker.count(int(len(block.labels) * bytes_per_row), len(block.labels))
         return files.finish()
 
 
@@ -296,6 +285,7 @@ class ChunkWriter:
         self._ranges: list[DenseRange] = []
         self._sparse_ranges: list[DenseRange] = []
         self._positives = 0
+        self._forms = [Form(0)] * len(job.schema.sparse)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
@@ -325,6 +315,11 @@ class ChunkWriter:
         path = self._job.chunk_path(self._source, self._chunk, suffix)
         self._files[suffix] = ArrayWriter(path, dtype, width, None, self._job.checksum(suffix))
         return self._files[suffix]
+
+    def append_table(self, block: TableBlock) -> None:
+        """Write the rows of a block of a user's table."""
+        self._forms = [Form(known) | form for known, form in zip(self._forms, block.forms, strict=True)]
+        self.append(to_block(block))
 
     def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
@@ -367,6 +362,8 @@ class ChunkWriter:
         if self._sparse_ranges:
             known = join_ranges(self._sparse_ranges)
             record.sparse_low, record.sparse_high = known.low.tolist(), known.high.tolist()
+        if job.table is not None:
+            record.forms = list(map(int, self._forms))
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

@@ -11,8 +11,9 @@ import pyarrow.parquet
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from app.scoring.candidates import read_candidates
+from app.scoring.candidates import texts_of
 from data_prep.dataset.schema import CRITEO
+from data_prep.encoding.new_rows import Shape, read_new_rows
 from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command
 from tests.data_prep import oracle
@@ -93,8 +94,10 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     expected = ranking(run_app, tmp_path, "c.tsv")
     for name in ("bare.tsv", "c.csv", "c.parquet"):
         assert ranking(run_app, tmp_path, name) == expected, name
-    raw, label = list(CRITEO.columns), CRITEO.label
-    forms = [read_candidates(tmp_path / name, raw, label).columns for name in ("bare.tsv", "c.csv", "c.jsonl")]
+    forms = []
+    for path in (tmp_path / name for name in ("bare.tsv", "c.csv", "c.jsonl")):
+        new = read_new_rows(path, Shape(CRITEO.columns, "\t", CRITEO.label))
+        forms.append({name: texts_of(new, path, name) for name in new.columns})
     assert forms[0] == forms[1] == forms[2]
     scenario = ranking(run_app, tmp_path, "scenario.json")
     assert ranking(run_app, tmp_path, "ads.json", "user=user.jsonl") == scenario

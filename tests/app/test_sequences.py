@@ -18,10 +18,10 @@ from app.config import RuntimeConfig
 from app.config.commands import RecommendConfig
 from app.data.events import EventReader
 from app.runtime.platform import Runtime
-from app.scoring.candidates import Candidates
 from app.training import resume, session
 from common.errors import UserError
 from data_prep.dataset.events import text_key
+from data_prep.encoding.new_rows import NewRows
 from data_prep.parsing.event_yaml import load_event_schema
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, ended, forked
@@ -365,10 +365,10 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     write_own_log(tmp_path, OF_FLAG)
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
-    found = Candidates({"what": ["x"] * len(texts), "promoted": texts}, len(texts), 1)
+    found = NewRows({"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
     config = RecommendConfig(candidates="c.csv")
     assert recommend._flagged(config, schema, found).tolist() == [True] * 4 + [False] * 5
     assert not recommend._flagged(config, schema, found._replace(columns={"what": found.columns["what"]})).any()
-    other = Candidates({"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, 3, 1)
+    other = NewRows({"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
         recommend._flagged(config, schema, other)

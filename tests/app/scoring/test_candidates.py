@@ -9,10 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.scoring.candidates import ignored_columns, read_candidates, with_user
+from app.scoring.candidates import ignored_columns, texts_of, with_user
 from common.errors import UserError
+from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 
-RAW = ["label", "age", "city"]
+RAW = ("label", "age", "city")
+
+
+def read(path: Path, needed: list[str] | None = None) -> NewRows:
+    return read_new_rows(path, Shape(RAW, ",", "label", needed))
+
+
+def texts(rows: NewRows, path: Path, *columns: str) -> list[list[str]]:
+    return [texts_of(rows, path, column) for column in columns or rows.columns]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +34,6 @@ RAW = ["label", "age", "city"]
         ("a.csv", "age,age,city\n1,2,x\n", "row 1: a column is named twice"),
         ("a.jsonl", '{"age": 1}\n{"age"\n', "row 2: not JSON"),
         ("a.jsonl", '{"age": 1}\n[1]\n', "row 2: not an object"),
-        ("a.jsonl", '{"age": {"years": 1}}\n', "row 1, column age: dict"),
         ("a.json", '{"age": 1}', "give a list of objects"),
         ("a.json", "[", "not JSON"),
         ("a.parquet", "PAR", "not readable as Parquet"),
@@ -40,7 +48,7 @@ RAW = ["label", "age", "city"]
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as error:
-        read_candidates(tmp_path / name, RAW, "label")
+        read(tmp_path / name)
     assert str(tmp_path / name) in str(error.value)
     assert words in str(error.value)
 
@@ -48,9 +56,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
 def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
     with pytest.raises(UserError, match=r"a\.csv: row 2: not UTF-8"):
-        read_candidates(tmp_path / "a.csv", RAW, "label")
+        read(tmp_path / "a.csv")
     with pytest.raises(UserError, match=r"b\.csv: No such file"):
-        read_candidates(tmp_path / "b.csv", RAW, "label")
+        read(tmp_path / "b.csv")
 
 
 @pytest.mark.parametrize(
@@ -71,20 +79,20 @@ def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> 
 def test_rows_as_people_write_them(tmp_path: Path, text: str, packed: bool) -> None:
     path = tmp_path / ("a.csv.gz" if packed else "a.csv")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = read_candidates(path, RAW, "label")
-    assert (found.columns["age"], found.columns["city"], found.rows) == (["1", "2"], ["x", "y"], 2)
+    found = read(path)
+    assert texts(found, path, "age", "city") == [["1", "2"], ["x", "y"]]
 
 
 def test_a_cut_gzip_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"age,city\n1,x\n")[:-9])
     with pytest.raises(UserError, match="damaged, or cut off"):
-        read_candidates(tmp_path / "a.csv.gz", RAW, "label")
+        read(tmp_path / "a.csv.gz")
 
 
 def test_columns_wanted_and_not(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,title,id\n1,x,7\n")
-    found = read_candidates(path, RAW, "label")
+    found = read(path)
     with pytest.raises(UserError, match="no column city"):
         ignored_columns(found, path, ["age", "city"], spare=["id"])
     assert ignored_columns(found, path, ["age"], spare=["id"]) == ["title"]
@@ -99,11 +107,11 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
     (tmp_path / "a.jsonl").write_text(mark + f"{ending}{ending} \t{ending}".join([*lines, ""]), newline="")
     (tmp_path / "a.json").write_text(mark + "[" + ",".join(lines) + "]")
     for name in ("a.jsonl", "a.json"):
-        found = read_candidates(tmp_path / name, RAW, "label")
-        assert (found.columns["age"], found.columns["city"], found.first_row) == (["0", "1", "2"], cities, 1)
+        found = read(tmp_path / name)
+        assert texts(found, tmp_path / name, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
     with pytest.raises(UserError, match=r"b\.jsonl: row 5: not JSON"):
-        read_candidates(tmp_path / "b.jsonl", RAW, "label")
+        read(tmp_path / "b.jsonl")
 
 
 def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
@@ -114,21 +122,25 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "a.csv").write_text("seen,age,seen,city\n1,1,1,x\n2,2,3,y\n")
     for name in ("a.parquet", "a.jsonl", "a.csv"):
-        found = read_candidates(tmp_path / name, RAW, "label", needed=["age", "city"])
-        assert (found.columns["age"], found.columns["city"]) == (["1", "2"], ["x", "y"])
+        found = read(tmp_path / name, ["age", "city"])
+        assert texts(found, tmp_path / name, "age", "city") == [["1", "2"], ["x", "y"]]
         assert "seen" in ignored_columns(found, tmp_path / name, ["age", "city"], spare=[])
-    with pytest.raises(UserError, match="column when: datetime is neither"):
-        read_candidates(tmp_path / "a.parquet", RAW, "label", needed=["age", "when"])
+    with pytest.raises(UserError, match="row 1, column when: datetime is neither text nor a number"):
+        texts(read(tmp_path / "a.parquet", ["age", "when"]), tmp_path, "when")
+    (tmp_path / "b.jsonl").write_text('{"age": {"years": 1}}\n')
+    with pytest.raises(UserError, match="row 1, column age: dict is neither text nor a number"):
+        texts(read(tmp_path / "b.jsonl"), tmp_path, "age")
     for name in ("a.parquet", "a.csv"):
         with pytest.raises(UserError, match="a column is named twice, seen; rename one"):
-            read_candidates(tmp_path / name, RAW, "label", needed=["age", "seen"])
+            read(tmp_path / name, ["age", "seen"])
 
 
 def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
     (tmp_path / "ads.csv").write_text("city,id\nx,1\ny,2\n")
     (tmp_path / "user.csv").write_text("age,city\n30,z\n")
-    ads, user = (read_candidates(tmp_path / name, RAW, "label") for name in ("ads.csv", "user.csv"))
-    assert with_user(ads, user, tmp_path).columns == {"age": ["30", "30"], "city": ["x", "y"], "id": ["1", "2"]}
+    ads, user = (read(tmp_path / name) for name in ("ads.csv", "user.csv"))
+    joined = with_user(ads, user, tmp_path)
+    assert texts(joined, tmp_path, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
     with pytest.raises(UserError, match="2 rows; the user is one row"):
         with_user(ads, ads, tmp_path)
 
@@ -139,14 +151,14 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
     items = [{"id": 1, "price": 7}, {"id": 2}, {"id": 3, "price": None}]
     (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
-    user = read_candidates(tmp_path / "user.jsonl", ("label",), "label")
-    columns = with_user(read_candidates(tmp_path / "ads.jsonl", ("label",), "label"), user, tmp_path).columns
-    known = dict(zip(columns["id"], columns["price"], strict=True))
+    user = read(tmp_path / "user.jsonl")
+    joined = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)
+    known = dict(zip(*texts(joined, tmp_path, "id", "price"), strict=True))
     assert known == {"1": "7", "2": "4", "3": ""}
-    assert columns["age"] == ["30"] * 3
+    assert texts(joined, tmp_path, "age") == [["30"] * 3]
     (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
-    alone = with_user(read_candidates(tmp_path / "ads.jsonl", ("label",), "label"), user, tmp_path).columns
-    assert alone["price"] == ["4"]
+    alone = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)
+    assert texts(alone, tmp_path, "price") == [["4"]]
 
 
 def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
@@ -154,4 +166,4 @@ def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").mkdir()
     for part, values in enumerate((["1", "2"], ["3"])):
         pyarrow.parquet.write_table(pa.table({"age": values}), tmp_path / f"a.parquet/part-{part}.parquet")
-    assert read_candidates(tmp_path / "a.parquet", RAW, "label").columns == {"age": ["1", "2", "3"]}
+    assert texts(read(tmp_path / "a.parquet"), tmp_path) == [["1", "2", "3"]]

@@ -18,7 +18,8 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.encoder import Encoder
-from data_prep.parsing.table_parquet import plan_chunks
+from data_prep.parsing.formats import table_size
+from data_prep.parsing.parquet import Parquet
 from data_prep.pipeline import preprocess
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
@@ -287,7 +288,7 @@ def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tm
         pa.table({"click": np.zeros(count, np.int8), "a": np.zeros(count, np.int32)}), tmp_path / "t.parquet"
     )
     (source,) = resolve_sources(str(tmp_path / "t.parquet"))
-    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), is_parquet=True)
-    units = plan_chunks(source, table, 41_000)
-    assert sum(unit.rows for unit in units) == count
-    assert max(unit.rows for unit in units) <= 1000
+    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), format="parquet")
+    units = Parquet().chunks(source, table_size(table), 41_000)
+    assert sum(unit.rows.rows for unit in units) == count
+    assert max(unit.rows.rows for unit in units) <= 1000

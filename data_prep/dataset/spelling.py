@@ -1,0 +1,138 @@
+"""How the values of a categorical column are spelled: text is a category as it stands, a typed value has one spelling.
+
+A boolean or a number of a Parquet or JSON file is the text that such values have in the rows a dataset was made of:
+where those are text, in their one spelling ("True" or "1", "3" or "3.0"); where they were typed, "1" and "3".
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from enum import IntFlag
+from typing import Any
+
+EXACT_INTEGERS = 1 << 53  # below, a float64 with a whole value is that integer
+NUMBER = r"[ \t]*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*"
+PLAIN = r"0|-?[1-9][0-9]*"
+WORDS = {"title": ("False", "True"), "lower": ("false", "true"), "upper": ("FALSE", "TRUE")}
+
+
+class Form(IntFlag):
+    """Spellings that occur in a column; TEXT: some of its values came as text, not typed."""
+
+    TITLE = 1  # False, True
+    LOWER = 2  # false, true
+    UPPER = 4  # FALSE, TRUE
+    PLAIN = 8  # 3
+    POINT = 16  # 3.0
+    OTHER_INTEGER = 32  # 03, +3, 3.00, 3e0
+    NOT_BINARY = 64  # an integer but 0 and 1
+    SHORTEST = 128  # 0.5, as Python writes it
+    OTHER_FRACTION = 256  # .5, 0.50
+    TEXT = 512
+    UNJOINABLE = 1024  # a list holds an empty value or one with LIST_SEPARATOR
+
+
+LIST_SEPARATOR = "|"  # in text, of what a file has as lists
+_OF_WORDS = {word: form for form, words in zip((Form.TITLE, Form.LOWER, Form.UPPER), WORDS.values(), strict=True)
+             for word in words}  # fmt: skip
+_WORD_FORMS = Form.TITLE | Form.LOWER | Form.UPPER
+
+
+def form_of(text: str) -> Form:
+    """The spelling of one text; TEXT alone where it is neither a boolean nor a number."""
+    if text in _OF_WORDS:
+        return Form.TEXT | _OF_WORDS[text]
+    if not re.fullmatch(NUMBER, text):
+        return Form.TEXT
+    value = float(text)
+    if not value.is_integer():
+        return Form.TEXT | (Form.SHORTEST if repr(value) == text else Form.OTHER_FRACTION)
+    binary = Form(0) if value in (0, 1) else Form.NOT_BINARY
+    if re.fullmatch(PLAIN, text):
+        return Form.TEXT | Form.PLAIN | binary
+    is_point = text.endswith(".0") and re.fullmatch(PLAIN, text[:-2])
+    return Form.TEXT | (Form.POINT if is_point else Form.OTHER_INTEGER) | binary
+
+
+def forms_of_texts(texts: Any) -> Form:
+    """The spellings in an Arrow array of distinct texts; those that are no numbers are judged all at once."""
+    import pyarrow.compute as pc
+
+    if not len(texts):
+        return Form(0)
+    forms = Form.TEXT
+    is_number = pc.match_substring_regex(texts, f"^({NUMBER})$")
+    is_plain = pc.match_substring_regex(texts, f"^({PLAIN})$")
+    if pc.any(is_plain).as_py():
+        is_binary = pc.is_in(texts, value_set=_strings(["0", "1"]))
+        forms |= Form.PLAIN | (Form.NOT_BINARY if pc.any(pc.and_not(is_plain, is_binary)).as_py() else Form(0))
+    words = pc.is_in(texts, value_set=_strings(list(_OF_WORDS)))
+    rest = texts.filter(pc.or_(words, pc.and_not(is_number, is_plain)))
+    for text in rest.to_pylist():
+        forms |= form_of(text)
+    return forms
+
+
+def _strings(texts: Iterable[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(texts, pa.string())
+
+
+def form_of_typed(value: Any) -> Form:
+    """The spelling that a boolean or an integer gets where a column's rows are typed; 0 for others."""
+    whole = whole_number(value)
+    if whole is None:
+        return Form(0)
+    return Form.PLAIN if whole in (0, 1) else Form.PLAIN | Form.NOT_BINARY
+
+
+def whole_number(value: Any) -> int | None:
+    """The integer that a typed value is: a boolean's, an integer, or a fraction's without one; None: it is none."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else None
+    if isinstance(value, float) and abs(value) < EXACT_INTEGERS and value.is_integer():
+        return int(value)
+    return None
+
+
+def spell(value: Any, forms: Form) -> str | None:
+    """The text that a typed value has in a column of these spellings; None where there is none, or not one."""
+    if isinstance(value, bool):
+        words = forms & _WORD_FORMS
+        if words:
+            name = (words.name or "").lower()
+            return WORDS[name][value] if name in WORDS else None
+        is_binary = forms & Form.PLAIN and not forms & (Form.POINT | Form.OTHER_INTEGER | Form.NOT_BINARY)
+        return str(int(value)) if is_binary else None
+    whole = whole_number(value)
+    if whole is not None:
+        integers = forms & (Form.PLAIN | Form.POINT | Form.OTHER_INTEGER)
+        return {Form.PLAIN: str(whole), Form.POINT: f"{whole}.0"}.get(integers)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return repr(float(value)) if forms & (Form.SHORTEST | Form.OTHER_FRACTION) == Form.SHORTEST else None
+    return None
+
+
+def is_other_spelling(text: str, forms: Form) -> bool:
+    """Whether a text reads as a boolean or a number, and a column whose rows were all typed spells those otherwise."""
+    if not forms or forms & Form.TEXT:
+        return False
+    read = form_of(text)
+    return bool(read & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
+
+
+def to_text(forms: Form) -> str:
+    """Names for the manifest, such as "plain+text"."""
+    return "+".join(form.name.lower() for form in Form if form & forms and form.name)
+
+
+def from_text(text: str) -> Form:
+    """The inverse of `to_text`. Raises KeyError for a name that is none."""
+    forms = Form(0)
+    for name in text.split("+") if text else ():
+        forms |= Form[name.upper()]
+    return forms

@@ -1,0 +1,199 @@
+"""New rows for a dataset's encoder, from the files people have: columns as a raw file has them, text or typed."""
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from common.errors import UserError
+from data_prep.dataset.spelling import whole_number
+from data_prep.parsing.convert import plain
+from data_prep.parsing.formats import suffix_of
+from data_prep.parsing.json_lines import BYTE_ORDER_MARK, column_of, read_objects
+from data_prep.parsing.text import read_exact
+from data_prep.sources.discover import DAMAGE, is_gzip, open_gzip, refuse_packed
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
+SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
+
+
+class NewRows(NamedTuple):
+    """Rows by column, each an Arrow array or a list of Python's values; `numbers`: of the rows in the file.
+
+    absent: of columns that some rows (of JSON) do not have, the indices of these rows, where the value is None.
+    """
+
+    columns: dict[str, Any]
+    numbers: Sequence[int]
+    absent: Mapping[str, Sequence[int]] = {}
+
+
+class Shape(NamedTuple):
+    """What new rows are like.
+
+    names: of all columns of a raw file, in its order; delimiter: of its text; label: its name; needed: the columns
+    whose values are read (those of others may be of any kind); None: all.
+    """
+
+    names: tuple[str, ...]
+    delimiter: str
+    label: str
+    needed: Collection[str] | None = None
+
+
+def read_new_rows(path: Path, shape: Shape) -> NewRows:
+    """Read a file by the ending of its name.
+
+    .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
+    or without it, and may be compressed by gzip (NAME.csv.gz); .jsonl has one object a line; .json has a list of
+    objects, or an object {"user": {...}, "candidates": [{...}, ...]} where the user's columns are added to each
+    candidate.
+
+    Raises:
+        UserError: not readable, of no known form, or without rows (file, row, remedy).
+    """
+    suffix = suffix_of(path.name)
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
+    try:
+        if suffix in DELIMITERS:
+            rows = _read_text(path, suffix, shape)
+        elif path.suffix.lower() == ".gz":
+            raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it: gunzip {shlex.quote(str(path))}")
+        elif suffix == ".parquet":
+            rows = _read_parquet(path, shape.needed)
+        else:
+            content = path.read_bytes()
+            rows = _of_objects(_read_json(path, content) if suffix == ".json" else read_objects(content, str(path)))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; check the path") from error
+    if not rows.numbers:
+        raise UserError(f"{path}: no rows; give at least one candidate")
+    return rows
+
+
+def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequence[int]]:
+    """The fields of each row of a text file, plain or gzip, as a dataset's own are read, and the number of its line.
+
+    Raises:
+        UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
+        OSError: not readable.
+    """
+    refuse_packed(path)
+    with open_gzip(path) if is_gzip(path) else open(path, "rb") as file:
+        try:
+            content: bytes = file.read()
+        except (EOFError, *DAMAGE) as error:
+            raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
+    content = content.replace(b"\r\n", b"\n")
+    return read_exact(content, delimiter, str(path), 1) if content else ([], [])
+
+
+def _read_text(path: Path, suffix: str, shape: Shape) -> NewRows:
+    """Columns of text: by the names in the first row, or, where it has none that is known, by their number."""
+    own = DELIMITERS[suffix]
+    widths = (len(shape.names), len(shape.names) - 1)
+    readings: dict[str, tuple[list[list[str]], Sequence[int]]] = {}
+    is_named, fault = False, None
+    for delimiter in dict.fromkeys((shape.delimiter, own, *OTHER_DELIMITERS)):
+        try:
+            readings[delimiter] = read_text_rows(path, delimiter)
+        except UserError as error:  # of a quote, perhaps, which another delimiter does not divide
+            fault = fault or error
+            continue
+        first = readings[delimiter][0][:1]
+        if is_named := bool(first) and any(field in shape.names for field in first[0]):
+            break
+    else:
+        if fault is not None:
+            raise fault
+        delimiter = next((each for each, (rows, _) in readings.items() if rows and len(rows[0]) in widths), own)
+    rows, numbers = readings[delimiter]
+    names: Sequence[str] = shape.names
+    if is_named:
+        names, rows, numbers = rows[0], rows[1:], numbers[1:]
+        _require_distinct(f"{path}: row 1", names, shape.needed)
+    elif rows and len(rows[0]) == widths[1]:
+        names = [name for name in names if name != shape.label]
+    for number, fields in zip(numbers, rows, strict=True):
+        if len(fields) != len(names):
+            raise UserError(f"{path}: row {number}: {len(fields)} columns, but a row has {len(names)}; correct the row")
+    columns = {name: pa.array([fields[i] for fields in rows], pa.string()) for i, name in enumerate(names)}
+    return NewRows(columns, numbers)
+
+
+def _require_distinct(where: str, names: Sequence[str], needed: Collection[str] | None) -> None:
+    for name in names:
+        if names.count(name) > 1 and (needed is None or name in needed):
+            raise UserError(f"{where}: a column is named twice, {name}; rename one")
+
+
+def _read_parquet(path: Path, needed: Collection[str] | None) -> NewRows:
+    try:
+        if path.is_dir():
+            table = pq.read_table(path)
+        else:
+            with pq.ParquetFile(path) as file:  # unlike read_table it takes two columns of one name
+                table = file.read()
+    except (pa.ArrowException, ValueError) as error:
+        raise UserError(f"{path}: not readable as Parquet ({error})") from error
+    _require_distinct(str(path), table.column_names, needed)
+    columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
+    return NewRows(columns, range(1, table.num_rows + 1))
+
+
+def _read_json(path: Path, content: bytes) -> dict[int, Any]:
+    """The objects of a document, by their number from 1."""
+    try:
+        document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
+    if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
+        user, candidates = document["user"], document["candidates"]
+        if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
+            document = [user | candidate for candidate in candidates]
+    if not isinstance(document, list):
+        raise UserError(f'{path}: give a list of objects, or {{"user": {{...}}, "candidates": [{{...}}, ...]}}')
+    for row, item in enumerate(document, start=1):
+        if not isinstance(item, dict):
+            raise UserError(f"{path}: row {row}: not an object of columns")
+    return dict(enumerate(document, start=1))
+
+
+def _of_objects(objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
+    names = list(dict.fromkeys(name for item in objects.values() for name in item))
+    absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in names}
+    columns = {name: column_of(objects, name) for name in names}
+    return NewRows(columns, list(objects), {name: rows for name, rows in absent.items() if rows})
+
+
+def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> list[str]:
+    """A column of new rows as text: ids, and what is not a user's own table. Numbers without a fraction are integers.
+
+    Args:
+        name: of the file; numbers: of its rows; column: the column's name.
+
+    Raises:
+        UserError: a value that is neither text nor a number.
+    """
+    values = plain(values)
+    return [
+        _to_text(value, f"{name}: row {number}, column {column}")
+        for value, number in zip(values if isinstance(values, list) else values.to_pylist(), numbers, strict=True)
+    ]
+
+
+def _to_text(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, (str, int, float)):
+        raise UserError(f"{where}: {type(value).__name__} is neither text nor a number")
+    whole = None if isinstance(value, str) else whole_number(value)
+    return str(value if whole is None else whole)

@@ -1,0 +1,392 @@
+"""Columns of a user's own table, whatever file they come from, to labels, numbers and categories.
+
+A column is an Arrow array of one type, or a list of Python's values. Numbers are cast all at once; all other rules, and
+those for numbers that are not cast, run on a column's distinct values.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.bags import offsets_of
+from data_prep.dataset.spelling import (
+    LIST_SEPARATOR,
+    Form,
+    form_of,
+    form_of_typed,
+    forms_of_texts,
+    is_other_spelling,
+    spell,
+    whole_number,
+)
+from data_prep.dataset.table_spec import DatePart, Table
+from data_prep.parsing.dates import part_of, read_times
+from data_prep.parsing.formats import CORRECT, Batch, Where
+from data_prep.parsing.table_block import TableBlock, TextBags
+
+WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+SHOWN = 40  # characters of a value in an error
+
+
+def convert(
+    batch: Batch,
+    table: Table,
+    labelled: bool = True,
+    max_number: float = np.inf,
+    forms: Mapping[str, Form] | None = None,
+) -> TableBlock:
+    """Convert the rows of a batch.
+
+    Args:
+        batch: with `table.inputs` among its columns, and where labelled `table.label`.
+        labelled: whether the label's column holds labels (else labels are 0).
+        max_number: the largest number, without its sign, that a dense column may hold.
+        forms: of new rows, how the values of each sparse column are spelled in the dataset; None: the rows are to be
+            a dataset's, and typed values get the spelling of `form_of_typed`.
+
+    Raises:
+        UserError: a value that does not fit (file, row, column, remedy).
+    """
+    columns, where = {name: plain(values) for name, values in batch.columns.items()}, batch.where
+    labels = np.zeros(batch.rows, np.int32)
+    if labelled:
+        labels = _labels(columns[table.label], table, where)
+    parts = {part.feature: _date_part(columns[part.column], table, where, part) for part in table.parts}
+    dense = np.empty((batch.rows, len(table.dense)))
+    for i, name in enumerate(table.dense):
+        if name in parts:
+            dense[:, i] = parts[name][0]
+        else:
+            dense[:, i] = numbers_of(columns[name], table, where, name, 0.0, max_number)
+    reader = _Categories(table, where, forms)
+    categories, bags = [], []
+    for name in table.schema.sparse:
+        if name in parts:
+            texts = pa.array(_part_texts(*parts[name]), pa.string())
+            categories.append(texts.dictionary_encode())
+            reader.forms.append(Form(0))
+        elif name in table.schema.ragged:
+            bags.append(reader.bags(columns[name], name))
+        else:
+            categories.append(reader.single(columns[name], name))
+    return TableBlock(labels, dense, tuple(categories), tuple(bags), tuple(map(int, reader.forms)))
+
+
+def plain(values: Any) -> Any:
+    """A column without Arrow's dictionaries and large types."""
+    if isinstance(values, list):
+        return values
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_large_string(values.type):
+        return values.cast(pa.string())
+    return values.cast(pa.list_(values.type.value_type)) if pa.types.is_large_list(values.type) else values
+
+
+def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
+    """Codes [rows], and the value of each code, of a column."""
+    if not isinstance(values, list):
+        encoded = values.dictionary_encode(null_encoding="encode")
+        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+    codes: dict[tuple[type, Any], int] = {}
+    known: list[Any] = []
+    numbers = np.empty(len(values), np.int64)
+    for index, value in enumerate(values):
+        key = (type(value), repr(value) if isinstance(value, list | dict) else value)
+        if key not in codes:
+            codes[key] = len(known)
+            known.append(value)
+        numbers[index] = codes[key]
+    return numbers, known
+
+
+def is_text(values: Any) -> bool:
+    """Whether a column is an Arrow array of text."""
+    return not isinstance(values, list) and bool(pa.types.is_string(values.type))
+
+
+def shown(value: Any) -> str:
+    """A value for an error."""
+    return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
+
+
+def refuse_first(
+    codes: NDArray[np.int64], is_bad: Sequence[bool] | NDArray[np.bool_], where: Where, name: str,
+    fault: Callable[[int], str], remedy: str = CORRECT,
+) -> None:  # fmt: skip
+    """Raise UserError for the first row whose code is bad; `fault` describes a code."""
+    bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
+    if bad.any():
+        index = int(bad.argmax())
+        raise where.error(index, name, fault(int(codes[index])), remedy)
+
+
+# ---- numbers
+
+
+def numbers_of(
+    values: Any, table: Table, where: Where, name: str, empty: float | None, max_number: float
+) -> NDArray[np.float64]:
+    """Finite numbers of at most `max_number`; `empty` replaces missing ones; None: they are errors."""
+    numbers = _cast(values, table, empty)
+    if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
+        return numbers
+    codes, known = distinct(values)
+    is_missing = [value is None or value == "" or value in table.missing for value in known]
+    array = np.array([number_of(value, table) for value in known], np.float64)
+
+    def fault(code: int) -> str:
+        return "no value" if known[code] is None else f"{shown(known[code])} is not a number"
+
+    if empty is None:
+        refuse_first(codes, is_missing, where, name, fault)
+    array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
+    refuse_first(codes, ~np.isfinite(array), where, name, fault)
+    refuse_first(codes, np.abs(array) > max_number, where, name, lambda code: too_large(shown(known[code]), max_number),
+                 "or correct this row")  # fmt: skip
+    return array[codes]
+
+
+def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64] | None:
+    """All numbers at once; None where a rule is needed for one of them."""
+    if isinstance(values, list):
+        return None
+    if is_text(values):
+        if table.decimal != "." or table.thousands:
+            return None
+        values = _without_marks(values, table)
+        values = pc.if_else(pc.equal(values, ""), None, values)
+    elif not _is_number(values.type):
+        return None
+    if values.null_count and empty is None:
+        return None
+    try:
+        numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty or 0.0).to_numpy()
+    except pa.ArrowInvalid:
+        return None
+    return numbers
+
+
+def _is_number(data_type: Any) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
+                or pa.types.is_decimal(data_type))  # fmt: skip
+
+
+def number_of(value: Any, table: Table) -> float:
+    """A number, or a truth value, as text or typed; NaN if it is neither."""
+    if isinstance(value, int | float | Decimal):
+        return float(value)
+    if not isinstance(value, str):
+        return math.nan
+    if _number_pattern(table.decimal, table.thousands).fullmatch(value):
+        return float(value.replace(table.thousands, "").replace(table.decimal, "."))
+    return WORDS.get(value.strip().lower(), math.nan)
+
+
+@functools.cache
+def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
+    """Numbers as people write them: Python also takes 1_000, inf, nan and the digits of other scripts."""
+    point = re.escape(decimal)
+    whole = rf"(?:\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|\d+)" if thousands else r"\d+"
+    return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
+
+
+def too_large(number: object, max_number: float) -> str:
+    """What is wrong with a number beyond what its transform takes."""
+    return (
+        f"{number} is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
+        "data.dense_transform=signed_log1p"
+    )
+
+
+def _labels(values: Any, table: Table, where: Where) -> NDArray[np.int32]:
+    numbers = numbers_of(values, table, where, table.label, None, np.inf)
+    labels, bad = table.apply_rule(numbers)
+    if bad is not None:
+        fault = f"{numbers[bad]:g} is not a label (0 or 1)"
+        raise where.error(bad, table.label, fault, "correct the row, or give a rule in the schema")
+    return labels
+
+
+# ---- dates
+
+
+def _date_part(values: Any, table: Table, where: Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
+    if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
+        return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
+    codes, known = distinct(values)
+    texts = ["" if value is None or value in table.missing else _time_text(value) for value in known]
+    try:
+        return part_of(read_times(texts, part.format)[codes], part.part)
+    except ValueError as error:
+        bad = error.args[0]
+        form = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
+        fault = f"{shown(known[bad])} is not {form}"
+        remedy = "correct this row, or give another format in the schema"
+        raise where.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
+
+
+def _time_text(value: Any) -> str:
+    if isinstance(value, date):  # and datetime
+        return value.isoformat()
+    whole = None if isinstance(value, str) else whole_number(value)
+    return str(value if whole is None else whole)
+
+
+def _part_texts(numbers: NDArray[np.int64], present: NDArray[np.bool_]) -> list[str]:
+    """Whole numbers as categories, "" where there is none."""
+    return [str(number) if is_there else "" for number, is_there in zip(numbers.tolist(), present, strict=True)]
+
+
+# ---- categories
+
+
+class _Categories:
+    """Reads the categorical columns of a batch, and notes the spellings of each in turn in `forms`."""
+
+    def __init__(self, table: Table, where: Where, given: Mapping[str, Form] | None) -> None:
+        self._table, self._where, self._given = table, where, given
+        self.forms: list[Form] = []
+
+    def single(self, values: Any, name: str) -> Any:
+        """A column of one category a row, as an Arrow array of a dictionary."""
+        encoded, form = self._read(values, name, self._where)
+        self.forms.append(form)
+        return encoded
+
+    def bags(self, values: Any, name: str) -> TextBags:
+        """A column of any number of categories a row: text that a separator divides, or lists; null is none."""
+        separator = dict(self._table.separators)[name]
+        if self._given is not None and self._given[name] & Form.UNJOINABLE:
+            self._refuse_joined(values, name)
+        members, offsets = _members(values, separator or LIST_SEPARATOR, keeps_empty=not separator)
+        encoded, form = self._read(members, name, _OfMembers(self._where, offsets))
+        if not separator and any(text == "" or LIST_SEPARATOR in text for text in encoded.dictionary.to_pylist()):
+            form |= Form.UNJOINABLE
+        self.forms.append(form)
+        return TextBags(encoded, offsets)
+
+    def _read(self, values: Any, name: str, where: Where) -> tuple[Any, Form]:
+        """The texts of values, "" of missing ones, and how they are spelled."""
+        given = None if self._given is None else self._given[name]
+        if is_text(values):
+            encoded = _without_marks(values, self._table).fill_null("").dictionary_encode()
+            form = forms_of_texts(encoded.dictionary)
+        elif given is None and not isinstance(values, list) and pa.types.is_integer(values.type):
+            encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
+            form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
+        else:
+            return self._read_typed(values, name, where, given)
+        if given and not given & Form.TEXT:
+            texts = encoded.dictionary.to_pylist()
+            codes = encoded.indices.to_numpy().astype(np.int64)
+            _refuse_other_spellings(codes, texts, given, where, name)
+        return encoded, form
+
+    def _read_typed(self, values: Any, name: str, where: Where, given: Form | None) -> tuple[Any, Form]:
+        """The same of values that are not all text, by their distinct values."""
+        codes, known = distinct(values)
+        form, texts = Form(0), []
+        for value in known:
+            form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
+            texts.append(_spelled(value, given, self._table))
+        fault = (
+            "is not a category: text or an integer"
+            if given is None
+            else "has no one spelling among the dataset's values of this column"
+        )
+        remedy = CORRECT if given is None else "give it as text, as in the dataset's rows"
+        is_bad = [text is None for text in texts]
+        refuse_first(codes, is_bad, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+        if given:
+            _refuse_other_spellings(codes, known, given, where, name)
+        return pa.array(texts, pa.string()).take(pa.array(codes)).dictionary_encode(), form
+
+    def _refuse_joined(self, values: Any, name: str) -> None:
+        """Refuse text for a column of lists, of which some hold what would divide it."""
+        rows = values.to_pylist() if is_text(values) else values if isinstance(values, list) else []
+        for index, value in enumerate(rows):
+            if isinstance(value, str) and value:
+                fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
+                raise self._where.error(index, name, fault, "give lists, in JSON or Parquet")
+
+
+class _OfMembers(NamedTuple):
+    """Where the rows are that values of lists belong to."""
+
+    where: Where
+    offsets: NDArray[np.int64]
+
+    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
+        """See `data_prep.parsing.formats.Where`."""
+        return self.where.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
+
+
+def _spelled(value: Any, given: Form | None, table: Table) -> str | None:
+    """The text of one value; None where it has none."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return "" if value in table.missing else value
+    if given is not None:
+        return spell(value, given)
+    whole = whole_number(value)
+    return None if whole is None else str(whole)
+
+
+def _refuse_other_spellings(
+    codes: NDArray[np.int64], known: Sequence[Any], given: Form, where: Where, name: str
+) -> None:
+    """Refuse text that would be an unknown category, as the dataset's own rows have typed values."""
+    others = [isinstance(value, str) and is_other_spelling(value, given) for value in known]
+    fault = "is spelled otherwise in the dataset, whose values are typed"
+    remedy = "write integers as 3, and true and false as 1 and 0"
+    refuse_first(codes, others, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+
+
+def _without_marks(texts: Any, table: Table) -> Any:
+    """Text with "" in place of what stands for an empty field."""
+    if not table.missing:
+        return texts
+    return pc.if_else(pc.is_in(texts, value_set=pa.array(table.missing, pa.string())), "", texts)
+
+
+def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:
+    """The values of all bags one after the other, and where each bag begins.
+
+    Args:
+        keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
+    """
+    if isinstance(values, list) or not (is_text(values) or pa.types.is_list(values.type)):
+        rows = values if isinstance(values, list) else values.to_pylist()
+        bags = [_members_of(value, separator, keeps_empty) for value in rows]
+        return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
+    if is_text(values):
+        values, keeps_empty = pc.split_pattern(values, separator), False
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy()
+    members = values.flatten()  # without what lies under nulls
+    is_kept = members.is_valid()
+    if not keeps_empty and is_text(members):
+        is_kept = pc.and_(is_kept, pc.not_equal(members, "").fill_null(False))
+    kept_before = offsets_of(is_kept.to_numpy(zero_copy_only=False))
+    return members.filter(is_kept), kept_before[offsets_of(lengths)]
+
+
+def _members_of(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [part for part in value.split(separator) if part]
+    members = value if isinstance(value, list) else [value]
+    return [member for member in members if member is not None and (keeps_empty or member != "")]

@@ -1,0 +1,217 @@
+"""Forms of files that hold a user's rows: a format is a module, and one row of FORMATS.
+
+A format yields `Batch`es: columns by name and where their rows are. What columns become is for
+data_prep/parsing/convert.py and data_prep/parsing/events.py, which do not ask where they come from.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any, NamedTuple, Protocol
+
+from common.errors import UserError
+from data_prep.dataset.table_spec import FORMATS, Table
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks
+
+BATCH_BYTES = 8 << 20  # of text parsed at once
+CORRECT = "correct or remove this row"
+
+
+class Where(Protocol):
+    """Where the rows of a batch are."""
+
+    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
+        """About a field of the batch's row `index`: file, row, column, what is wrong, what to do."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file and the number in it of each row."""
+
+    name: str
+    numbers: Sequence[int]
+
+    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
+        """See `Where`."""
+        return UserError(f"{self.name}: row {self.numbers[index]}, column {column}: {fault}; {remedy}")
+
+
+@dataclass(frozen=True)
+class LaterRows:
+    """Rows of lines from some byte of a file on: numbers count from its first line; lines before are counted late.
+
+    Raises UserError, instead of what it is asked for, where those lines are none.
+    """
+
+    name: str
+    numbers: Sequence[int]
+    count_before: Callable[[], int]
+
+    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
+        """See `Where`."""
+        return Rows(self.name, [self.numbers[index] + self.count_before()]).error(0, column, fault, remedy)
+
+
+class Batch(NamedTuple):
+    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows]."""
+
+    columns: Mapping[str, Any]
+    rows: int
+    where: Where
+
+
+class Column(NamedTuple):
+    """A column; kind: text, integer, number, time, list, any, or the name of another type."""
+
+    name: str
+    kind: str
+
+
+class Layout(NamedTuple):
+    """The columns of a file's rows, in its order, and for text what divides them and whether it begins with names."""
+
+    names: tuple[str, ...]
+    delimiter: str = ","
+    header: bool = True
+
+
+class Size(NamedTuple):
+    """What rows take in memory: least bytes of each; columns that hold any number of values."""
+
+    row_bytes: int
+    lists: Collection[str] = ()
+
+
+class Chunk(NamedTuple):
+    """A piece of a file: lines that begin at the bytes start..stop of its text, or some of its rows."""
+
+    start: int
+    stop: int
+    rows: Any = None
+
+
+MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
+
+
+def table_format(table: Table) -> "Format":
+    """The format of a table's files."""
+    return format_named(table.format)
+
+
+def table_layout(table: Table) -> tuple[list[str], Layout]:
+    """The columns of a table that are read, and the layout of its files."""
+    columns = list(dict.fromkeys((table.label, *table.inputs)))
+    return columns, Layout(table.names, table.delimiter, table.header)
+
+
+def table_size(table: Table) -> Size:
+    """What a table's rows take."""
+    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), table.schema.ragged)
+
+
+class Format(ABC):
+    """A form of file; stateless.
+
+    Attributes:
+        name: in messages and manifests.
+        has_layout: whether delimiter, header and the like have a meaning.
+    """
+
+    name: str
+    has_layout = False
+
+    @abstractmethod
+    def is_of(self, source: Source) -> bool:
+        """Return whether a file is of this form."""
+
+    @abstractmethod
+    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+        """The columns of a file, in its order.
+
+        Raises:
+            UserError: the file is not readable.
+        """
+
+    @abstractmethod
+    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
+        """The file's chunks, each of at most `chunk_bytes`, in the order of its rows; a function of these alone."""
+
+    @abstractmethod
+    def batches(
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+    ) -> Iterator[tuple[Batch, int]]:
+        """Some columns of a chunk of a file, and how many of the file's bytes were worked through for each batch.
+
+        Raises:
+            UserError: a damaged file, or rows that are none (file, row, remedy).
+        """
+
+    def num_rows(self, source: Source) -> int | None:
+        """Rows of a file, where it says so itself."""
+        return None
+
+
+class LineFormat(Format):
+    """A form of file with one row in each line of text."""
+
+    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
+        """See `Format`; a compressed file is one."""
+        if source.compressed:
+            return [Chunk(0, 1 << 62)]
+        return [Chunk(start, start + chunk_bytes) for start in range(0, source.bytes, chunk_bytes)]
+
+    def batches(
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+    ) -> Iterator[tuple[Batch, int]]:
+        """See `Format`."""
+        with LineBlocks(source, chunk.start) as lines:
+            yield from self.batches_of(source, lines, chunk.stop, columns, layout)
+
+    def batches_of(
+        self, source: Source, lines: LineBlocks, stop: int, columns: Sequence[str], layout: Layout
+    ) -> Iterator[tuple[Batch, int]]:
+        """The same of lines that are being read, which begin before `stop`."""
+        parts: list[bytes] = []
+        begin = size = num_bytes = 0
+        for block in lines.until(stop):
+            begin = begin if parts else block.offset
+            parts.append(bytes(block.buffer[block.start : block.end]))
+            size += len(parts[-1])
+            num_bytes += lines.advance()
+            if size >= BATCH_BYTES:
+                yield self.parse(b"".join(parts), columns, layout, source.path, source, begin), num_bytes
+                parts, size, num_bytes = [], 0, 0
+        if parts:
+            yield self.parse(b"".join(parts), columns, layout, source.path, source, begin), num_bytes
+
+    @abstractmethod
+    def parse(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        offset: int = 0,
+    ) -> Batch:  # fmt: skip
+        """Parse whole lines, which begin at a byte of a source's text, or (None) are a whole file in memory.
+
+        Raises:
+            UserError: rows that are none (file, row, remedy).
+        """
+
+
+def format_named(name: str) -> Format:
+    """The format of that name in FORMATS."""
+    module, kind = FORMATS[name]
+    form: Format = getattr(import_module(module), kind)()
+    return form
+
+
+def format_of(source: Source) -> Format:
+    """The first format that a file is of."""
+    return next(form for form in map(format_named, FORMATS) if form.is_of(source))
+
+
+def suffix_of(name: str) -> str:
+    """The ending of a file's name in lower case, without that of a compression."""
+    path = PurePath(name)
+    return PurePath(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()

@@ -1,0 +1,89 @@
+"""JSON lines: one object a line, whose members are the columns; a member that an object lacks is an empty field."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from common.errors import UserError
+from data_prep.parsing.formats import Batch, Column, LaterRows, Layout, LineFormat, Rows, Where, suffix_of
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks, count_lines_before
+
+SUFFIXES = (".jsonl", ".ndjson")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BLANK = b" \t\r"
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonLines(LineFormat):
+    """See data_prep/parsing/formats.py."""
+
+    name = "json_lines"
+
+    def is_of(self, source: Source) -> bool:
+        """By the ending of its name."""
+        return suffix_of(source.name) in SUFFIXES
+
+    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+        """The members of the first objects: of any kind, or lists."""
+        kinds: dict[str, str] = {}
+        with LineBlocks(source) as lines:
+            for block in lines.until(1 << 20):
+                objects = read_objects(bytes(block.buffer[block.start : block.end]), source.path)
+                for item in objects.values():
+                    for name, value in item.items():
+                        if isinstance(value, list) or name not in kinds:
+                            kinds[name] = "list" if isinstance(value, list) else "any"
+        if not kinds:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+        return [Column(name, kind) for name, kind in kinds.items()]
+
+    def parse(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        offset: int = 0,
+    ) -> Batch:  # fmt: skip
+        """See `LineFormat`."""
+        try:
+            objects = read_objects(text, name)
+        except UserError:
+            if offset and source is not None:  # only now is the row's number worth counting
+                read_objects(text, name, 1 + count_lines_before(source, offset))
+            raise
+        where: Where = Rows(name, list(objects))
+        if offset and source is not None:
+            where = LaterRows(name, list(objects), partial(count_lines_before, source, offset))
+        return Batch({column: column_of(objects, column) for column in columns}, len(objects), where)
+
+
+def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
+    """The objects of whole lines by the number of the line; blank lines are passed over, only a line feed ends one.
+
+    Raises:
+        UserError: a line that is no object (file, row, remedy).
+    """
+    objects = {}
+    for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
+        if not line.strip(BLANK):
+            continue
+        try:
+            item = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
+        if not isinstance(item, dict):
+            raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")
+        objects[row] = item
+    return objects
+
+
+def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
+    """A column's values: an Arrow array where all are of one type, else a list of Python's values."""
+    values = [item.get(column) for item in objects.values()]
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {str}:
+        return pa.array(values, pa.string())
+    if kinds == {float}:
+        return pa.array(values, pa.float64())
+    return values

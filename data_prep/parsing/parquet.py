@@ -1,0 +1,162 @@
+"""Parquet: its columns, its chunks, and its rows batch by batch.
+
+A chunk is some row groups, or a part of one where a group is larger than a chunk may be.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from common.errors import UserError
+from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Format, Layout, Size
+from data_prep.sources.discover import Source
+
+MAGIC = b"PAR1"
+BLOCK_ROWS = 1 << 16
+BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
+BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
+FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
+VALUE_TEXT_BYTES = 2  # of a value in a list, as text: the chunk of data_prep/config/keys.py counts so
+
+
+class RowRange(NamedTuple):
+    """Rows first..first + rows of the row groups groups[0]..groups[1] taken together.
+
+    `row` is the number of the first of these groups' rows in the file, from 0.
+    """
+
+    groups: tuple[int, int]
+    first: int
+    rows: int
+    row: int
+
+
+class Parquet(Format):
+    """See data_prep/parsing/formats.py."""
+
+    name = "parquet"
+
+    def is_of(self, source: Source) -> bool:
+        """By its first bytes."""
+        with open(source.path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+
+    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+        """By the types of its schema."""
+        return [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
+
+    def num_rows(self, source: Source) -> int:
+        """By its metadata."""
+        return int(_open(source).metadata.num_rows)
+
+    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
+        """Uncompressed, and as rows may take hardly any space in the file, of at least `size.row_bytes` a row."""
+        metadata = _open(source).metadata
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [
+            max(group.total_byte_size,
+                size.row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, size.lists))
+            for group in groups
+        ]  # fmt: skip
+        ranges = cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
+        ends = [source.bytes * (each.row + each.first + each.rows) // max(1, metadata.num_rows) for each in ranges]
+        return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
+
+    def batches(
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+    ) -> Iterator[tuple[Batch, int]]:
+        """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
+        file = _open(source, len(columns))
+        metadata, rows = file.metadata, chunk.rows
+        chosen = [metadata.row_group(i) for i in range(*rows.groups)]
+        values = sum(_list_values(group, lists) for group in chosen) / max(1, sum(group.num_rows for group in chosen))
+        size = max(1, min(BLOCK_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
+        row_bytes = source.bytes / max(1, metadata.num_rows)
+        position = 0
+        batches = file.iter_batches(size, row_groups=range(*rows.groups), columns=list(columns), use_threads=False)
+        try:
+            for read in batches:
+                start, stop = max(rows.first - position, 0), min(rows.first + rows.rows - position, read.num_rows)
+                if start < stop:
+                    part = read.slice(start, stop - start)
+                    where = _Where(source.path, metadata, rows.row + position + start)
+                    arrays = {name: part.column(name) for name in columns}
+                    yield Batch(arrays, part.num_rows, where), int(row_bytes * part.num_rows)
+                position += read.num_rows
+                if position >= rows.first + rows.rows:
+                    return
+        except OSError as error:
+            raise UserError(f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
+                            f"({' '.join(str(error).split())}); get it again") from error  # fmt: skip
+
+
+class _Where(NamedTuple):
+    """A Parquet file and the number of a row in it, from 0."""
+
+    path: str
+    metadata: Any
+    row: int
+
+    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
+        """See `data_prep.parsing.formats.Where`."""
+        row = self.row + index
+        group = 0
+        for group in range(self.metadata.num_row_groups):
+            if row < self.metadata.row_group(group).num_rows:
+                break
+            row -= self.metadata.row_group(group).num_rows
+        where = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
+        return UserError(f"{where}: {fault}; {remedy}")
+
+
+def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:
+    """Chunks of at most `chunk_bytes` of row groups, given their rows and sizes."""
+    chunks: list[RowRange] = []
+    begin = group = 0
+    while group < len(sizes):
+        stop, size = group + 1, sizes[group]
+        while stop < len(sizes) and size + sizes[stop] <= chunk_bytes:
+            size += sizes[stop]
+            stop += 1
+        total = sum(rows[group:stop])
+        step = max(1, -(-total // max(1, -(-size // chunk_bytes))))
+        chunks += [RowRange((group, stop), first, min(step, total - first), begin) for first in range(0, total, step)]
+        begin += total
+        group = stop
+    return chunks
+
+
+def _open(source: Source, num_columns: int = 1) -> Any:
+    """The file, with a buffer for each of `num_columns` columns. Raises UserError if it is not readable."""
+    buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
+    try:
+        return pq.ParquetFile(source.path, buffer_size=buffer, pre_buffer=False)
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{source.path}: not readable as Parquet ({reason}); get it again") from error
+
+
+def _list_values(group: Any, lists: Collection[str]) -> int:
+    """Count the values in a row group's columns of lists."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
+
+
+def _kind(data_type: Any) -> str:
+    types = pa.types
+    if types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    if types.is_string(data_type) or types.is_large_string(data_type):
+        return "text"
+    if types.is_integer(data_type) or types.is_boolean(data_type):
+        return "integer"
+    if types.is_floating(data_type) or types.is_decimal(data_type):
+        return "number"
+    if types.is_timestamp(data_type) or types.is_date(data_type):
+        return "time"
+    is_list = types.is_list(data_type) or types.is_large_list(data_type)
+    if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
+        return str(data_type)
+    return "list" if _kind(data_type.value_type) in ("text", "integer") else str(data_type)
