@@ -129,7 +129,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
 
 def is_same_table(recorded: dict[str, Any] | None, given: dict[str, Any] | None) -> bool:
-    """Whether entries of manifests describe one table; older ones lack the last unused columns of files without names."""
+    """Whether entries of manifests describe one table; older ones of files without names lack columns."""
     if recorded is None or given is None:
         return recorded == given
     one, other = Table.from_manifest(recorded), Table.from_manifest(given)

@@ -1,6 +1,5 @@
 """New rows for a dataset's encoder, from the files people have: columns as a raw file has them, text or typed."""
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from data_prep.parsing.convert import plain
 from data_prep.parsing.formats import suffix_of
 from data_prep.parsing.json_lines import BYTE_ORDER_MARK, column_of, read_objects
 from data_prep.parsing.text import read_exact
-from data_prep.sources.discover import DAMAGE, is_gzip, open_gzip, refuse_packed
+from data_prep.sources.discover import DAMAGE, packing_of, without_packing
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
@@ -63,8 +62,8 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     try:
         if suffix in DELIMITERS:
             rows = _read_text(path, suffix, shape)
-        elif path.suffix.lower() == ".gz":
-            raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it: gunzip {shlex.quote(str(path))}")
+        elif without_packing(path.name) != path.name:
+            raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it")
         elif suffix == ".parquet":
             rows = _read_parquet(path, shape.needed)
         else:
@@ -84,8 +83,8 @@ def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequenc
         UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
         OSError: not readable.
     """
-    refuse_packed(path)
-    with open_gzip(path) if is_gzip(path) else open(path, "rb") as file:
+    packing = packing_of(path)
+    with open(path, "rb") if packing is None else packing.open(path) as file:
         try:
             content: bytes = file.read()
         except (EOFError, *DAMAGE) as error:

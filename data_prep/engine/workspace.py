@@ -26,8 +26,8 @@ from data_prep.dataset.format import (
     write_atomically,
 )
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.table_spec import is_same_table
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
+from data_prep.dataset.table_spec import is_same_table
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import RAW_DIRECTORY, Source

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from common.errors import UserError
 from data_prep.dataset.table_spec import FORMATS, Table
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks
 
 BATCH_BYTES = 8 << 20  # of text parsed at once
@@ -213,5 +213,4 @@ def format_of(source: Source) -> Format:
 
 def suffix_of(name: str) -> str:
     """The ending of a file's name in lower case, without that of a compression."""
-    path = PurePath(name)
-    return PurePath(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+    return PurePath(without_packing(name)).suffix.lower()

@@ -8,8 +8,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,45 +180,78 @@ def is_tar(path: Path) -> bool:
     return False
 
 
-PACKED = (  # what begins like this is not read: its name, and the command that unpacks it
-    (re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -d {}"),
-    (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2 -k {}"),
-    (re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dk {}"),
-    (re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
-    (re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
-    (re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
-    (re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
-    (re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
+class Packing(NamedTuple):
+    """A form of packed file: its first bytes, its name, the command that unpacks it, and the ending of files' names.
+
+    reader: "module:function" that opens it, given a path or an open file, as a file of its content, which raises EOFError
+    and DAMAGE; None: it is not read.
+    """
+
+    magic: re.Pattern[bytes]
+    name: str
+    unpack: str
+    suffix: str = ""
+    reader: str | None = None
+
+    def open(self, file: Any) -> Any:
+        """Open a file of this form, whose content is read."""
+        assert self.reader is not None
+        module, _, function = self.reader.partition(":")
+        return getattr(import_module(module), function)(file)
+
+
+PACKINGS = (
+    Packing(re.compile(GZIP_MAGIC), "gzip", "gunzip -k {}", ".gz", "data_prep.sources.discover:open_gzip"),
+    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -d {}"),
+    Packing(re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2 -k {}"),
+    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dk {}"),
+    Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
+    Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
+    Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
+    Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
+    Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
 )
 PACKED_BYTES = 16
 
 
-def refuse_packed(path: Path) -> None:
-    """Raises UserError for a file of a kind that is known, but not read."""
+def packing_of(path: Path) -> Packing | None:
+    """The form of packed file that a file has, by its first bytes; None: none.
+
+    Raises:
+        UserError: one that is known, but not read.
+    """
     with open(path, "rb") as file:
         start = file.read(PACKED_BYTES)
-    for magic, kind, unpack in PACKED:
-        if magic.match(start):
-            command = unpack.format(shlex.quote(str(path)))
-            raise UserError(f"{path}: {kind}, which is not read; convert it: {command}")
+    packing = next((each for each in PACKINGS if each.magic.match(start)), None)
+    if packing is not None and packing.reader is None:
+        command = packing.unpack.format(shlex.quote(str(path)))
+        raise UserError(f"{path}: {packing.name}, which is not read; convert it: {command}")
+    return packing
+
+
+def without_packing(name: str) -> str:
+    """A file's name without the ending of a packing that is read."""
+    suffix = PurePath(name).suffix.lower()
+    return name[: -len(suffix)] if suffix in {each.suffix for each in PACKINGS if each.reader} else name
 
 
 def _inspect(path: Path) -> Source:
     try:
         status = path.stat()
-        compressed = is_gzip(path)
+        packing = packing_of(path)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; check data.raw") from error
     except OSError as error:
         raise UserError(f"{path}: not readable ({error.strerror}); check data.raw") from error
     if status.st_size == 0:
         raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
-    if path.suffix == ".gz" and not compressed:
+    if path.suffix == ".gz" and packing is None:
         raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
-    refuse_packed(path)
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
             f"choose data=criteo_kaggle data.raw={path}"
         )
-    return Source(str(path), path.name, status.st_size, status.st_mtime_ns, compressed, ctime_ns=status.st_ctime_ns)
+    return Source(
+        str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns
+    )

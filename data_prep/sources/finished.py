@@ -7,7 +7,7 @@ from typing import Any
 from common.errors import UserError
 from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import Source, without_packing
 
 
 def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
@@ -23,7 +23,7 @@ def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
             entry["name"],
             entry["bytes"],
             mtime,
-            entry["name"].endswith(".gz"),
+            without_packing(entry["name"]) != entry["name"],
             None,
             ctime,
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.io.atomic import FileDigest, SummedFile
 from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
-from data_prep.sources.discover import DAMAGE, Source, open_gzip
+from data_prep.sources.discover import DAMAGE, Source, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # before a block: for the start of a line that ends in it
 ROOM_BEHIND = 128  # for a newline, and for what a kernel may read too far
@@ -56,9 +56,11 @@ class SourceStream:
         self._source = source
         self._file = SummedFile(Path(source.path))
         self._inflated: Any = None
-        if source.compressed:
+        packing = packing_of(Path(source.path)) if source.compressed else None
+        self._packing = "" if packing is None else packing.name
+        if packing is not None:
             self._raw = ReadAhead(self._file.readinto)
-            self._inflated = open_gzip(self._raw)
+            self._inflated = packing.open(self._raw)
         fill = self._inflate if source.compressed else self._file.readinto
         self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
 
@@ -67,10 +69,10 @@ class SourceStream:
             return int(self._inflated.readinto(block))
         except EOFError as error:
             raise UserError(
-                f"{self._source.path}: truncated gzip file, or bytes after its end; get it again"
+                f"{self._source.path}: truncated {self._packing} file, or bytes after its end; get it again"
             ) from error
         except DAMAGE as error:
-            raise UserError(f"{self._source.path}: damaged gzip file ({error}); get it again") from error
+            raise UserError(f"{self._source.path}: damaged {self._packing} file ({error}); get it again") from error
 
     def next_block(self) -> tuple[mmap.mmap, int]:
         """Return the next block as PlainReader does; not to be called after the end.
