@@ -14,7 +14,7 @@ from data_prep.parsing.convert import plain
 from data_prep.parsing.formats import suffix_of
 from data_prep.parsing.json_lines import BYTE_ORDER_MARK, column_of, read_objects
 from data_prep.parsing.text import read_exact
-from data_prep.sources.discover import DAMAGE, packing_of, without_packing
+from data_prep.sources.discover import DAMAGE, packing_of
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
@@ -49,9 +49,8 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     """Read a file by the ending of its name.
 
     .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
-    or without it, and may be compressed by gzip (NAME.csv.gz); .jsonl has one object a line; .json has a list of
-    objects, or an object {"user": {...}, "candidates": [{...}, ...]} where the user's columns are added to each
-    candidate.
+    or without it; .jsonl has one object a line; .json has a list of objects, or an object {"user": {...}, "candidates":
+    [{...}, ...]} where the user's columns are added to each candidate. All of these may be compressed (NAME.csv.gz).
 
     Raises:
         UserError: not readable, of no known form, or without rows (file, row, remedy).
@@ -62,12 +61,10 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     try:
         if suffix in DELIMITERS:
             rows = _read_text(path, suffix, shape)
-        elif without_packing(path.name) != path.name:
-            raise UserError(f"{path}: only TSV and CSV are read compressed; unpack it")
         elif suffix == ".parquet":
             rows = _read_parquet(path, shape.needed)
         else:
-            content = path.read_bytes()
+            content = _read_content(path)
             rows = _of_objects(_read_json(path, content) if suffix == ".json" else read_objects(content, str(path)))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
@@ -83,14 +80,18 @@ def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequenc
         UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
         OSError: not readable.
     """
+    content = _read_content(path).replace(b"\r\n", b"\n")
+    return read_exact(content, delimiter, str(path), 1) if content else ([], [])
+
+
+def _read_content(path: Path) -> bytes:
+    """The content of a file, unpacked if need be."""
     packing = packing_of(path)
     with open(path, "rb") if packing is None else packing.open(path) as file:
         try:
-            content: bytes = file.read()
+            return bytes(file.read())
         except (EOFError, *DAMAGE) as error:
             raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
-    content = content.replace(b"\r\n", b"\n")
-    return read_exact(content, delimiter, str(path), 1) if content else ([], [])
 
 
 def _read_text(path: Path, suffix: str, shape: Shape) -> NewRows:

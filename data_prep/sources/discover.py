@@ -183,8 +183,8 @@ def is_tar(path: Path) -> bool:
 class Packing(NamedTuple):
     """A form of packed file: its first bytes, its name, the command that unpacks it, and the ending of files' names.
 
-    reader: "module:function" that opens it, given a path or an open file, as a file of its content, which raises EOFError
-    and DAMAGE; None: it is not read.
+    reader: "module:function" that opens a path or an open file as a file of its content, which raises EOFError and
+    DAMAGE; None: it is not read.
     """
 
     magic: re.Pattern[bytes]

@@ -42,7 +42,7 @@ def texts(rows: NewRows, path: Path, *columns: str) -> list[list[str]]:
         ("a.csv", 'age,city\n1,"x\ny"\n', "row 2: ends inside quotes"),
         ("a.csv", "age,city\n\n\n1,x\n2\n", "row 5: 1 columns"),
         ("a.csv", "BZh91AY&SY...", "bzip2, which is not read; convert it: bunzip2 -k"),
-        ("a.jsonl.gz", "", "only TSV and CSV are read compressed"),
+        ("a.jsonl.gz", "", "no rows"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -106,7 +106,8 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
     lines = [json.dumps({"age": number, "city": city}, ensure_ascii=False) for number, city in enumerate(cities)]
     (tmp_path / "a.jsonl").write_text(mark + f"{ending}{ending} \t{ending}".join([*lines, ""]), newline="")
     (tmp_path / "a.json").write_text(mark + "[" + ",".join(lines) + "]")
-    for name in ("a.jsonl", "a.json"):
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    for name in ("a.jsonl", "a.json", "c.jsonl.gz"):
         found = read(tmp_path / name)
         assert texts(found, tmp_path / name, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
