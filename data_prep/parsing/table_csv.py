@@ -6,21 +6,21 @@ import functools
 import io
 import math
 import re
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.dates import part_of, read_times
+from data_prep.parsing.table_block import TableBlock, TextBags
 from data_prep.sources.line_blocks import bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # of a line, too
@@ -87,8 +87,8 @@ def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
 
 def parse_table(
     text: bytes, table: Table, name: str, row: int, labelled: bool = True, max_number: float = np.inf
-) -> Block:
-    """Whole lines to labels [rows] int32, dense [rows, N] float64 (0 where empty), sparse [rows, F] uint32, bags.
+) -> TableBlock:
+    """Parse whole lines.
 
     Args:
         text: without the header.
@@ -125,15 +125,19 @@ def parse_table(
             dense[:, i] = parts[column][0]
         else:
             dense[:, i] = _numbers(columns[column], where, column, table, "0", max_number)
-    single = table.schema.single
-    sparse = np.empty((len(rows), len(single)), np.uint32)
-    for i, column in enumerate(single):
-        texts = number_texts(*parts[column]) if column in parts else columns[column]
-        sparse[:, i] = [zlib.crc32(value.encode()) for value in texts]
+    texts = (number_texts(*parts[name]) if name in parts else columns[name] for name in table.schema.single)
+    categories = tuple(encode_texts(column) for column in texts)
     bags = tuple(
         _bags(columns[column], dict(table.separators)[column] or LIST_SEPARATOR) for column in table.schema.ragged
     )
-    return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
+    return TableBlock(labels, dense, categories, bags)
+
+
+def encode_texts(texts: Sequence[str]) -> Any:
+    """A column of text as `TableBlock` has it."""
+    import pyarrow as pa
+
+    return pa.array(texts, pa.string()).dictionary_encode()
 
 
 def number_texts(numbers: NDArray[np.int64], present: NDArray[np.bool_]) -> list[str]:
@@ -151,11 +155,11 @@ def _date_part(texts: Sequence[str], where: Rows, part: DatePart) -> tuple[NDArr
         raise where.error(index, part.column, f"{texts[index][:40]!a} is not {form}", remedy) from error
 
 
-def _bags(values: Sequence[str], separator: str) -> Bags:
+def _bags(values: Sequence[str], separator: str) -> TextBags:
     """The categories in fields that hold any number of them; an empty field holds none."""
     bags = [[part for part in value.split(separator) if part] for value in values]
-    ids = [zlib.crc32(part.encode()) for bag in bags for part in bag]
-    return Bags(np.array(ids, np.uint32), offsets_of(np.array([len(bag) for bag in bags], np.int64)))
+    lengths = np.array([len(bag) for bag in bags], np.int64)
+    return TextBags(encode_texts([part for bag in bags for part in bag]), offsets_of(lengths))
 
 
 def _numbers(
@@ -222,7 +226,7 @@ def text_separators(table: Table | None) -> dict[str, str]:
 def parse_fields(
     columns: Mapping[str, Sequence[str]], schema: Schema, table: Table | None, name: str, first_row: int,
     max_number: float = np.inf,
-) -> Block:  # fmt: skip
+) -> Block | TableBlock:  # fmt: skip
     """Parse unlabelled rows given by column.
 
     Args:

@@ -1,10 +1,9 @@
 """A user's own table in Parquet: its columns, its chunks, and its rows block by block.
 
 A chunk is some row groups, or a part of one where a group is larger than a chunk may be; which, depends on the file
-and `chunk_bytes` alone. Values are read column by column, each distinct text being hashed once per block.
+and `chunk_bytes` alone. Values are read column by column.
 """
 
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.bags import Bags, offsets_of
+from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.table_spec import DatePart, Table
-from data_prep.parsing.criteo import Block
 from data_prep.parsing.dates import part_of, read_times
-from data_prep.parsing.table_csv import number_texts, too_large
+from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.parsing.table_csv import encode_texts, number_texts, too_large
 from data_prep.sources.discover import Source
 
 BLOCK_ROWS = 1 << 16
@@ -129,7 +128,7 @@ def num_rows(source: Source) -> int:
     return int(open_parquet(source).metadata.num_rows)
 
 
-def read_chunk(source: Source, table: Table, chunk: RowRange, max_number: float = np.inf) -> Iterator[Block]:
+def read_chunk(source: Source, table: Table, chunk: RowRange, max_number: float = np.inf) -> Iterator[TableBlock]:
     """The rows of a chunk, block by block, as `data_prep.parsing.table_csv.parse_table` gives them.
 
     Raises:
@@ -186,7 +185,7 @@ class Where(NamedTuple):
         return UserError(f"{where}: {fault}; {remedy}")
 
 
-def _block(batch: Any, table: Table, where: Where, max_number: float) -> Block:
+def _block(batch: Any, table: Table, where: Where, max_number: float) -> TableBlock:
     numbers = _numbers(batch.column(table.label), where, table.label, None, np.inf)
     labels, bad = table.apply_rule(numbers)
     if bad is not None:
@@ -198,16 +197,15 @@ def _block(batch: Any, table: Table, where: Where, max_number: float) -> Block:
             dense[:, i] = parts[column][0]
         else:
             dense[:, i] = _numbers(batch.column(column), where, column, 0.0, max_number)
-    single = table.schema.single
-    sparse = np.empty((len(labels), len(single)), np.uint32)
-    for i, column in enumerate(single):
-        if column in parts:
-            sparse[:, i] = [zlib.crc32(text.encode()) for text in number_texts(*parts[column])]
-        else:
-            sparse[:, i] = _categories(_as_integers(batch.column(column), where, column))
+    categories = tuple(
+        encode_texts(number_texts(*parts[column]))
+        if column in parts
+        else _categories(_as_integers(batch.column(column), where, column))
+        for column in table.schema.single
+    )
     separators = dict(table.separators)
     bags = tuple(_bags(batch.column(column), separators[column]) for column in table.schema.ragged)
-    return Block(labels, dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
+    return TableBlock(labels, dense, categories, bags)
 
 
 def _date_part(array: Any, where: Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -257,17 +255,18 @@ def _as_integers(array: Any, where: Where, column: str) -> Any:
     return pc.cast(array, pa.int64(), safe=False)
 
 
-def _categories(array: Any) -> NDArray[np.uint32]:
-    """CRC-32 of each value's text, a null's being that of no text."""
+def _categories(array: Any) -> Any:
+    """A column as `TableBlock` has it, a null's text being none."""
     import pyarrow as pa
 
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     texts = encoded.dictionary.cast(pa.string()).to_pylist()
-    sums = np.array([zlib.crc32((text or "").encode()) for text in texts] + [0], np.uint32)
-    return sums[encoded.indices.cast(pa.int64()).fill_null(len(texts)).to_numpy()]
+    numbers = encoded.indices.cast(pa.int64()).fill_null(len(texts)).to_numpy()
+    text_of = pa.array([text or "" for text in texts] + [""], pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(text_of.indices.to_numpy()[numbers], text_of.dictionary)
 
 
-def _bags(array: Any, separator: str) -> Bags:
+def _bags(array: Any, separator: str) -> TextBags:
     """The categories in fields that hold any number of them; a null field, or an empty one, holds none."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -283,7 +282,7 @@ def _bags(array: Any, separator: str) -> Bags:
         kept = pc.and_(kept, pc.not_equal(values, ""))
     mask = kept.to_numpy(zero_copy_only=False)
     before = offsets_of(mask)
-    return Bags(_categories(values.filter(kept)), before[offsets_of(lengths)])
+    return TextBags(_categories(values.filter(kept)), before[offsets_of(lengths)])
 
 
 def _kind(data_type: Any) -> str:
