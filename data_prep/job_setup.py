@@ -11,7 +11,7 @@ from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_ch
 from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import EVENT_SOURCES, DataSource
+from data_prep.dataset.options import EVENT_SOURCES, CategoryValue, DataSource
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
@@ -85,6 +85,11 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
     return bags
 
 
+def keeps_texts(data: DataConfig) -> bool:
+    """Whether the texts of a vocabulary's values are part of a dataset of a user's own table."""
+    return data.keep_texts is not False
+
+
 def encoding_parameters(
     data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
 ) -> dict[str, Any]:
@@ -93,5 +98,7 @@ def encoding_parameters(
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else table.to_manifest(),
+        **({} if table is None else {"category_value": CategoryValue.text_key.value}),
+        **({} if table is None or rules.order is None else {"keep_texts": keeps_texts(data)}),
         **({} if bags is None else {"multi_hot": bags.to_plain()}),
     }

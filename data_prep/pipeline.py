@@ -7,7 +7,7 @@ after a kill. What is written depends on the sources and the parameters alone: n
 
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from functools import reduce
 from operator import or_
@@ -43,7 +43,7 @@ from data_prep.engine.memory_budget import (
 )
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.event_pipeline import prepare_events
-from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, refuse_early
+from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, keeps_texts, refuse_early
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import note_times
@@ -113,7 +113,7 @@ def preprocess(data: DataConfig) -> Manifest:
             report_differences(rules)
             refuse_foreign_files(root, work, [Path(source.path) for source in sources])
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
-            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known)
+            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known, keeps_texts(data))
             check_disk(root, job)
             keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)
@@ -391,9 +391,7 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
     if result.vocabularies:
         vocabularies = {name: result.vocabularies[name] for name in result.features}
-        encoding["vocabulary"] = {
-            name: {"values": entry.values, **asdict(entry.digest)} for name, entry in vocabularies.items()
-        }
+        encoding["vocabulary"] = {name: entry.to_manifest() for name, entry in vocabularies.items()}
     if job.table is not None:
         encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
     source_rows = [0] * len(job.sources)

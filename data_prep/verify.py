@@ -33,6 +33,7 @@ from data_prep.dataset.format import (
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
+from data_prep.encoding.texts import text_path, verify_texts
 
 CHECKED_ROWS = 1 << 18
 RATE_TOLERANCE = 1e-12
@@ -53,6 +54,7 @@ def verify_dataset(root: Path) -> Manifest:
         _verify_rows(root, manifest)
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
+    verify_texts(root, manifest)
     _verify_tables(root)
     return manifest
 
@@ -76,6 +78,7 @@ def _verify_tables(root: Path) -> None:
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
     """Name the first file, in a directory of the dataset's, that the manifest does not name."""
     ours = {vocabulary_path(root, feature) for feature in vocabulary}
+    ours |= {text_path(root, feature, kind) for feature in vocabulary for kind in vocabulary[feature].get("texts", ())}
     for name, split in manifest.splits.items():
         ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
     for name in dict.fromkeys((*SPLITS, EVENTS, *manifest.splits, VOCABULARY_DIRECTORY)):

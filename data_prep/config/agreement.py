@@ -27,6 +27,7 @@ IN_ENCODING = {
     "sampling.negative_drop_rate": "negative_drop_rate",
     "sampling.seed": "sampling_seed",
     "chunk_bytes": "chunk_bytes",
+    "keep_texts": "keep_texts",
     "multi_hot.sizes": "multi_hot.sizes",
     "multi_hot.distribution": "multi_hot.distribution",
     "multi_hot.seed": "multi_hot.seed",

@@ -163,6 +163,9 @@ def refuse_unused_choices(data: DataConfig) -> None:
     refuse_unused_groups(data)
     if data.sampling.seed and not data.sampling.negative_drop_rate:
         raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
+    if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
+        where = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
+        raise UserError(f"data.keep_texts: has no effect with {where}; leave it out")
 
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:

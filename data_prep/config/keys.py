@@ -244,6 +244,8 @@ class DataConfig:
             null: that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold
             any number of values.
         schema: YAML file that describes your own table; null: Criteo's rows.
+        keep_texts: your own table with encoding=vocabulary: keep the values' texts in the dataset, so that reports can
+            name them; they may be personal data; null: true.
         days: numbers of the days to download, in this order; set by data=criteo_1tb.
     """
 
@@ -265,6 +267,7 @@ class DataConfig:
     memory_budget: str = "2GiB"
     chunk_bytes: str | None = None
     schema: str | None = None
+    keep_texts: bool | None = None
     days: list[int] | None = None
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)

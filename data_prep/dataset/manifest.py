@@ -22,7 +22,11 @@ SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
 EVENTS_VERSION = 3  # of kind `events`: see data_prep/dataset/events.py
+# of a user's own table: categories are known by 64 bits, and there is room for the split of each source and for a
+# transform of each column (`sources[].split`, `encoding.transforms`), which no version writes yet
+TABLE_VERSION = 4
 MANIFEST_NAME = "manifest.json"
+VALUE_KEY = "category_value"  # of `encoding`: what the categories of a user's own table are known by
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Manifest:
         encoding: its name and every parameter that decides the shards' bytes.
         num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
         splits: train, val, test; of events, one split of that name.
-        sources: the raw files read: {"name", "bytes", "sha256", "rows"}.
+        sources: the raw files read: {"name", "bytes", "sha256", "rows"}, and "split", where one is all of a split.
         rows: rows over all splits.
         label_rate: share of positive labels over all splits.
         extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
@@ -135,7 +139,7 @@ def build_manifest(
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
     version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
-    kind: dict[str, Any] = {"format_version": version}
+    kind: dict[str, Any] = {"format_version": TABLE_VERSION if VALUE_KEY in manifest.encoding else version}
     if manifest.is_events:
         kind = {"format_version": EVENTS_VERSION, "kind": EVENTS}
     document = {"format": FORMAT_NAME, **kind, **asdict(manifest)}
@@ -172,9 +176,9 @@ def load_manifest(root: Path) -> Manifest:
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
-    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENTS_VERSION):
+    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENTS_VERSION, TABLE_VERSION):
         raise UserError(
-            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} to {EVENTS_VERSION}; "
+            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} to {TABLE_VERSION}; "
             "use the version that wrote it, or preprocess again"
         )
     if (document.pop("kind", None) == EVENTS) != (version == EVENTS_VERSION):
@@ -182,4 +186,7 @@ def load_manifest(root: Path) -> Manifest:
     if fault := manifest_fault(document):
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")
+    if (VALUE_KEY in document["encoding"]) != (version == TABLE_VERSION):
+        fault = f"key 'encoding.{VALUE_KEY}' belongs to format_version {TABLE_VERSION} alone"
+        raise UserError(f"{path}: {fault}; preprocess again")
     return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.multi_hot import Distribution
-from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
+from data_prep.dataset.options import CategoryValue, DenseTransform, Encoding, SplitMethod, VocabularyOrder
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
 from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import FORMATS, Table
@@ -40,10 +40,12 @@ class _Digest(_Object):
 class _Source(_Digest):
     name: str
     rows: Count
+    split: Literal["train", "val", "test"] | UnsetType = UNSET
 
 
 class _Vocabulary(_Digest):
     values: Count
+    texts: dict[Literal["texts", "offsets"], _Digest] | UnsetType = UNSET
 
 
 class _Shard(_Object):
@@ -83,7 +85,7 @@ class _RawEncoding(_Object):
     wraps: bool
     max_categories: Count | None
     rounds_ids: bool
-    split: SplitMethod
+    split: SplitMethod | None  # None: each source is of the split that it names
     held_out: Share
     split_seed: Count
     train_seed: Count | None
@@ -97,6 +99,9 @@ class _RawEncoding(_Object):
     multi_hot: _MultiHot | UnsetType = UNSET
     vocabulary: dict[Feature, _Vocabulary] | UnsetType = UNSET
     spellings: dict[Feature, str] | UnsetType = UNSET
+    category_value: CategoryValue | UnsetType = UNSET
+    keep_texts: bool | UnsetType = UNSET
+    transforms: dict[str, DenseTransform] | UnsetType = UNSET  # of columns with another than dense_transform
 
 
 class _OtherEncoding(_Object):
@@ -233,8 +238,12 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
     raw = encoding.raw_schema
     if encoding.order is None and encoding.max_ind_range is None:
         return "key 'encoding.max_ind_range' is null, but ids without 'encoding.order' are taken modulo it"
-    if encoding.order is not None and tuple(encoding.vocabulary or ()) != schema.sparse:
+    vocabulary = encoding.vocabulary or {}
+    if encoding.order is not None and tuple(vocabulary) != schema.sparse:
         return "key 'encoding.vocabulary' is not of the features of 'schema.sparse'"
+    for name, entry in vocabulary.items():
+        if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
+            return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
     kept = tuple(name for name in raw.sparse if name in schema.sparse)
     if (raw.label, raw.dense, kept) != (schema.label, schema.dense, schema.sparse):
         return "keys 'encoding.raw_schema' and 'schema' name different columns"
@@ -265,6 +274,8 @@ def _event_contradiction(document: _Document, schema: EventSchema) -> str | None
 
 def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | None:
     """Rows that were read and rows that were written, of which negatives may have been dropped."""
+    if encoding.split is None and any(source.split is UNSET for source in document.sources):
+        return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
     read, written = sum(source.rows for source in document.sources), document.rows
     if read < written or (read > written and not encoding.negative_drop_rate):
         return f"key 'sources' is of {read} rows, but 'rows' of {written}"
@@ -274,7 +285,7 @@ def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | 
 def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
     """Spellings of other columns, or of no known name."""
     if encoding.spellings is UNSET:
-        return None
+        return None if encoding.category_value is UNSET else "key 'encoding.spellings' is missing"
     if encoding.table is None or set(encoding.spellings) != set(encoding.table.sparse):
         return "keys 'encoding.spellings' and 'encoding.table.sparse' name different columns"
     for name, spellings in encoding.spellings.items():

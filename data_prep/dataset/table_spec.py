@@ -1,7 +1,6 @@
 """A user's own table: which columns are used, and as what.
 
-A category is any text; it is known by its CRC-32, as Criteo's categories are known by a 32-bit hash. Two of a
-column's values share one with a probability of 2^-32: of a million values about a hundred pairs do.
+A category is any text, known by a value of 64 bits: see data_prep/encoding/values.py.
 """
 
 import operator

@@ -75,7 +75,7 @@ def max_input(transform: DenseTransform) -> float:
     return limits.get(transform, largest)
 
 
-def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: NDArray[Any]) -> None:
+def transform_into(dense: NDArray[Any], transform: DenseTransform, result: NDArray[Any]) -> None:
     """Apply a transform that needs to know of no other rows; result [rows, N] is contiguous."""
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
@@ -84,7 +84,7 @@ def transform_into(dense: NDArray[np.int32], transform: DenseTransform, result: 
 
 
 def transform_dense(
-    dense: NDArray[np.int32], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
+    dense: NDArray[Any], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
 ) -> NDArray[Any]:
     """Apply a transform; the result is of its dtype.
 

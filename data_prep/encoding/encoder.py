@@ -12,18 +12,19 @@ from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
-from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.options import CategoryValue, DenseTransform
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.spelling import Form, from_text
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, max_input, transform_dense
-from data_prep.encoding.ids import encode_hash, torchrec_ids
-from data_prep.encoding.lookup import LookupTable, encode_columns, load_tables, vocabulary_path
+from data_prep.encoding.ids import torchrec_ids
+from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
 from data_prep.encoding.new_rows import Shape, to_texts
-from data_prep.encoding.values import to_block
+from data_prep.encoding.values import remainders, text_values
 from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, table_format, table_layout
+from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
 
@@ -59,12 +60,10 @@ class Encoder:
     come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
     """
 
-    def __init__(self, manifest: Manifest, tables: list[LookupTable], bags: MultiHotTables | None = None) -> None:
+    def __init__(self, manifest: Manifest, tables: list[ValueTable], bags: MultiHotTables | None = None) -> None:
         """`bags`: what ids are expanded to in the dataset, if anything."""
         self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
         self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
-        self._single = [feature for feature in self.features if feature in self.schema.single]
-        self._columns = [self.schema.single.index(feature) for feature in self._single]
         self._bags = bags
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
@@ -72,6 +71,7 @@ class Encoder:
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
         self._forms = _forms(manifest, self._table)
+        self._value = CategoryValue(manifest.encoding.get("category_value", CategoryValue.crc32.value))
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
         self._range = None
@@ -90,6 +90,8 @@ class Encoder:
         encoding = manifest.encoding
         if encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
+        if encoding.get("transforms"):
+            raise UserError(f"{root}: columns have transforms of their own; use the version of the tool that made it")
         bags = None
         if "multi_hot" in encoding:
             chosen = MultiHot.from_plain(encoding["multi_hot"])
@@ -102,7 +104,7 @@ class Encoder:
             verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
         return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
 
-    def parse(self, data: bytes, name: str, labelled: bool = True) -> Block:
+    def parse(self, data: bytes, name: str, labelled: bool = True) -> Block | TableBlock:
         """Parse rows held in memory: Criteo's, or of the user's table, with its header if it has one.
 
         Args:
@@ -150,7 +152,9 @@ class Encoder:
         """Names of the columns that features are made from: all that new rows must have."""
         return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
-    def parse_columns(self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None) -> Block:
+    def parse_columns(
+        self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None
+    ) -> Block | TableBlock:
         """Parse unlabelled rows given by column: text as in raw files, or typed values.
 
         Args:
@@ -172,29 +176,45 @@ class Encoder:
         lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
         return parse_bytes(lines.encode(), name, self.schema, False, numbers[0], np.int32(0))
 
-    def _convert(self, batch: Batch, labelled: bool) -> Block:
+    def _convert(self, batch: Batch, labelled: bool) -> TableBlock:
         """Rows of a user's own table as parsed."""
         assert self._table is not None
-        return to_block(convert(batch, self._table, labelled, max_input(self._transform), self._forms))
+        return convert(batch, self._table, labelled, max_input(self._transform), self._forms)
 
-    def unknown(self, block: Block) -> NDArray[np.bool_]:
+    def unknown(self, block: Block | TableBlock) -> NDArray[np.bool_]:
         """Mask of fields whose value has no id of its own, [rows, F] of `features`; none with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
-        for index, (feature, table) in enumerate(self._tables.items()):
-            bags = self._raw_bags(block, feature)
-            found = np.zeros(len(bags.ids), np.int32)
-            replace(table, unknown_id=-1).look_up(np.ascontiguousarray(bags.ids), found)
-            counts = offsets_of((found < 0).astype(np.int64))[bags.offsets - bags.offsets[0]]
+        for index, feature in enumerate(self.features if self._tables else ()):
+            ids, _ = self._ids(block, feature, unknown_id=-1)
+            counts = offsets_of((ids.ids < 0).astype(np.int64))[ids.offsets]
             unknown[:, index] = np.diff(counts) > 0
         return unknown
 
-    def _raw_bags(self, block: Block, feature: str) -> Bags:
-        """The values of a feature, as bags of one where it is not multi-valued."""
-        if feature in self.schema.ragged:
-            return block.bags[self.schema.ragged.index(feature)]
-        return Bags(block.sparse[:, self.schema.single.index(feature)], np.arange(len(block.labels) + 1))
+    def _ids(self, block: Block | TableBlock, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
+        """The ids of a feature's values, as bags of one where it is not multi-valued, and how many have none."""
+        offsets = np.arange(len(block.labels) + 1)
+        if isinstance(block, Block):
+            values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
+            codes = None
+        else:
+            if feature in self.schema.ragged:
+                column, offsets = block.bags[self.schema.ragged.index(feature)]
+            else:
+                column = block.categories[self.schema.single.index(feature)]
+            values, codes = text_values(column.dictionary, self._value), column.indices.to_numpy()
+        if not self._tables:
+            assert self._max_ind_range is not None
+            ids, missing = remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
+        else:
+            ids = np.empty(len(values), np.int32)
+            replace(self._tables[feature], unknown_id=NO_ID).look_up(values, ids)
+            missing = ids == NO_ID
+            ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id
+        if codes is not None:
+            ids, missing = ids[codes], missing[codes]
+        return Bags(ids, offsets), int(np.count_nonzero(missing))
 
-    def encode(self, block: Block) -> EncodedBlock:
+    def encode(self, block: Block | TableBlock) -> EncodedBlock:
         """Encode parsed rows."""
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
@@ -202,29 +222,16 @@ class Encoder:
         dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
         dense = dense.astype(np.float32, copy=False)  # what a model reads, as the shards' reader has it
         unknown = np.zeros(len(self.features), np.int64)
-        if self._tables:
-            columns = np.ascontiguousarray(block.sparse.T[self._columns])
-            ids, misses = encode_columns(columns, [self._tables[feature] for feature in self._single])
-            unknown[[self.features.index(feature) for feature in self._single]] = misses
-            torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps else None)
-        else:
-            assert self._max_ind_range is not None
-            ids = encode_hash(block.sparse, self._max_ind_range)
-        bags = []
-        for feature in self.schema.ragged:
-            encoded, missing = self._encode_bags(feature, self._raw_bags(block, feature))
-            bags.append(encoded)
-            unknown[self.features.index(feature)] = missing
+        single: list[NDArray[np.int32]] = []
+        bags: list[Bags] = []
+        for index, feature in enumerate(self.features):
+            encoded, unknown[index] = self._ids(block, feature)
+            if feature in self.schema.ragged:
+                bags.append(encoded)
+            else:
+                single.append(encoded.values)
+        ids = np.stack(single, axis=1) if single else np.zeros((len(block.labels), 0), np.int32)
+        torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
         if self._bags is not None:
             ids, bags = self._bags.expand_rows(ids)
         return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags))
-
-    def _encode_bags(self, feature: str, bags: Bags) -> tuple[Bags, int]:
-        """The ids of a feature's bags, and how many have none of their own."""
-        values, offsets = np.ascontiguousarray(bags.ids), bags.offsets - bags.offsets[0]
-        if not self._tables:
-            assert self._max_ind_range is not None
-            return Bags(encode_hash(values, self._max_ind_range), offsets), 0
-        ids = np.empty(len(values), np.int32)
-        missing = self._tables[feature].look_up(values, ids)
-        return Bags(ids, offsets), missing

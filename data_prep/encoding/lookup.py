@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,57 @@ class LookupTable:
 
 
 @dataclass(frozen=True)
+class SortedTable:
+    """value -> id by binary search, of values of 64 bits: values rising, and the number of each."""
+
+    values: NDArray[np.uint64]
+    numbers: NDArray[np.uint32]
+    first_id: int = 1
+    unknown_id: int = OUT_OF_VOCABULARY
+
+    @classmethod
+    def build(
+        cls,
+        values: NDArray[np.uint64],
+        first_id: int = 1,
+        unknown_id: int = OUT_OF_VOCABULARY,
+        first_number: int = 0,
+    ) -> "SortedTable":
+        """Give values[i] the id first_id + first_number + i, and all others unknown_id."""
+        order = np.argsort(values)
+        numbers = order.astype(np.uint32)
+        numbers += np.uint32(first_number)
+        return cls(values[order], numbers, first_id, unknown_id)
+
+    def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
+        """Write the ids of `values` [rows]; how many have none."""
+        if not len(self.values):
+            ids[:] = self.unknown_id
+            return len(ids)
+        places = np.searchsorted(self.values, values)
+        places[places == len(self.values)] = 0
+        missing = self.values[places] != values
+        ids[:] = self.numbers[places].astype(np.int64) + self.first_id
+        ids[missing] = self.unknown_id
+        return int(np.count_nonzero(missing))
+
+    @staticmethod
+    def bytes_for(num_values: int) -> int:
+        """Memory of a table of that many values."""
+        return 12 * num_values
+
+
+ValueTable: TypeAlias = LookupTable | SortedTable
+
+
+def table_of(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable:
+    """The lookup table of a vocabulary, of values of 32 or of 64 bits."""
+    kind: Any = LookupTable if values.dtype == np.uint32 else SortedTable
+    table: ValueTable = kind.build(values, first_id, unknown_id)
+    return table
+
+
+@dataclass(frozen=True)
 class CodeTable:
     """Lookup table of a dictionary's codes: the id of each, and which of them have none of their own."""
 
@@ -61,7 +112,7 @@ class CodeTable:
     missing: NDArray[np.bool_] | None
 
     @classmethod
-    def build(cls, table: LookupTable, dictionary: NDArray[np.uint32]) -> "CodeTable":
+    def build(cls, table: ValueTable, dictionary: NDArray[Any]) -> "CodeTable":
         """Give each code the id of its value in the dictionary."""
         ids = np.empty(len(dictionary), np.int32)
         if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
@@ -76,7 +127,7 @@ class CodeTable:
         return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
 
 
-def table_of_codes(table: LookupTable, dictionary: NDArray[np.uint32] | None) -> LookupTable | CodeTable:
+def table_of_codes(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
     """The table for a column with a dictionary, or without one, whose codes are the values."""
     return table if dictionary is None else CodeTable.build(table, dictionary)
 
@@ -125,29 +176,12 @@ def lookup_column(
     return unknown
 
 
-def encode_columns(columns: NDArray[np.uint32], tables: list[LookupTable]) -> tuple[NDArray[np.int32], Any]:
-    """Ids of the values of a block.
-
-    Args:
-        columns: [F, rows] values.
-        tables: one per feature.
-
-    Returns:
-        [rows, F] int32 ids and [F] int64 counts of values without an id of their own.
-    """
-    ids = np.empty(columns.shape, np.int32)
-    unknown = np.zeros(len(tables), np.int64)
-    for i, table in enumerate(tables):
-        unknown[i] = table.look_up(columns[i], ids[i])
-    return np.ascontiguousarray(ids.T), unknown
-
-
 def vocabulary_path(root: Path, feature: str) -> Path:
-    """Path of a feature's vocabulary: uint32 values, of which values[i] has the id i + 1."""
+    """Path of a feature's vocabulary: values in the order of their ids, uint32, or uint64 of a user's own table."""
     return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
 
 
-def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[LookupTable]:
+def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
     """Lookup tables of the features from `root`/vocab."""
     vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
-    return [LookupTable.build(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
+    return [table_of(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]

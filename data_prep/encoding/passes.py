@@ -1,10 +1,11 @@
 """Vocabularies larger than the memory budget: cut into slices whose lookup tables fit, pass after pass.
 
-A *slice* is a feature's vocabulary, or the part of it whose values fall to one number under a second hash.
+A *slice* is a feature's vocabulary, or the part of it whose values fall to one number under a second hash; of values of
+64 bits, the part whose ids are in one of as many ranges.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.encoding.lookup import LookupTable, vocabulary_path
+from data_prep.encoding.lookup import LookupTable, SortedTable, ValueTable, vocabulary_path
 
 NOT_FOUND = -1
 BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
@@ -31,8 +32,14 @@ class Slice:
     bits: int
 
 
-def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, ...]]:
+def plan_passes(
+    values: Mapping[str, int], allowance: int, bytes_for: Callable[[int], int] = LookupTable.bytes_for
+) -> list[tuple[Slice, ...]]:
     """Slices in passes whose tables need at most `allowance` bytes each.
+
+    Args:
+        values: of each feature.
+        bytes_for: memory of a table of that many values.
 
     Raises:
         UserError: the allowance is too small for any sensible number of parts.
@@ -42,14 +49,14 @@ def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, 
     left = 0
     for feature, count in values.items():
         bits = 0
-        while _slice_bytes(count, bits) > max_bytes:
+        while _slice_bytes(count, bits, bytes_for) > max_bytes:
             bits += 1
             if bits > MAX_BITS:
                 raise UserError(
                     f"data.memory_budget: too small for the {count:,} values of column {feature}; raise it, "
                     "or set data.frequency_threshold or data.max_ind_range"
                 )
-        size = _slice_bytes(count, bits)
+        size = _slice_bytes(count, bits, bytes_for)
         for part in range(1 << bits):
             if size > left:
                 passes.append([])
@@ -59,8 +66,8 @@ def plan_passes(values: Mapping[str, int], allowance: int) -> list[tuple[Slice, 
     return [tuple(slices) for slices in passes]
 
 
-def _slice_bytes(count: int, bits: int) -> int:
-    return LookupTable.bytes_for(count if bits == 0 else int(count / (1 << bits) * SLICE_MARGIN) + 1)
+def _slice_bytes(count: int, bits: int, bytes_for: Callable[[int], int]) -> int:
+    return bytes_for(count if bits == 0 else int(count / (1 << bits) * SLICE_MARGIN) + 1)
 
 
 def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
@@ -76,9 +83,12 @@ def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
     return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
 
 
-def load_slice(root: Path, wanted: Slice, first_id: int) -> LookupTable:
+def load_slice(root: Path, wanted: Slice, first_id: int) -> ValueTable:
     """The lookup table of one slice; what it does not hold becomes NOT_FOUND."""
     vocabulary = np.load(vocabulary_path(root, wanted.feature), mmap_mode="r")
+    if vocabulary.dtype == np.uint64:
+        start, stop = (len(vocabulary) * (wanted.part + i) >> wanted.bits for i in range(2))
+        return SortedTable.build(np.array(vocabulary[start:stop]), first_id, NOT_FOUND, start)
     values, numbers = [], []
     for start in range(0, max(1, len(vocabulary)), READ_VALUES):
         block = np.array(vocabulary[start : start + READ_VALUES])

@@ -1,4 +1,7 @@
-"""Categories as text to the values that they are known by."""
+"""The number that a category of a user's own table is known by: made here, once for each distinct text.
+
+Criteo's categories are numbers of 32 bits already: see data_prep/parsing/criteo.py.
+"""
 
 import zlib
 from typing import Any
@@ -6,20 +9,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.bags import Bags
-from data_prep.parsing.criteo import Block
-from data_prep.parsing.table_block import TableBlock
+from data_prep.dataset.events import text_hash
+from data_prep.dataset.options import CategoryValue
+
+HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
+MAX_DIGITS = 19  # of a whole number below 2^63
 
 
-def to_block(block: TableBlock) -> Block:
-    """A table's rows with each category as its value."""
-    sparse = np.empty((len(block.labels), len(block.categories)), np.uint32)
-    for i, column in enumerate(block.categories):
-        sparse[:, i] = _values(column)
-    bags = tuple(Bags(_values(each.values), each.offsets) for each in block.bags)
-    return Block(block.labels, block.dense, sparse, bags)  # type: ignore[arg-type]  # real numbers instead of int32
+def text_values(texts: Any, kind: CategoryValue) -> NDArray[Any]:
+    """The value of each text of an Arrow array of strings, [n] uint64, or uint32 by CRC-32."""
+    import pyarrow as pa
+
+    if kind is CategoryValue.crc32:
+        return np.array([zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()], np.uint32)
+    return _text_keys(texts)
 
 
-def _values(column: Any) -> NDArray[np.uint32]:
-    sums = np.array([zlib.crc32(text.encode()) for text in column.dictionary.to_pylist()], np.uint32)
-    return sums[column.indices.to_numpy()]
+def _text_keys(texts: Any) -> NDArray[np.uint64]:
+    """`data_prep.dataset.events.text_key` of each text, as unsigned numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    starts_plainly = pc.or_(pc.invert(pc.starts_with(texts, "0")), pc.equal(pc.binary_length(texts), 1))
+    is_short = pc.less_equal(pc.binary_length(texts), MAX_DIGITS)
+    is_decimal = pc.and_(pc.ascii_is_decimal(texts), pc.and_(starts_plainly, is_short))
+    is_number = np.array(is_decimal.to_numpy(zero_copy_only=False))
+    numbers = texts.filter(is_decimal).cast(pa.uint64()).to_numpy()
+    values = np.empty(len(texts), np.uint64)
+    values[is_number] = numbers
+    is_number[is_number] = numbers < HASHED
+    others = texts.filter(pa.array(~is_number)).cast(pa.binary()).to_pylist()
+    values[~is_number] = np.frombuffer(b"".join(map(text_hash, others)), "<u8") | HASHED
+    return values
+
+
+def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
+    """Each value modulo `modulus`, exactly: the ids of `hash`."""
+    return (values % values.dtype.type(modulus)).astype(np.int32)

@@ -4,7 +4,8 @@ A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chun
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
     00000-00012.{values,offsets}.npy        as in a shard, where a user's table has multi-valued columns
-    00000-00012.bags.npy                    vocabulary: the values of those columns as read, [L] uint32 feature-major
+    00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
+    00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/categories.py
     00000-00012.integers.npy                integers as read, where their transform needs statistics first
     00000-00012.counts                      distinct values of each feature (see data_prep/stages/vocabulary.py)
     00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
@@ -36,7 +37,7 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 6  # of the files and records in it: an unfinished job of another format is not resumed
+WORK_FORMAT = 7  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
@@ -56,6 +57,7 @@ class Job:
     table: Table | None = None  # of a user's own; None: Criteo's rows
     bags: MultiHot | None = None  # what ids are expanded to, if anything
     known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, where files are fetched
+    keeps_texts: bool = False  # of a user's own table: whether the texts of a vocabulary's values are part of it
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -110,7 +112,8 @@ class ChunkRecord:
         source, chunk: its indices. rows: how many it has. positives: rows with label 1.
         files: size and checksum of what the stage wrote.
         dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
-        distinct: number of distinct values of each feature in .counts.
+        distinct: number of distinct values of each feature in .counts, or in .dictionaries.
+        text_bytes: of a user's own table: bytes of each feature's texts in .texts.
         dense_low, dense_high: the range of each integer column, a missing one counting as 0, where it is needed.
         sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
         unknown: values of each feature without an id of their own.
@@ -124,10 +127,11 @@ class ChunkRecord:
     files: dict[str, FileDigest]
     dictionaries: list[int] = field(default_factory=list)
     distinct: list[int] = field(default_factory=list)
+    text_bytes: list[int] = field(default_factory=list)
     dense_low: list[int | float] = field(default_factory=list)
     dense_high: list[int | float] = field(default_factory=list)
-    sparse_low: list[int | float] = field(default_factory=list)
-    sparse_high: list[int | float] = field(default_factory=list)
+    sparse_low: list[int] = field(default_factory=list)
+    sparse_high: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     forms: list[int] = field(default_factory=list)
 

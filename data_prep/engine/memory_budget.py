@@ -11,7 +11,7 @@ from data_prep.config.keys import DataConfig, parse_size, usable_cpus
 from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
-from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.lookup import LookupTable, SortedTable
 from data_prep.encoding.passes import Slice, plan_passes
 from data_prep.engine.job import Job
 from data_prep.io.direct_io import MAX_HELD_BYTES
@@ -106,7 +106,8 @@ def plan_encoding(
     Raises:
         UserError: the budget is too small for any number of passes.
     """
-    tables = sum(LookupTable.bytes_for(values) for values in table_values.values())
+    bytes_for = LookupTable.bytes_for if job.table is None else SortedTable.bytes_for
+    tables = sum(bytes_for(values) for values in table_values.values())
     budget = parse_size(data.memory_budget, "data.memory_budget")
     in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job)
     base = WORKER_BYTES + in_work
@@ -116,7 +117,7 @@ def plan_encoding(
     # a single worker is this process itself
     shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
     allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
-    passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES))
+    passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES), bytes_for)
     print(
         f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
         f"encoding in {len(passes)} passes",

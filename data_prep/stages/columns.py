@@ -2,7 +2,9 @@
 
 The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of the job's
 `block_rows`, the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32
-[rows]. Each block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block.
+[rows]. Each block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block. Of a user's
+own table the dictionaries are in files of their own (data_prep/stages/categories.py), and there is one of each feature,
+so that codes may be uint32, too.
 """
 
 import os
@@ -21,9 +23,11 @@ from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.io.arrays import open_array
 from data_prep.io.atomic import FileDigest
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
-from data_prep.vocabulary.count import FEW_CODES, Coding
+from data_prep.vocabulary.count import FEW_CODES, MAX_CODES, Coding
 
 ALIGNMENT = 8
+OWN_DICTIONARIES = "dictionaries"  # suffix of the file of a chunk of a user's own table
+OWN_ENTRY_BYTES = 16  # in it: value, count, first row
 
 
 @jit
@@ -65,25 +69,33 @@ class ValueBuffer:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Layout of a `columns` file; dictionaries: number of values of each feature's, 0 without one."""
+    """Layout of a `columns` file; dictionaries: number of values of each feature's, 0 without one.
+
+    entry_bytes: of a value in the file, 0 where the dictionaries are in another.
+    """
 
     rows: int
     dictionaries: Sequence[int]
     block_rows: int
+    entry_bytes: int = VALUE_BYTES
+
+    @classmethod
+    def of(cls, job: Job, record: ChunkRecord) -> "ColumnLayout":
+        """The layout of a chunk's file."""
+        return cls(record.rows, record.dictionaries, job.block_rows, VALUE_BYTES if job.table is None else 0)
 
     def dtype(self, feature: int) -> np.dtype[Any]:
         """Dtype of a feature's numbers."""
-        values = self.dictionaries[feature]
-        return np.dtype(np.uint32 if not values else np.uint8 if values <= FEW_CODES else np.uint16)
+        return code_dtype(self.dictionaries[feature]) if self.dictionaries[feature] else np.dtype(np.uint32)
 
     @property
     def begin(self) -> int:
         """Offset of the first block."""
-        return _aligned(VALUE_BYTES * sum(self.dictionaries))
+        return aligned(self.entry_bytes * sum(self.dictionaries))
 
     def feature_bytes(self, feature: int, rows: int) -> int:
         """Bytes of a feature in a block of that many rows."""
-        return _aligned(self.dtype(feature).itemsize * rows)
+        return aligned(self.dtype(feature).itemsize * rows)
 
     def block_bytes(self, rows: int) -> int:
         """Bytes of a block of that many rows."""
@@ -96,13 +108,19 @@ class ColumnLayout:
         return begin, min(begin + self.block_rows, self.rows), self.begin + number * self.block_bytes(self.block_rows)
 
 
+def code_dtype(num_values: int) -> np.dtype[Any]:
+    """Dtype of the codes of that many values."""
+    return np.dtype(np.uint8 if num_values <= FEW_CODES else np.uint16 if num_values <= MAX_CODES else np.uint32)
+
+
 def row_blocks(start: int, stop: int, block_rows: int) -> list[tuple[int, int]]:
     """Rows start..stop of a chunk, cut at its blocks: first row of each, row after its last."""
     inner = range((start // block_rows + 1) * block_rows, stop, block_rows)
     return list(pairwise([start, *inner, stop])) if start < stop else []
 
 
-def _aligned(num_bytes: int) -> int:
+def aligned(num_bytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -121,10 +139,18 @@ def write_columns(
     columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
     values.abandon()
     dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
+    values_of = np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)])
+    return dictionaries, write_blocks(job, chunk, columns, values_of)
+
+
+def write_blocks(
+    job: Job, chunk: tuple[int, int], columns: Sequence[NDArray[np.unsignedinteger]], values: NDArray[np.uint32]
+) -> FileDigest:
+    """Write a chunk's `columns`: the values of its dictionaries, then the columns block by block."""
     file = FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns"))
     try:
-        file.append(np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)]))
-        _pad(file, VALUE_BYTES * sum(dictionaries))
+        file.append(values)
+        _pad(file, values.nbytes)
         for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
             for column in columns:
                 part = column[start : start + job.block_rows]
@@ -133,11 +159,11 @@ def write_columns(
     except BaseException:
         file.abandon()
         raise
-    return dictionaries, file.close()
+    return file.close()
 
 
 def _pad(file: FileWriter, num_bytes: int) -> None:
-    missing = _aligned(num_bytes) - num_bytes
+    missing = aligned(num_bytes) - num_bytes
     if missing:
         file.append(np.zeros(missing, np.uint8))
 
@@ -147,7 +173,7 @@ def column_blocks(
 ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
     """Rows start..stop (by default all) of a chunk, block by block: their number, each feature's codes or values."""
     stop = record.rows if stop is None else stop
-    layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
+    layout = ColumnLayout.of(job, record)
     path = job.chunk_path(record.source, record.chunk, "columns")
     chosen = row_blocks(start, stop, job.block_rows)
     blocks = [layout.block_of(first) for first, _ in chosen]
@@ -162,34 +188,36 @@ def column_blocks(
         yield after - first, columns
 
 
-def read_dictionaries(job: Job, record: ChunkRecord) -> list[NDArray[np.uint32] | None]:
-    """The dictionaries of a chunk's features, each with the value of every code; None where there are none."""
+def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any] | None:
+    """The value of every code of a feature, uint64 of a user's own table, else uint32; None without a dictionary."""
+    if job.table is not None:
+        number = job.schema.sparse.index(feature)
+        offset = OWN_ENTRY_BYTES * sum(record.distinct[:number])
+        path = job.chunk_path(record.source, record.chunk, OWN_DICTIONARIES)
+        return np.fromfile(path, np.uint64, record.distinct[number], offset=offset)
+    number = job.schema.single.index(feature)
+    if not record.dictionaries[number]:
+        return None
     path = job.chunk_path(record.source, record.chunk, "columns")
-    everything = np.fromfile(path, np.uint32, sum(record.dictionaries))
-    ends = np.cumsum(record.dictionaries).tolist()
-    lengths = zip(ends, record.dictionaries, strict=True)
-    return [everything[end - length : end] if length else None for end, length in lengths]
+    offset = VALUE_BYTES * sum(record.dictionaries[:number])
+    return np.fromfile(path, np.uint32, record.dictionaries[number], offset=offset)
 
 
-def read_codes(job: Job, record: ChunkRecord, feature: int) -> tuple[NDArray[Any], NDArray[np.uint32] | None]:
-    """The codes [rows] of a feature and its dictionary, or its values [rows] and None."""
-    layout = ColumnLayout(record.rows, record.dictionaries, job.block_rows)
+def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
+    """The codes [rows] of a feature, or its values [rows] where it has no dictionary."""
+    layout = ColumnLayout.of(job, record)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
         for first, _ in row_blocks(0, record.rows, job.block_rows):
             begin, end, offset = layout.block_of(first)
             before = sum(layout.feature_bytes(i, end - begin) for i in range(feature))
             os.preadv(file.fileno(), [column[begin:end].data], offset + before)
-        if not record.dictionaries[feature]:
-            return column, None
-        dictionary = np.empty(record.dictionaries[feature], np.uint32)
-        os.preadv(file.fileno(), [dictionary.data], VALUE_BYTES * sum(record.dictionaries[:feature]))
-    return column, dictionary
+    return column
 
 
 def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint32]:
     """A copy of the values [rows] of a feature."""
-    column, dictionary = read_codes(job, record, feature)
+    column, dictionary = read_codes(job, record, feature), read_dictionary(job, record, job.schema.single[feature])
     return column if dictionary is None else dictionary[column]
 
 

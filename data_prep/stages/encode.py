@@ -23,12 +23,12 @@ from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import ROW_KINDS, FileDigest
 from data_prep.encoding.dense import DenseRange, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
-from data_prep.encoding.lookup import LookupTable, load_tables, table_of_codes
+from data_prep.encoding.lookup import ValueTable, load_tables, table_of_codes
 from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice, pass_name
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import SHARD_SUFFIXES, VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, read_rows, write_array
-from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionaries, row_blocks
+from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionary, row_blocks
 
 BLOCK_VALUES = 1 << 20  # of bags, or of passes, at once
 
@@ -73,11 +73,11 @@ class PassTask(LoggedTask[ChunkRecord]):
         for number, (wanted, table) in enumerate(zip(self.slices, tables, strict=True)):
             if wanted.feature in job.schema.ragged:
                 bags = chunk_bags(job, record.source, record.chunk)[job.schema.ragged.index(wanted.feature)]
-                values, dictionary = np.array(bags.ids), None
+                values = np.array(bags.ids)
             else:
-                values, dictionary = read_codes(job, record, job.schema.single.index(wanted.feature))
+                values = read_codes(job, record, job.schema.single.index(wanted.feature))
             ids = np.empty(len(values), np.int32)
-            table_of_codes(table, dictionary).look_up(values, ids)
+            table_of_codes(table, read_dictionary(job, record, wanted.feature)).look_up(values, ids)
             path = self.stem.with_name(f"{self.stem.name}.{number}.npy")
             files[f"{number}.npy"] = write_array(path, ids, job.checksum("pass"))
         worker.count(*self.size)
@@ -134,7 +134,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
             encoded.files["dense.npy"] = dense.close()
         return encoded
 
-    def tables(self, worker: Worker) -> list[LookupTable]:
+    def tables(self, worker: Worker) -> list[ValueTable]:
         """The lookup tables of the features, loaded once per process."""
         rules = self.job.rules
         return worker.cache.get(
@@ -162,13 +162,15 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         tables = [] if self.passes else self.tables(worker)
         for feature, bags in zip(self.job.schema.ragged, columns, strict=True):
             index = self.features.index(feature)
+            if not self.passes:
+                to_ids = table_of_codes(tables[index], read_dictionary(self.job, self.record, feature))
             for start in range(0, len(bags.ids), BLOCK_VALUES):
                 values = np.array(bags.ids[start : start + BLOCK_VALUES])
                 if self.passes:
                     ids, missing = self._merge(feature, start, len(values))
                 else:
                     ids = np.empty(len(values), np.int32)
-                    missing = tables[index].look_up(values, ids)
+                    missing = to_ids.look_up(values, ids)
                 unknown[index] += missing
                 writer.append(ids)
                 worker.count(values.nbytes)
@@ -247,8 +249,8 @@ def _sparse_rows(
     tables = chunk.tables(worker)
     numbers = [chunk.features.index(feature) for feature in chunk.single]
     columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
-    dictionaries = read_dictionaries(chunk.job, chunk.record)
-    to_ids = [table_of_codes(tables[i], dictionaries[column]) for i, column in zip(numbers, columns, strict=True)]
+    dictionaries = [read_dictionary(chunk.job, chunk.record, feature) for feature in chunk.single]
+    to_ids = [table_of_codes(tables[i], dictionary) for i, dictionary in zip(numbers, dictionaries, strict=True)]
     begin = start
     for rows, values in column_blocks(chunk.job, chunk.record, start, stop):
         ids = np.empty((len(numbers), rows), np.int32)

@@ -9,17 +9,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
-from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import FileDigest, digest_file
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
-from data_prep.encoding.values import to_block
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
-from data_prep.io.arrays import ArrayWriter, write_array
-from data_prep.io.atomic import temporary_path
+from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
@@ -28,6 +25,7 @@ from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
+from data_prep.stages.categories import TableCategories
 from data_prep.stages.columns import ValueBuffer, write_columns
 from data_prep.stages.encode import encode_block
 from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
@@ -36,7 +34,6 @@ from data_prep.vocabulary.count import Coding
 PARSED = "parsed"
 MISSING_AS_ZERO = np.int32(0)
 TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
-COPY_VALUES = 1 << 20
 
 
 @dataclass
@@ -203,7 +200,7 @@ def _parse_batches(
     files = ChunkWriter(job, source, chunk)
     try:
         for batch, num_bytes in batches:
-            files.append_table(convert(batch, table, max_number=max_input(job.rules.dense)))
+            files.append(convert(batch, table, max_number=max_input(job.rules.dense)))
             worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()
@@ -232,46 +229,6 @@ def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, 
         return files.finish()
 
 
-class BagWriter:
-    """The bags of a chunk's multi-valued columns: their lengths in memory, their values, column by column, on disk."""
-
-    def __init__(self, job: Job, source: int, chunk: int) -> None:
-        self._job, self._chunk = job, (source, chunk)
-        self._paths = [
-            temporary_path(job.chunk_path(source, chunk, f"bags-{i}")) for i in range(len(job.schema.ragged))
-        ]
-        self._files = [open(path, "wb+") for path in self._paths]  # noqa: SIM115
-        self._lengths: list[list[NDArray[np.int64]]] = [[] for _ in self._paths]
-
-    def abandon(self) -> None:
-        """Close the files that are open."""
-        for file in self._files:
-            file.close()
-
-    def append(self, bags: Sequence[Bags]) -> None:
-        """Write the bags of a block, one entry a column."""
-        for file, lengths, column in zip(self._files, self._lengths, bags, strict=True):
-            file.write(np.ascontiguousarray(column.ids, np.uint32).data)
-            lengths.append(column.lengths)
-
-    def finish(self) -> dict[str, FileDigest]:
-        """Join the columns; the files that are there then."""
-        rules = self._job.rules
-        suffix, dtype = ("values.npy", np.int32) if rules.order is None else ("bags.npy", np.uint32)
-        lengths = np.concatenate([np.zeros(0, np.int64), *(each for column in self._lengths for each in column)])
-        path = self._job.chunk_path(*self._chunk, suffix)
-        values = ArrayWriter(path, dtype, None, int(lengths.sum()), self._job.checksum(suffix))
-        for path, file in zip(self._paths, self._files, strict=True):
-            file.seek(0)
-            while len(read := np.fromfile(file, np.uint32, COPY_VALUES)):
-                values.append(encode_block(rules, read) if rules.order is None else read)
-            file.close()
-            path.unlink()
-        path = self._job.chunk_path(*self._chunk, "offsets.npy")
-        offsets = write_array(path, offsets_of(lengths), self._job.checksum("offsets.npy"))
-        return {suffix: values.close(), "offsets.npy": offsets}
-
-
 class ChunkWriter:
     """The files a chunk's rows go to while it is parsed; as a context, it leaves none open if that fails."""
 
@@ -283,18 +240,19 @@ class ChunkWriter:
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
-        self._sparse_ranges: list[DenseRange] = []
         self._positives = 0
         self._forms = [Form(0)] * len(job.schema.sparse)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
-        self._is_vocabulary = job.rules.order is not None
-        if self._is_vocabulary:
+        self._categories: TableCategories | None = None
+        self._values: ValueBuffer | None = None
+        if job.table is not None:
+            self._categories = TableCategories(job, source, chunk)
+        elif job.rules.order is not None:
             self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(job.schema.single))
         else:
             self._sparse = self._array("sparse.npy", np.int32, len(job.schema.single))
-        self._bags = BagWriter(job, source, chunk) if job.schema.ragged else None
 
     def __enter__(self) -> "ChunkWriter":
         return self
@@ -306,23 +264,20 @@ class ChunkWriter:
         """Close the files that are open, and let go of the rows."""
         for file in self._files.values():
             file.abandon()
-        if self._is_vocabulary:
+        if self._values is not None:
             self._values.abandon()
-        if self._bags is not None:
-            self._bags.abandon()
+        if self._categories is not None:
+            self._categories.abandon()
 
     def _array(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
         path = self._job.chunk_path(self._source, self._chunk, suffix)
         self._files[suffix] = ArrayWriter(path, dtype, width, None, self._job.checksum(suffix))
         return self._files[suffix]
 
-    def append_table(self, block: TableBlock) -> None:
-        """Write the rows of a block of a user's table."""
-        self._forms = [Form(known) | form for known, form in zip(self._forms, block.forms, strict=True)]
-        self.append(to_block(block))
-
-    def append(self, block: Block, truth: NDArray[np.float32] | None = None) -> None:
+    def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
+        if isinstance(block, TableBlock):
+            self._forms = [Form(known) | form for known, form in zip(self._forms, block.forms, strict=True)]
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
@@ -334,34 +289,30 @@ class ChunkWriter:
             self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(range_of(block.dense))
-        if rows and self._job.table is not None:
-            self._sparse_ranges.append(range_of(block.sparse))
-        if self._is_vocabulary:
+        if isinstance(block, TableBlock):
+            assert self._categories is not None
+            self._categories.append(block)
+        elif self._values is not None:
             self._values.append(block.sparse)
         else:
             self._sparse.extend(rows, lambda ids: encode_block(rules, block.sparse, ids))
-        if self._bags is not None:
-            self._bags.append(block.bags)
 
     def finish(self) -> ChunkRecord:
         """Close the files, count the values for a vocabulary, log the chunk."""
         job, chunk = self._job, (self._source, self._chunk)
         record = ChunkRecord(*chunk, self._labels.rows, self._positives, {})
-        if self._bags is not None:
-            record.files |= self._bags.finish()
-        codings: Sequence[Coding | None] = [None] * len(job.schema.single)
-        if job.rules.counts_while_parsing:
-            rows = np.arange(record.rows)
-            record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
-            record.files[PARSED_COUNTS] = digest
-        if self._is_vocabulary:
+        if self._categories is not None:
+            self._categories.finish(record)
+        elif self._values is not None:
+            codings: Sequence[Coding | None] = [None] * len(job.schema.single)
+            if job.rules.counts_while_parsing:
+                rows = np.arange(record.rows)
+                record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
+                record.files[PARSED_COUNTS] = digest
             record.dictionaries, record.files["columns"] = write_columns(job, chunk, self._values, codings)
         if self._ranges:
             known = join_ranges(self._ranges)
             record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
-        if self._sparse_ranges:
-            known = join_ranges(self._sparse_ranges)
-            record.sparse_low, record.sparse_high = known.low.tolist(), known.high.tolist()
         if job.table is not None:
             record.forms = list(map(int, self._forms))
         if job.rules.order is None:

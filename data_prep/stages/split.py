@@ -9,6 +9,7 @@ from common.errors import UserError
 from data_prep.dataset.format import SPLITS, Manifest, Shard, shard_path
 from data_prep.dataset.multi_hot import table_files
 from data_prep.encoding.lookup import vocabulary_path
+from data_prep.encoding.texts import text_path
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.stages.encode import EncodeTask
 from data_prep.stages.gather import GatheredShard, GatherTask
@@ -94,7 +95,10 @@ def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
 def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:
     """Return for each file of the dataset its path in the work's directory and in the dataset's."""
     moves = [move for shard in built for move in shard.moves]
-    for feature in manifest.encoding.get("vocabulary", {}):
-        name = str(vocabulary_path(job.work, feature).relative_to(job.work))
-        moves.append((name, name))
+    for feature, entry in manifest.encoding.get("vocabulary", {}).items():
+        paths = [
+            vocabulary_path(job.work, feature),
+            *(text_path(job.work, feature, kind) for kind in entry.get("texts", ())),
+        ]
+        moves += [(name, name) for name in (str(path.relative_to(job.work)) for path in paths)]
     return moves + [(name, name) for name in table_files(job.work)]

@@ -1,12 +1,14 @@
 """The vocabulary of every feature: its values counted chunk by chunk, the counts merged, the values ranked.
 
 A chunk's file `counts` has, feature by feature, a run (see data_prep/vocabulary/count.py) of uint32: values, counts,
-first rows of the chunk.
+first rows of the chunk. Of a user's own table dictionaries are counted while they are made
+(data_prep/stages/categories.py); where other rows count than all of a chunk's, `counts` has counts and first rows
+alone, of the dictionary's values.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -18,17 +20,20 @@ from numpy.typing import NDArray
 from data_prep.dataset.format import FileDigest, digest_file
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import vocabulary_path
+from data_prep.encoding.texts import TEXT_KINDS
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
-from data_prep.stages.columns import chunk_bags, read_column
+from data_prep.stages.categories import DICTIONARIES, StoredDictionary, write_code_counts
+from data_prep.stages.columns import read_column
 from data_prep.stages.shuffle_order import chunk_positions
 from data_prep.vocabulary.count import Coding, Run, count_in_order, count_values
+from data_prep.vocabulary.dictionaries import NumberedValues, merge_dictionaries, write_ranked
 from data_prep.vocabulary.merge import merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
 
 PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # of all rows of a chunk; of those that a vocabulary is of
-ENTRY_BYTES = 12  # value, count, first row: uint32, as no chunk has more rows
+ENTRY_BYTES = 12  # of Criteo's: value, count, first row: uint32, as no chunk has more rows
 
 
 @dataclass(frozen=True)
@@ -53,32 +58,26 @@ def write_counts(
     read_column: Callable[[int], NDArray[np.uint32]],
     rows: NDArray[np.int64],
 ) -> tuple[list[int], FileDigest, list[Coding | None]]:
-    """Count the values of a chunk, feature by feature; first appearances are rows of the chunk, from 0.
+    """Count the values of a chunk of Criteo's, feature by feature; first appearances are rows of the chunk, from 0.
 
     Args:
         chunk: its source and its number.
-        read_column: the values of a single-valued feature, by its number; they are overwritten.
+        read_column: the values of a feature, by its number; they are overwritten.
         rows: which rows of the chunk to count, rising.
 
     Returns:
-        the number of distinct values of each feature, the size and checksum of the file, and of each single-valued
-        feature its coding, where it has one.
+        the number of distinct values of each feature, the size and checksum of the file, and of each feature its
+        coding, where it has one.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
-    bags = dict(zip(job.schema.ragged, chunk_bags(job, *chunk), strict=True)) if job.schema.ragged else {}
     distinct: list[int] = []
     codings: list[Coding | None] = []
     file = FileWriter(job.chunk_path(*chunk, suffix), job.checksum(suffix))
-    for feature in job.schema.sparse:
-        if feature in bags:
-            chosen = bags[feature].take(rows)
-            column, its_rows = np.array(chosen.ids), np.repeat(rows, chosen.lengths)
-        else:
-            column, its_rows = read_column(len(codings)), rows
-            column = column if len(rows) == len(column) else column[rows]
-        counted = count_in_order(column, its_rows) if in_order else count_values(column)
-        if feature not in bags:
-            codings.append(counted.coding)
+    for feature in range(len(job.schema.sparse)):
+        column = read_column(feature)
+        column = column if len(rows) == len(column) else column[rows]
+        counted = count_in_order(column, rows) if in_order else count_values(column)
+        codings.append(counted.coding)
         for array in counted.run:
             file.append(array.astype(np.uint32, copy=False))
         distinct.append(len(counted.run.values))
@@ -144,12 +143,15 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         rows = self._rows()
-        chunk = (self.record.source, self.record.chunk)
-        distinct, digest, _ = write_counts(
-            self.job, chunk, FITTED_COUNTS, partial(read_column, self.job, self.record), rows
-        )
+        counted = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
+        if self.job.table is not None:
+            counted.distinct, counted.text_bytes = self.record.distinct, self.record.text_bytes
+            counted.files[FITTED_COUNTS] = write_code_counts(self.job, self.record, FITTED_COUNTS, rows)
+        else:
+            chunk, read = (self.record.source, self.record.chunk), partial(read_column, self.job, self.record)
+            counted.distinct, counted.files[FITTED_COUNTS], _ = write_counts(self.job, chunk, FITTED_COUNTS, read, rows)
         worker.count(*self.size)
-        return ChunkRecord(*chunk, len(rows), 0, {FITTED_COUNTS: digest}, distinct=distinct)
+        return counted
 
     def _rows(self) -> NDArray[np.int64]:
         """Rows of the chunk, from 0, at positions below the limit."""
@@ -173,7 +175,8 @@ def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[Coun
 
 def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
     """The value counts of all chunks with rows that count."""
-    counts = [ChunkCounts(task.record, PARSED_COUNTS, task.begin) for task in tasks if task.is_done]
+    parsed = [task for task in tasks if task.is_done]
+    counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
     to_do = [task for task in tasks if not task.is_done]
     counted = executor.map(to_do)
     counts += [ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, counted, strict=True)]
@@ -182,7 +185,7 @@ def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCount
 
 @dataclass
 class VocabularyRecord:
-    """A feature's vocabulary: `values` have an id of their own."""
+    """A feature's vocabulary: `values` have an id of their own; `files` by their suffix in vocab/<feature>.<suffix>."""
 
     values: int
     files: dict[str, FileDigest]
@@ -191,6 +194,11 @@ class VocabularyRecord:
     def digest(self) -> FileDigest:
         """Digest of the file vocab/<feature>.npy."""
         return self.files["npy"]
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Convert to the manifest's form."""
+        texts = {kind: asdict(self.files[f"{kind}.npy"]) for kind in TEXT_KINDS if f"{kind}.npy" in self.files}
+        return {"values": self.values, **asdict(self.digest), **({"texts": texts} if texts else {})}
 
 
 @dataclass(frozen=True)
@@ -217,20 +225,50 @@ class FitTask(LoggedTask[VocabularyRecord]):
         return ENTRY_BYTES * sum(each.record.distinct[self.feature] for each in self.counts), 0
 
     def do(self, worker: Worker) -> VocabularyRecord:
-        rules, path = self.job.rules, self.stem.with_name(f"{self.stem.name}.npy")
         scratch = self.job.work / "fit" / self.stem.name
-        runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
-        begins = [each.begin for each in self.counts]
-        parts = spill_parts(merge_in_parts(runs, self.max_bytes, begins, rules.frequency_threshold), scratch / "all")
+        path = self._path("npy")
+        if self.job.table is None:
+            runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
+            threshold = self.job.rules.frequency_threshold
+            values = self._rank(merge_in_parts(runs, self.max_bytes, self._begins, threshold), path, scratch)
+            files = {"npy": digest_file(path)}
+        else:
+            values, files = self._fit_own(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
+        worker.count(*self.size)
+        return VocabularyRecord(values, files)
+
+    def _path(self, suffix: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{suffix}")
+
+    @property
+    def _begins(self) -> list[int]:
+        return [each.begin for each in self.counts]
+
+    def _fit_own(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
+        """Fit a feature of a user's own table; how many values have an id, and the files."""
+        job, name = self.job, self.job.schema.sparse[self.feature]
+        dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
+        threshold = job.rules.frequency_threshold
+        merged = merge_dictionaries(name, dictionaries, self.max_bytes, self._begins, threshold)
+        numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
+        values = self._rank(numbered.runs(merged), scratch / "order.npy", scratch)
+        suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
+        self._path("npy").parent.mkdir(parents=True, exist_ok=True)
+        paths = [self._path(suffix) for suffix in suffixes]
+        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, self.max_bytes)
+        return values, dict(zip(suffixes, digests, strict=True))
+
+    def _rank(self, merged: Iterator[Run], path: Path, scratch: Path) -> int:
+        """Write the values of merged runs in the order of their ids; how many have one."""
+        rules = self.job.rules
+        parts = spill_parts(merged, scratch / "all")
         # where ids wrap, all values have one; else the cap leaves room for those before the first
         cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
         if cap is not None and sum(len(part.values) for part in parts) > cap:
             parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
         assert rules.order is not None
-        values = rank_values(parts, path, rules.order)
-        shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
-        worker.count(*self.size)
-        return VocabularyRecord(values, {"npy": digest_file(path)})
+        return rank_values(parts, path, rules.order)
 
 
 def fit_vocabularies(

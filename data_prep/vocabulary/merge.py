@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ def merge_in_parts(
     max_entries = part_bytes // PART_BYTES_PER_ENTRY
     step_entries = max(1, min(max_entries, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
     num_steps = -(-sum(run.entries for run in runs) // step_entries)
-    cuts = _value_cuts(runs, num_steps)
+    cuts = value_cuts(runs, num_steps)
     bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
     sizes = np.diff(bounds).sum(axis=0).tolist()
     buffers = _MergeBuffers(max(sizes))
@@ -135,7 +135,19 @@ def sum_equal(
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-def _value_cuts(runs: Sequence[Mergeable], num_parts: int) -> NDArray[np.uint32]:
+class Valued(Protocol):
+    """Distinct values in rising order, however they are counted."""
+
+    @property
+    def entries(self) -> int:
+        """How many there are."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """All of them."""
+
+
+def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
     """Values that cut the union of the runs into about equal parts."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)

@@ -60,7 +60,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
         file.write(npy_header(np.dtype(np.uint32), size, None))
         if size and order is VocabularyOrder.frequency:
             file.flush()
-            _reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
+            reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
             _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
         elif size:
             for values in _batches(parts, order):
@@ -68,7 +68,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     return size
 
 
-def _reserve(file: int, size: int) -> None:
+def reserve(file: int, size: int) -> None:
     """Give a file its size, on the disk where the system can: writing to a mapped hole on a full one would be fatal."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from data_prep.encoding.lookup import LookupTable
 from data_prep.engine import memory_budget
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
+from tests.data_prep import oracle
 from tests.data_prep.conftest import config, run, sums
 
 pa = pytest.importorskip("pyarrow")
@@ -105,7 +105,7 @@ def expected(
     records: list[dict[str, Any]], train_rows: int, order: str = "frequency"
 ) -> tuple[list[int], list[float], list[list[list[Any]]]]:
     """By dictionaries: ids from 1 by falling count over the train rows (ties by rising hash), or by appearance."""
-    values = [[[zlib.crc32(str(v).encode()) for v in (record[f] if isinstance(record[f], list) else [record[f]])]
+    values = [[[oracle.text_value(str(v)) for v in (record[f] if isinstance(record[f], list) else [record[f]])]
                for f in ("user", "genres", "item", "tags")] for record in records]  # fmt: skip
     tables = []
     for feature in range(4):
@@ -159,7 +159,7 @@ def test_hash_needs_no_vocabulary(directory: Path) -> None:
     more = ["data.encoding=hash", "data.max_ind_range=50"]
     for kind in ("csv", "parquet"):
         preprocess(config(*overrides(directory, kind, kind, *more)))
-    wanted = [[[zlib.crc32(str(v).encode()) % 50 for v in (r[f] if isinstance(r[f], list) else [r[f]])]
+    wanted = [[[oracle.text_value(str(v)) % 50 for v in (r[f] if isinstance(r[f], list) else [r[f]])]
                for f in ("user", "genres", "item", "tags")] for r in make_records(350)]  # fmt: skip
     assert rows_of(directory / "csv")[2] == wanted
     assert sums(directory / "csv").keys()

@@ -1,6 +1,6 @@
 """Drawn jobs of preparation against the naive program: every encoding, order, split, transform, threshold and cap."""
 
-import zlib
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,11 @@ def drawn_criteo(rng: np.random.Generator, directory: Path) -> tuple[Job, list[s
     return job, [f"data.raw={directory}/day_*"]
 
 
+def value_of(text: str) -> int:
+    """The value of a text that is no whole number."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1 << 63
+
+
 def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[str]]:
     """A job on a CSV file, with negative numbers, empty fields and a column of several values."""
     rows = int(rng.integers(60, 200))
@@ -77,8 +82,8 @@ def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[st
         user, tags = f"u{rng.zipf(1.5) % 17}", [f"t{tag}" for tag in rng.integers(0, 7, rng.integers(0, 4))]
         job.labels.append(int(score >= 3))
         job.dense.append([row, float(price or 0)])
-        job.sparse[0].append([zlib.crc32(user.encode())])
-        job.sparse[1].append([zlib.crc32(tag.encode()) for tag in tags])
+        job.sparse[0].append([value_of(user)])
+        job.sparse[1].append([value_of(tag) for tag in tags])
         lines.append(f"{row},{score},{price},{user},{'|'.join(tags)}\n")
     (directory / "rows.csv").write_text("".join(lines))
     schema = "label: score >= 3\ndense: [row, price]\nsparse: [user, {column: tags, separator: '|'}]\n"

@@ -37,6 +37,7 @@ COMPARED: dict[str, tuple[Any, Any]] = {
     "sampling.negative_drop_rate": (0.125, 0.5),
     "sampling.seed": (5, 6),
     "chunk_bytes": ("9000", "8000"),
+    "keep_texts": (None, True),
     "multi_hot.sizes": ("mlperf_v2", [2] * 26),
     "multi_hot.distribution": ("pareto", "uniform"),
     "multi_hot.seed": (3, 4),

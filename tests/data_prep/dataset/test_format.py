@@ -54,7 +54,7 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 to 3; use the version"),
+        (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 to 4; use the version"),
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
         (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
         (

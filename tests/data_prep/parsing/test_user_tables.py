@@ -3,7 +3,6 @@
 import csv
 import gzip
 import io
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,8 @@ def expected(
     labels = np.array([rule(float(record["rating"])) for record in records], np.int32)
     values = np.array([[float(record[name] or 0) for name in ("price", "age")] for record in records])
     dense = np.log1p(np.maximum(values, 0)).astype(np.float32)
-    texts = [[record[name].encode() for name in ("user", "item", "genre")] for record in records]
-    sparse = np.array([[zlib.crc32(text) for text in row] for row in texts], np.uint32)
+    texts = [[record[name] for name in ("user", "item", "genre")] for record in records]
+    sparse = np.array([[oracle.text_value(text) for text in row] for row in texts], np.uint64)
     ids = np.zeros(sparse.shape, np.int32)
     for column in range(3):
         table = {v: i + 1 for i, v in enumerate(oracle.vocabulary(sparse[:train_rows, column]))}
@@ -147,7 +146,7 @@ def test_hash_and_other_transforms(table: tuple[Path, list[dict[str, str]]]) -> 
     found = np.concatenate([load_split(directory / "out", split)[1] for split in SPLITS])
     np.testing.assert_allclose(np.sort(found, axis=0), np.sort(scaled, axis=0), rtol=1e-6, atol=1e-7)
     ids = np.concatenate([load_split(directory / "out", split)[2] for split in SPLITS])
-    items = [zlib.crc32(record["item"].encode()) % 97 for record in records]
+    items = [oracle.text_value(record["item"]) % 97 for record in records]
     assert sorted(ids[:, 1].tolist()) == sorted(items)
 
 

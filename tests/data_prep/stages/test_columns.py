@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.engine.job import ChunkRecord
 from data_prep.io.atomic import Crc32
-from data_prep.stages.columns import ValueBuffer, column_blocks, read_column, read_dictionaries, write_columns
+from data_prep.stages.columns import ValueBuffer, column_blocks, read_column, read_dictionary, write_columns
 from data_prep.vocabulary.count import count_values
 
 ROWS = 9000
@@ -21,7 +21,8 @@ def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRe
     job: Any = SimpleNamespace(
         chunk_path=lambda *chunk: tmp_path / chunk[2],
         checksum=lambda suffix: Crc32,
-        schema=SimpleNamespace(),
+        schema=SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])]),
+        table=None,
         block_rows=1024,
     )
     held = ValueBuffer(tmp_path / "values", values.shape[1])
@@ -40,7 +41,7 @@ def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -
     values *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
     job, record = write(tmp_path, values, coded)
     assert record.dictionaries == ([len(np.unique(values[:, i])) for i in range(4)] + [0] if coded else [0] * 5)
-    dictionaries = read_dictionaries(job, record)
+    dictionaries = [read_dictionary(job, record, feature) for feature in job.schema.single]
     for start, stop in ((0, ROWS), (0, 1), (1023, 1025), (1024, 2048), (4000, 8999), (8999, ROWS), (5, 5), (9, 5)):
         found = [
             [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
@@ -59,4 +60,4 @@ def test_a_unit_without_rows_or_columns(tmp_path: Path) -> None:
     for shape in ((0, 2), (0, 0), (5, 0)):
         job, record = write(tmp_path, np.zeros(shape, np.uint32), coded=True)
         assert sum(number for number, _ in column_blocks(job, record)) == shape[0]
-        assert all(dictionary is None for dictionary in read_dictionaries(job, record))
+        assert all(read_dictionary(job, record, feature) is None for feature in job.schema.single)

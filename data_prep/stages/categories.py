@@ -1,0 +1,335 @@
+"""The categories of a chunk of a user's own table: codes of at most 32 bits, and a dictionary of each feature.
+
+A dictionary has the feature's distinct values in rising order, how often each occurs and in which row of the chunk
+first, and its text. Of an encoding with vocabularies a chunk's file `dictionaries` has, feature by feature, values
+uint64, counts uint32, first rows uint32; the file `texts`, feature by feature, where the text of each value begins in
+what follows, int64 [values + 1], and the texts in UTF-8, up to a multiple of 8 bytes. The codes of single-valued
+features are in `columns` (data_prep/stages/columns.py), those of the others in `bags.npy`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.dataset.bags import offsets_of
+from data_prep.dataset.options import CategoryValue
+from data_prep.encoding.texts import text_buffers, texts_of
+from data_prep.encoding.values import remainders, text_values
+from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
+from data_prep.io.arrays import ArrayWriter
+from data_prep.io.atomic import FileDigest
+from data_prep.io.direct_io import FileWriter
+from data_prep.parsing.table_block import TableBlock
+from data_prep.stages.columns import (
+    OWN_DICTIONARIES,
+    OWN_ENTRY_BYTES,
+    aligned,
+    chunk_bags,
+    code_dtype,
+    read_codes,
+    read_dictionary,
+    row_blocks,
+    write_blocks,
+)
+from data_prep.vocabulary.dictionaries import Entries, refuse_collisions
+
+DICTIONARIES, TEXTS = OWN_DICTIONARIES, "texts"  # suffixes of a chunk's files
+ENTRY_BYTES = OWN_ENTRY_BYTES
+KEY_BYTES = 8  # of a value, and of an offset
+COUNT_ROWS = 1 << 18  # counted at once
+
+
+class Categories(NamedTuple):
+    """A feature's values in a chunk: value i is values[codes[i]]; of each of them text, count and first row."""
+
+    codes: NDArray[np.unsignedinteger]
+    values: NDArray[np.uint64]
+    texts: Any
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+
+class CategoryBuffer:
+    """A feature's values while a chunk is parsed: block by block codes, in as few bytes as they need, and texts."""
+
+    def __init__(self, feature: str) -> None:
+        self._feature = feature
+        self._codes: list[NDArray[np.unsignedinteger]] = []
+        self._texts: list[Any] = []
+        self._counts: list[NDArray[np.int64]] = []
+        self._first: list[NDArray[np.int64]] = []
+        self.size = 0
+
+    def append(self, values: Any, rows: NDArray[np.int64]) -> None:
+        """Add dictionary-encoded values, of which value i is of row rows[i]."""
+        import pyarrow as pa
+
+        codes, texts = values.indices.to_numpy(), values.dictionary
+        counts = np.bincount(codes, minlength=len(texts))
+        if not counts.all():  # entries of a slice's dictionary that it does not use
+            used = np.flatnonzero(counts)
+            codes = (np.cumsum(counts > 0) - 1)[codes]
+            counts, texts = counts[used], texts.take(pa.array(used))
+        first = np.empty(len(texts), np.int64)
+        first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
+        self._codes.append(codes.astype(code_dtype(len(texts))))
+        self._texts.append(texts)
+        self._counts.append(counts)
+        self._first.append(first)
+        self.size += len(codes)
+
+    def finish(self, are_keys: bool) -> Categories:
+        """All values, with their dictionary; the blocks are let go of.
+
+        Args:
+            are_keys: whether values stand for their texts.
+
+        Raises:
+            UserError: two texts have one value, though they do.
+        """
+        import pyarrow as pa
+
+        encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
+        texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        places = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
+        values = text_values(texts, CategoryValue.text_key)
+        order = np.argsort(values)
+        values = values[order]
+        is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
+        if not is_new.all() and are_keys:
+            refuse_collisions(self._feature, texts.take(pa.array(order)), is_new)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.cumsum(is_new) - 1
+        values = values[is_new]
+        numbers = rank[places]  # of every block's entries
+        counts, first = np.zeros(len(values), np.int64), np.full(len(values), np.iinfo(np.int64).max)
+        np.add.at(counts, numbers, np.concatenate([np.zeros(0, np.int64), *self._counts]))
+        np.minimum.at(first, numbers, np.concatenate([np.zeros(0, np.int64), *self._first]))
+        codes = np.empty(self.size, code_dtype(len(values)))
+        begin = entry = 0
+        for block, counted in zip(self._codes, self._counts, strict=True):
+            codes[begin : begin + len(block)] = numbers[entry : entry + len(counted)].astype(codes.dtype)[block]
+            begin, entry = begin + len(block), entry + len(counted)
+        self.abandon()
+        return Categories(codes, values, texts.take(pa.array(order[is_new])), counts, first)
+
+    def abandon(self) -> None:
+        """Let go of the values."""
+        for blocks in (self._codes, self._texts, self._counts, self._first):
+            blocks.clear()
+
+
+class TableCategories:
+    """The categories of a chunk while it is parsed, all features'."""
+
+    def __init__(self, job: Job, source: int, chunk: int) -> None:
+        self._job, self._chunk = job, (source, chunk)
+        self._rows = 0
+        self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}
+        self._lengths: dict[str, list[NDArray[np.int64]]] = {feature: [] for feature in job.schema.ragged}
+
+    def append(self, block: TableBlock) -> None:
+        """Add a block's rows."""
+        rows = np.arange(self._rows, self._rows + len(block.labels))
+        self._rows += len(rows)
+        for feature, values in zip(self._job.schema.single, block.categories, strict=True):
+            self._buffers[feature].append(values, rows)
+        for feature, bags in zip(self._job.schema.ragged, block.bags, strict=True):
+            lengths = np.diff(bags.offsets)
+            self._buffers[feature].append(bags.values, np.repeat(rows, lengths))
+            self._lengths[feature].append(lengths)
+
+    def abandon(self) -> None:
+        """Let go of the values."""
+        for buffer in self._buffers.values():
+            buffer.abandon()
+
+    def finish(self, record: ChunkRecord) -> None:
+        """Write the files, and say in the chunk's record what is in them."""
+        is_hashed = self._job.rules.order is None
+        ranges = self._finish_hashed(record) if is_hashed else self._finish_coded(record)
+        if self._rows:
+            record.sparse_low, record.sparse_high = [low for low, _ in ranges], [high for _, high in ranges]
+        if self._job.schema.ragged:
+            lengths = [np.concatenate([np.zeros(0, np.int64), *each]) for each in self._lengths.values()]
+            offsets = offsets_of(np.concatenate(lengths))
+            record.files["offsets.npy"] = self._write_array("offsets.npy", np.int64, [offsets], len(offsets))
+
+    def _finish_coded(self, record: ChunkRecord) -> list[tuple[int, int]]:
+        """Write codes and dictionaries; the least and the largest value of each single-valued feature."""
+        job, chunk = self._job, self._chunk
+        ranges: list[tuple[int, int]] = []
+        columns: list[NDArray[np.unsignedinteger]] = []
+        bags: list[NDArray[np.unsignedinteger]] = []
+        dictionaries = FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES))
+        texts = FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS))
+        try:
+            for feature, buffer in self._buffers.items():
+                found = buffer.finish(are_keys=True)
+                record.distinct.append(len(found.values))
+                for array in (found.values, found.counts.astype(np.uint32), found.first.astype(np.uint32)):
+                    dictionaries.append(array)
+                record.text_bytes.append(_append_texts(texts, found.texts))
+                if feature in self._lengths:
+                    bags.append(found.codes)
+                else:
+                    columns.append(found.codes)
+                    ranges.append(_range(found.values))
+            record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
+        finally:
+            dictionaries.abandon()
+            texts.abandon()
+        if bags:
+            total = sum(map(len, bags))
+            record.files["bags.npy"] = self._write_array("bags.npy", np.uint32, bags, total)
+        single = [feature not in self._lengths for feature in job.schema.sparse]
+        record.dictionaries = [size for size, is_single in zip(record.distinct, single, strict=True) if is_single]
+        record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
+        return ranges
+
+    def _finish_hashed(self, record: ChunkRecord) -> list[tuple[int, int]]:
+        """Write ids; the least and the largest value of each single-valued feature."""
+        modulus = self._job.rules.max_ind_range
+        assert modulus is not None
+        ranges: list[tuple[int, int]] = []
+        columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
+        bags: list[NDArray[np.int32]] = []
+        for feature, buffer in self._buffers.items():
+            found = buffer.finish(are_keys=False)
+            ids = remainders(found.values, modulus)
+            if feature in self._lengths:
+                bags.append(ids[found.codes])
+            else:
+                columns.append((found.codes, ids))
+                ranges.append(_range(found.values))
+        if bags:
+            record.files["values.npy"] = self._write_array("values.npy", np.int32, bags, sum(map(len, bags)))
+        path = self._job.chunk_path(*self._chunk, "sparse.npy")
+        writer = ArrayWriter(path, np.int32, len(columns), self._rows, self._job.checksum("sparse.npy"))
+        try:
+            for start, stop in row_blocks(0, self._rows, self._job.block_rows):
+                block = np.empty((stop - start, len(columns)), np.int32)
+                for column, (codes, ids) in enumerate(columns):
+                    block[:, column] = ids[codes[start:stop]]
+                writer.append(block)
+            record.files["sparse.npy"] = writer.close()
+        finally:
+            writer.abandon()
+        return ranges
+
+    def _write_array(self, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]], total: int) -> Any:
+        """Write arrays one after the other as one of the chunk's files."""
+        path = self._job.chunk_path(*self._chunk, suffix)
+        writer = ArrayWriter(path, dtype, None, total, self._job.checksum(suffix))
+        try:
+            for part in parts:
+                writer.append(part)
+            return writer.close()
+        finally:
+            writer.abandon()
+
+
+def _range(values: NDArray[np.uint64]) -> tuple[int, int]:
+    """The least and the largest of values in rising order."""
+    return (int(values[0]), int(values[-1])) if len(values) else (0, 0)
+
+
+def _append_texts(file: FileWriter, texts: Any) -> int:
+    """Write the texts of a dictionary; their bytes."""
+    offsets, content = text_buffers(texts)
+    for array in (offsets, content, np.zeros(aligned(len(content)) - len(content), np.uint8)):
+        file.append(array)
+    return len(content)
+
+
+def count_codes(
+    codes: NDArray[np.unsignedinteger], rows: NDArray[np.int64], num_values: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """How often each code occurs, and the first row in which it does (0 where none).
+
+    Args:
+        codes: of which codes[i] is of row rows[i], rising.
+    """
+    counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
+    for stop in range(len(codes), 0, -COUNT_ROWS):
+        part = slice(max(0, stop - COUNT_ROWS), stop)
+        counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)
+        first[codes[part][::-1]] = rows[part][::-1]
+    return counts, first
+
+
+def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[np.int64]) -> FileDigest:
+    """Count the codes of some rows of a chunk, rising: of each feature counts, then first rows, uint32."""
+    bags = iter(chunk_bags(job, record.source, record.chunk) if job.schema.ragged else ())
+    file = FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix))
+    try:
+        for feature, num_values in zip(job.schema.sparse, record.distinct, strict=True):
+            if feature in job.schema.ragged:
+                chosen = next(bags).take(rows)
+                codes, of_rows = chosen.ids, np.repeat(rows, chosen.lengths)
+            else:
+                codes, of_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
+            for array in count_codes(codes, of_rows, num_values):
+                file.append(array)
+    except BaseException:
+        file.abandon()
+        raise
+    return file.close()
+
+
+@dataclass(frozen=True)
+class StoredDictionary:
+    """The dictionary of a feature in a chunk, of which parts are read; see `vocabulary.dictionaries.Dictionary`.
+
+    counts: suffix of the file with the counts and first rows of the rows that count: `dictionaries`, where all do.
+    """
+
+    job: Job
+    record: ChunkRecord
+    number: int  # of the feature
+    counts: str = DICTIONARIES
+
+    @property
+    def entries(self) -> int:
+        """Number of distinct values."""
+        return self.record.distinct[self.number]
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all texts."""
+        return self.record.text_bytes[self.number]
+
+    @property
+    def values(self) -> NDArray[np.uint64]:
+        """All values, read now."""
+        values = read_dictionary(self.job, self.record, self.job.schema.sparse[self.number])
+        assert values is not None
+        return values
+
+    def part(self, start: int, stop: int) -> Entries:
+        """Some of its entries, read now."""
+        count, before = stop - start, sum(self.record.distinct[: self.number])
+        path = self._path(DICTIONARIES)
+        values = np.fromfile(path, np.uint64, count, offset=ENTRY_BYTES * before + KEY_BYTES * start)
+        if self.counts == DICTIONARIES:
+            begin = ENTRY_BYTES * before + KEY_BYTES * self.entries
+        else:
+            path, begin = self._path(self.counts), 2 * VALUE_BYTES * before
+        counts = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * start)
+        first = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * (self.entries + start))
+        return Entries(values, counts.astype(np.int64), first.astype(np.int64), self._texts(start, stop))
+
+    def _path(self, suffix: str) -> Any:
+        return self.job.chunk_path(self.record.source, self.record.chunk, suffix)
+
+    def _texts(self, start: int, stop: int) -> Any:
+        lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
+        begin = sum(KEY_BYTES * (length + 1) + aligned(size) for length, size in zip(lengths, sizes, strict=True))
+        with open(self._path(TEXTS), "rb", buffering=0) as file:
+            file.seek(begin + KEY_BYTES * start)
+            offsets = np.fromfile(file, np.int64, stop - start + 1)
+            file.seek(begin + KEY_BYTES * (self.entries + 1) + int(offsets[0]))
+            return texts_of(offsets - offsets[0], np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0])))

@@ -1,0 +1,57 @@
+"""Values of categories against hashlib and Python's integers."""
+
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.dataset.events import text_key
+from data_prep.dataset.options import CategoryValue
+from data_prep.encoding.lookup import SortedTable
+from data_prep.encoding.values import remainders, text_values
+from tests.data_prep import oracle
+
+EDGES = ["", "0", "00", "01", "-1", "1.0", "٣", "9223372036854775807", "9223372036854775808", "18446744073709551616",
+         "99999999999999999999", "9" * 40, " 1", "Été"]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text() | st.integers(0, 2**64 + 5).map(str) | st.sampled_from(EDGES), max_size=30))
+def test_values_are_whole_numbers_or_hashes(texts: list[str]) -> None:
+    texts = [text for text in texts if text.isprintable()]  # no lone surrogates, which no file of text has
+    expected = [oracle.text_value(text) for text in texts]
+    values = text_values(pa.array(texts, pa.string()), CategoryValue.text_key)
+    assert values.dtype == np.uint64
+    assert values.tolist() == expected
+    assert [text_key(text) % 2**64 for text in texts] == expected  # users and items of events, likewise
+    crc = text_values(pa.array(texts, pa.string()), CategoryValue.crc32)
+    assert crc.tolist() == [zlib.crc32(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize("modulus", [1, 2, 100, 1000, 2**31 - 1])
+def test_the_remainder_of_64_bits_is_exact(modulus: int) -> None:
+    values = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
+    values[:3] = 2**64 - 1, 2**63, 2**53 + 1
+    ids = remainders(values, modulus)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [value % modulus for value in values.tolist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=60),
+    st.lists(st.integers(0, 2**64 - 1), max_size=60),
+    st.integers(0, 3),
+)
+def test_lookup_of_64_bits(known: list[int], others: list[int], first_id: int) -> None:
+    table = SortedTable.build(np.array(known, np.uint64), first_id, unknown_id=7)
+    values = np.array(others + known, np.uint64)
+    ids = np.empty(len(values), np.int32)
+    unknown = table.look_up(values, ids)
+    place = {value: first_id + i for i, value in enumerate(known)}
+    assert ids.tolist() == [place.get(value, 7) for value in values.tolist()]
+    assert unknown == sum(value not in place for value in others)
+    assert table.values.nbytes + table.numbers.nbytes == SortedTable.bytes_for(len(known))
