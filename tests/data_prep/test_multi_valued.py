@@ -12,7 +12,7 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.lookup import SortedTable
 from data_prep.engine import memory_budget
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
@@ -179,7 +179,7 @@ def test_vocabularies_beyond_the_budget(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preprocess(config(*overrides(directory, "csv", "whole")))
-    monkeypatch.setattr(LookupTable, "bytes_for", staticmethod(lambda values: values << 20))
+    monkeypatch.setattr(SortedTable, "bytes_for", staticmethod(lambda values: values << 20))
     monkeypatch.setattr(memory_budget, "PARENT_BYTES", 480 << 20)
     monkeypatch.setattr(memory_budget, "MIN_PASS_BYTES", 48 << 20)
     preprocess(config(*overrides(directory, "csv", "parts", "data.memory_budget=512MiB")))
