@@ -22,6 +22,8 @@ from data_prep.sources.remote import find_remote, raw_directory
 from data_prep.synthetic.days import raw_directory as synthetic_directory
 from data_prep.synthetic.days import synthetic_sources
 
+OWN_CHUNK_BYTES = 8 << 20
+
 
 def refuse_early(data: DataConfig, root: Path) -> None:
     """Refuse choices that do not go together, before anything is fetched or generated.
@@ -88,6 +90,16 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
 def keeps_texts(data: DataConfig) -> bool:
     """Whether the texts of a vocabulary's values are part of a dataset of a user's own table."""
     return data.keep_texts is not False
+
+
+def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
+    """Bytes of raw rows per chunk, and chunks per shard: those of a user's own table are small, for all workers.
+
+    Args:
+        shard_bytes: the manifest's `chunk_bytes`; is_own: whether the rows are of a user's own table.
+    """
+    count = -(-shard_bytes // OWN_CHUNK_BYTES) if is_own else 1
+    return -(-shard_bytes // count), count
 
 
 def encoding_parameters(

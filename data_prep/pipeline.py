@@ -43,7 +43,15 @@ from data_prep.engine.memory_budget import (
 )
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.event_pipeline import prepare_events
-from data_prep.job_setup import chosen_bags, encoding_parameters, find_sources, is_of_events, keeps_texts, refuse_early
+from data_prep.job_setup import (
+    chosen_bags,
+    divide_shard,
+    encoding_parameters,
+    find_sources,
+    is_of_events,
+    keeps_texts,
+    refuse_early,
+)
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import note_times
@@ -113,7 +121,8 @@ def preprocess(data: DataConfig) -> Manifest:
             report_differences(rules)
             refuse_foreign_files(root, work, [Path(source.path) for source in sources])
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
-            job = Job(work, sources, schema, rules, parameters["chunk_bytes"], table, bags, known, keeps_texts(data))
+            chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
+            job = Job(work, sources, schema, rules, chunk_bytes, table, bags, known, keeps_texts(data), per_shard)
             check_disk(root, job)
             keep_or_discard_work(work, parameters, sources)
             manifest = _make(data, root, job, parameters)

@@ -58,6 +58,7 @@ class Job:
     bags: MultiHot | None = None  # what ids are expanded to, if anything
     known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, where files are fetched
     keeps_texts: bool = False  # of a user's own table: whether the texts of a vocabulary's values are part of it
+    chunks_per_shard: int = 1  # where rows keep their order
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -83,7 +84,12 @@ class Job:
     @property
     def shard_rows(self) -> int:
         """Rows per shard where rows are reordered."""
-        return max(1, self.chunk_bytes // SHUFFLED_ROW_BYTES)
+        return max(1, self.shard_bytes // SHUFFLED_ROW_BYTES)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Uncompressed bytes of raw rows per shard."""
+        return self.chunk_bytes * self.chunks_per_shard
 
     def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
         """Path of one of a chunk's files."""

@@ -154,7 +154,7 @@ def rows_per_shard(job: Job, records: list[ChunkRecord]) -> int:
     """Rows of a shard, fewer where they hold many values; `records` are all chunks, encoded."""
     values = sum(record.files["values.npy"].bytes for record in records if job.schema.ragged) // VALUE_BYTES
     a_row = values / max(1, sum(record.rows for record in records))
-    return max(1, int(job.chunk_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * a_row)))
+    return max(1, int(job.shard_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * a_row)))
 
 
 def gather_tasks(

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep import job_setup
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.encoder import Encoder
@@ -291,3 +292,28 @@ def test_a_unit_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tm
     units = Parquet().chunks(source, table_size(table), 41_000)
     assert sum(unit.rows.rows for unit in units) == count
     assert max(unit.rows.rows for unit in units) <= 1000
+
+
+@pytest.mark.parametrize("method", ["fraction", "random"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
+def test_several_chunks_to_a_shard_are_the_bytes_of_one(
+    table: tuple[Path, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, method: str, kind: str
+) -> None:
+    directory, records = table
+    raw = "rows.csv"
+    if kind == "parquet":
+        raw = "rows.parquet"
+        columns = {name: [record[name] for record in records] for name in ("user", "item", "genre")}
+        numbers = {name: [float(record[name] or 0) for record in records] for name in ("rating", "price", "age")}
+        pq.write_table(pa.table(columns | numbers), directory / raw, row_group_size=20)
+    more = ["data.chunk_bytes=5000", f"data.split.method={method}"]
+    whole = preprocess(config(*overrides(directory, "whole", raw), *more))
+    monkeypatch.setattr(job_setup, "OWN_CHUNK_BYTES", 700)
+    divided = preprocess(config(*overrides(directory, "divided", raw), *more))
+    assert 1 < sum(len(split.shards) for split in whole.splits.values()) < 12
+    rows = [[shard.rows for shard in made.splits["train"].shards] for made in (whole, divided)]
+    assert max(rows[1]) > 20
+    assert verify_dataset(directory / "divided").rows == len(records)
+    for split in SPLITS:
+        for one, other in zip(*(load_split(directory / name, split) for name in ("whole", "divided")), strict=True):
+            np.testing.assert_array_equal(one, other)
