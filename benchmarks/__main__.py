@@ -25,6 +25,7 @@ QUICK = {
     "ideas": ["--rounds=1", "--batch=128"],
     "input_path": ["--rows=400000", "--rounds=1", "--processes", "1", "2"],
     "locality": ["--rows=100000", "--accesses=100000", "--runs=1"],
+    "own_tables": ["--rows=20000", "--rounds=1"],
     "peers": ["--quick"],
     "planted_truth": ["--rows=20000", "--models=lr"],
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],

@@ -147,7 +147,7 @@ def test_one_column_is_read_by_pyarrow() -> None:
         b"a,b\nc\n",
         b"a,b\nc,d,e\n",
         b"a,b\0\n",
-        b"a," + b"x" * (csv.field_size_limit() + 1) + b"\n",
+        b"a,b\nc," + b"x" * (csv.field_size_limit() + 1) + b"\n",
         b"x" * (csv.field_size_limit() + 1) + b",a\n",
         b"",
         b"\n",

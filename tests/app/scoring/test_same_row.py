@@ -1,0 +1,409 @@
+"""The same row is the same row: in evaluation, as a candidate in any form of file, and to an exported program.
+
+What a form cannot say is refused by name; nothing is scored as another row.
+"""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from app.checkpoint import files
+from app.config import RuntimeConfig
+from app.config.commands import TablePrecision
+from app.runtime.platform import Runtime
+from app.scoring import export_program, served_model
+from app.sharding import from_config
+from app.training import resume
+from app.training.session import Evaluation, Predictor
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from tests.app.in_process import command_here, train_here
+from tests.data_prep.conftest import config
+from tests.oracles.own_tables import (
+    RAW_KINDS,
+    Column,
+    OwnTable,
+    dense_of,
+    drawn_table,
+    ids_of,
+    objects_of,
+    write_lines,
+    write_parquet,
+    write_raw,
+    write_text,
+)
+
+FAST, ALL, ROWS = 5, 100, 60
+FORMS_AT_ONCE = 3  # in the quick tests
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
+TRAIN = [
+    "model.embedding_dim=8",
+    "model.dense_arch=[8]",
+    "model.over_arch=[8,1]",
+    "train.global_batch_size=16",
+    "train.max_steps=3",
+    "eval.split=val",
+    "record.tensorboard=false",
+    "runtime.num_threads=1",
+    "runtime.platform=cpu",
+]
+readers = pytest.mark.xfail(strict=True, reason="the readers' half")
+
+
+class Form(NamedTuple):
+    """A file of candidates: its name, what writes it, and whether it may be refused for what it cannot say."""
+
+    name: str
+    write: Callable[[Path], None]
+    may_refuse: bool = False
+    user: str | None = None  # name of the file that `write` puts the user's row into
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its fields are the raw file's own texts."""
+        return not self.name.startswith(("typed", "user", "items"))
+
+
+class Model(NamedTuple):
+    """A model in `directory` that was trained on a table of `data.raw`, as `data.schema` reads it."""
+
+    here: Runtime
+    directory: Path
+
+    def evaluate(self, split: str) -> NDArray[np.float32]:
+        """Logits of a split's rows, in order."""
+        logits: list[NDArray[np.float32]] = []
+        measure = Predictor.evaluate
+
+        def kept(predictor: Predictor, *args: Any) -> Evaluation:
+            evaluation = measure(predictor, *args)
+            logits.append(evaluation.logits)
+            return evaluation
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Predictor, "evaluate", kept)
+            command_here(self.here, "evaluate", f"run={self.directory}/run", f"split={split}")
+        return logits[0]
+
+    def recommend(self, name: str, *overrides: str) -> NDArray[np.float32]:
+        """Logits of a file's candidates, in the file's order."""
+        out = self.directory / "ranking.json"
+        given = [f"candidates={self.directory / name}", f"out={out}", "top_k=null", "id_column=none", *overrides]
+        command_here(self.here, "recommend", f"run={self.directory}/run", *given)
+        ranking = json.loads(out.read_text())["ranking"]
+        logits = {int(candidate["candidate"]): candidate["logit"] for candidate in ranking}
+        return np.array([logits[row] for row in sorted(logits)], np.float32)
+
+    def program(self, exported: bool) -> Any:
+        """The program that app.export makes: as read from the file, or before it is traced."""
+        if exported:
+            out = self.directory / "model.pt2"
+            command_here(self.here, "export", f"run={self.directory}/run", f"out={out}")
+            return torch.export.load(out).module()
+        trained = resume.trained_config(self.directory / "run", RuntimeConfig(), None)
+        manifest = load_manifest(self.directory / "data")
+        checkpoint = Path(files.find_checkpoint(self.directory / "run", None))
+        model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
+        multi_hot = from_config.multi_hot_features(trained, manifest)
+        return export_program.program_of(model, manifest.num_embeddings, multi_hot)
+
+
+def trained(here: Runtime, directory: Path, raw: str, schema: str, *keys: str) -> Model:
+    """Prepare the file `raw` of the directory, of which the first rows are for training, and train a few steps."""
+    (directory / "schema.yaml").write_text(schema)
+    paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
+    preprocess(config("data=custom", *paths, "data.split.method=fraction", *keys))
+    assert train_here(here, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run") == "completed"
+    return Model(here, directory)
+
+
+# ---- drawn tables
+
+
+def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+    """Files of these rows, in every form that candidates have."""
+    inputs, others = table.read, [column for column in table.columns if column.use != "label"]
+    vague = table.is_ambiguous
+    has_dates = any(column.use == "date" for column in inputs)
+    forms = []
+    if not any(column.kind == "nasty list" for column in inputs):
+        forms += text_forms(table, rows, draw)
+        forms.append(Form("texts.jsonl", lambda path: write_lines(path, objects_of(rows, inputs, as_text=True))))
+        texts = (rows, others)
+        forms.append(Form("texts.parquet", lambda path: write_parquet(path, *texts, as_text=True)))
+    objects = objects_of(rows, inputs)
+    mixed = objects_of(rows, draw.sample(others, len(others)))
+    user, items = cut_users_columns(objects)
+
+    def write_pair(path: Path) -> None:
+        write_lines(path, items)
+        write_json(path.with_name("user.jsonl"), user)
+
+    forms += [
+        Form("typed.ndjson", lambda path: write_lines(path, mixed), vague),
+        Form("typed.json", lambda path: write_json(path, objects), vague),
+        Form("user.json", lambda path: write_json(path, {"user": user, "candidates": items}), vague),
+        Form("items.jsonl", write_pair, vague, user="user.jsonl"),
+        Form(
+            "typed.parquet",
+            lambda path: write_parquet(path, rows, draw.sample(others, len(others))),
+            vague or (has_dates and not table.is_typed),
+        ),
+    ]
+    return forms
+
+
+def write_json(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document))
+
+
+def text_forms(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+    """The rows of the raw file as they are, and as text of other delimiters."""
+    every, delimiter, header = table.columns, table.delimiter, table.header
+    unlabelled = [column for column in every if column.use != "label"]
+
+    def written(columns: list[Column], delimiter: str) -> Callable[[Path], None]:
+        return lambda path: write_text(table, path, rows, columns, delimiter, header)
+
+    other = draw.sample(table.read, len(table.read)) if header else unlabelled
+    return [
+        Form("raw.csv", written(every, delimiter)),
+        Form("raw.csv.gz", written(every, delimiter)),
+        Form("unlabelled.csv", written(unlabelled, delimiter)),
+        Form("tabs.tsv", written(other, "\t"), may_refuse=not header),
+        Form("tabs.txt", written(other, "\t"), may_refuse=not header),
+        Form("commas.csv", written(other, ","), may_refuse=delimiter != ","),
+    ]
+
+
+def cut_users_columns(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The first object, and of each object what is other than there."""
+    user = objects[0]
+    return user, [{key: value for key, value in item.items() if repr(value) != repr(user[key])} for item in objects]
+
+
+def inputs_of(table: OwnTable, root: Path, rows: list[int], keys: dict[str, Any]) -> list[torch.Tensor]:
+    """What an exported program is given for these rows, by the independent encoder."""
+    dense = torch.from_numpy(dense_of(table, keys["dense_transform"])[rows])
+    ids = ids_of(table, root, keys.get("max_ind_range"))
+    ordered = [[bags[row] for row in rows] for bags in ids]
+    if not any(column.use == "list" for column in table.read):
+        return [dense, torch.tensor([[bag[0] for bag in bags] for bags in ordered]).T.contiguous()]
+    lengths = torch.tensor([[len(bag) for bag in bags] for bags in ordered])
+    return [dense, torch.tensor([one for bags in ordered for bag in bags for one in bag]), lengths]
+
+
+def scores_of(model: Model, form: Form) -> tuple[NDArray[np.float32] | None, str]:
+    """The logits of a form, or what it is refused for."""
+    form.write(model.directory / form.name)
+    user = () if form.user is None else (f"user={model.directory / form.user}",)
+    try:
+        return model.recommend(form.name, *user), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def drawn_keys(draw: random.Random) -> dict[str, Any]:
+    """Keys of preparation."""
+    keys: dict[str, Any] = {"dense_transform": draw.choice(["signed_log1p", "minmax"])}
+    keys["encoding"] = draw.choice(["vocabulary", "hash"])
+    return keys | ({"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {})
+
+
+# @pytest.mark.xfail(strict=False, reason="the readers' half")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_tables(seed: int, here: Runtime, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    raw = RAW_KINDS[seed % len(RAW_KINDS)]
+    table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
+    print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
+    write_raw(table, tmp_path / f"rows.{raw}")
+    given = [f"data.{key}={value}" for key, value in keys.items()]
+    chunk = f"data.chunk_bytes={draw.choice([700, 10**6])}"
+    model = trained(here, tmp_path, f"rows.{raw}", table.schema(), *given, chunk)
+    split = draw.choice(["train", "val"])
+    expected = model.evaluate(split)
+    first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
+    rows = list(range(first, first + len(expected)))
+    assert len(np.unique(expected)) > 2
+
+    program = model.program(exported=seed >= FAST)
+    logits = program(*inputs_of(table, tmp_path / "data", rows, keys)).detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-6)
+    forms = forms_of(table, rows, draw)
+    if seed < FAST:
+        forms = draw.sample(forms, FORMS_AT_ONCE)
+    names = [column.name for column in table.read]
+    texts, faults = [], []
+    for form in forms:
+        logits, refusal = scores_of(model, form)
+        if logits is None:
+            is_named = form.name in refusal and (any(name in refusal for name in names) or "row" in refusal)
+            faults += [] if form.may_refuse and is_named else [refusal]
+        elif len(logits) != len(expected) or not np.allclose(logits, expected, rtol=0, atol=1e-6):
+            faults.append(f"{form.name}: other logits, first of row {int(np.abs(logits - expected).argmax())}")
+        elif form.is_text:
+            texts.append(logits)
+    assert not faults
+    for logits in texts[1:]:
+        np.testing.assert_array_equal(logits, texts[0])
+
+
+# ---- one by one
+
+
+def rows_of_people(
+    line: Callable[[str, int, float], str], numbers: Sequence[float] = (1.234, 4.95, -0.5, 12.25, 7.0)
+) -> list[str]:
+    """Lines of 40 rows of user, label and number, whose label depends on both."""
+    draw = random.Random(41)
+    drawn = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
+    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in drawn]
+
+
+def comma(number: float) -> str:
+    return f"{number}".replace(".", ",")
+
+
+def require_logits_of_train(model: Model, name: str) -> None:
+    """The file's first rows are those of the train split, and have its logits."""
+    expected = model.evaluate("train")
+    assert len(np.unique(expected)) > 2
+    np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6)
+
+
+@readers
+@pytest.mark.parametrize("header", [False, True], ids=["headerless", "header in training alone"])
+def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path, header: bool) -> None:
+    """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
+    lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n")
+    (tmp_path / "rows.csv").write_text("".join(["label;user;price\n"] * header + lines))
+    (tmp_path / "bare.csv").write_text("".join(lines))
+    columns = "label: label\ndense: [price]\nsparse: [user]\n" if header else "label: 0\ndense: [2]\nsparse: [1]\n"
+    schema = f'delimiter: ";"\ndecimal: ","\nheader: {str(header).lower()}\n{columns}'
+    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
+
+
+@readers
+@pytest.mark.parametrize("numbers", [(1.234, 2.718, 9.125), (1.234, 4.95, -0.5)], ids=["digits in threes", "others"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", pytest.param("json", marks=pytest.mark.slow)])
+def test_numbers_with_types_are_those_numbers(
+    here: Runtime, tmp_path: Path, form: str, numbers: tuple[float, ...]
+) -> None:
+    """By the text's decimal comma and thousands, 1.234 would be 1234, and 4.95 no number."""
+    lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n", numbers)
+    (tmp_path / "rows.csv").write_text("".join(["label;user;price\n", *lines]))
+    people = rows_of_people(lambda user, label, number: json.dumps({"user": user, "price": number}), numbers)
+    objects = [json.loads(text) for text in people]
+    write_objects(tmp_path / f"people.{form}", objects)
+    schema = 'delimiter: ";"\ndecimal: ","\nthousands: "."\nlabel: label\ndense: [price]\nsparse: [user]\n'
+    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}")
+
+
+@readers
+@pytest.mark.parametrize("labelled", [True, False])
+def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: bool) -> None:
+    """Without the label, rows of as many fields as the used columns have were read one column off."""
+    lines = rows_of_people(lambda user, label, number: f"{label},{number},{user},{len(user) + label}\n")
+    (tmp_path / "rows.csv").write_text("".join(lines))
+    (tmp_path / "new.csv").write_text("".join(line if labelled else line[2:] for line in lines))
+    schema = "header: false\nlabel: 0\ndense: [1]\nsparse: [2]\n"
+    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema), "new.csv")
+
+
+@readers
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, form: str) -> None:
+    """The single value "a|b" is not two values, and "" is one."""
+    bags: list[list[str]] = [["a|b"], ["a", "b"], [""], [], ["a"], ["b", ""]]
+    objects = [{"label": row % 3 % 2, "tags": bags[row % len(bags)]} for row in range(42)]
+    write_parquet_objects(tmp_path / "rows.parquet", objects)
+    write_objects(tmp_path / f"new.{form}", [{"tags": item["tags"]} for item in objects])
+    model = trained(here, tmp_path, "rows.parquet", "label: label\nsparse: [tags]\n")
+    require_logits_of_train(model, f"new.{form}")
+
+
+@readers
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
+def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
+    here: Runtime, tmp_path: Path, encoding: str, form: str
+) -> None:
+    """pandas writes truth values as True, and integers of a column with gaps as 3.0."""
+    draw = random.Random(5)
+    objects = [
+        {
+            "label": row % 2,
+            "new": draw.random() < 0.5,
+            "size": draw.choice([3.0, 4.0, 11.0, None]),
+            "user": f"u{row % 4}",
+        }
+        for row in range(48)
+    ]
+    lines = [",".join("" if value is None else str(value) for value in item.values()) + "\n" for item in objects]
+    (tmp_path / "rows.csv").write_text("".join(["label,new,size,user\n", *lines]))
+    write_objects(tmp_path / f"new.{form}", objects)
+    keys = [f"data.encoding={encoding}", *(["data.max_ind_range=1000"] if encoding == "hash" else [])]
+    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [new, size, user]\n", *keys)
+    require_logits_of_train(model, f"new.{form}")
+
+
+@readers
+@pytest.mark.parametrize(
+    ("texts", "value"),
+    [
+        (["3", "3.0", "x"], 3),
+        (["3", "3.0", "x"], 3.0),
+        (["True", "true", "x"], True),
+        (["x", "y"], 3),
+        (["x", "y"], 0.5),
+        (["x", "y"], True),
+    ],
+)
+def test_typed_values_of_several_spellings_or_none_are_refused(
+    here: Runtime, tmp_path: Path, texts: list[str], value: Any
+) -> None:
+    """Which of a column's texts is meant cannot be known."""
+    lines = [f"{row % 2},{texts[row % len(texts)]}\n" for row in range(40)]
+    (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
+    (tmp_path / "new.jsonl").write_text('{"kind": "x"}\n' + json.dumps({"kind": value}) + "\n")
+    keys = ["data.encoding=hash", "data.max_ind_range=1000"]
+    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
+    with pytest.raises(UserError, match=r"new\.jsonl: row 2, column kind: "):
+        model.recommend("new.jsonl")
+
+
+def test_text_is_its_own_category_in_every_form(here: Runtime, tmp_path: Path) -> None:
+    """What looks like a number or a truth value, too."""
+    texts = ["3", "3.0", "03", "True", "true", "1", "null", ""]
+    objects = [{"label": row % 3 % 2, "kind": texts[row % len(texts)]} for row in range(56)]
+    lines = [f"{item['label']},{item['kind']}\n" for item in objects]
+    (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
+    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n")
+    for form in ("jsonl", "parquet"):
+        write_objects(tmp_path / f"new.{form}", objects)
+        require_logits_of_train(model, f"new.{form}")
+
+
+def write_objects(path: Path, objects: list[dict[str, Any]]) -> None:
+    """Objects in the form of file that the name says."""
+    if path.suffix == ".parquet":
+        write_parquet_objects(path, objects)
+    elif path.suffix == ".json":
+        write_json(path, objects)
+    else:
+        write_lines(path, objects)
+
+
+def write_parquet_objects(path: Path, objects: list[dict[str, Any]]) -> None:
+    pq.write_table(pa.Table.from_pylist(objects), path)

@@ -1,0 +1,115 @@
+"""What takes one row or one file to add: each patch of tests/adding is applied to a copy, and its tests run there.
+
+A patch has tests of its own. Beside them it may make one file, and add MAX_LINES_ELSEWHERE lines to others; it takes
+none away.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PATCHES = sorted((ROOT / "tests/adding").glob("*.patch"))
+COPIED = ("app", "common", "data_prep", "tests", "pyproject.toml")
+MAX_LINES_ELSEWHERE = 3  # a row, and what it imports
+
+
+class Change(NamedTuple):
+    """What a patch does to a file."""
+
+    path: str
+    is_new: bool
+    added: list[str]
+    removed: list[str]
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file is of the tests."""
+        return self.path.startswith("tests/")
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that the patch adds, as pytest names them."""
+        names = [re.match(r"def (test_\w+)\(", line) for line in self.added if self.is_test]
+        return [f"{self.path}::{match[1]}" for match in names if match]
+
+
+def changes_of(patch: str) -> list[Change]:
+    """The files that a unified diff changes."""
+    changes: list[Change] = []
+    is_new = False
+    for line in patch.splitlines():
+        if line.startswith("--- "):
+            is_new = line == "--- /dev/null"
+        elif line.startswith("+++ b/"):
+            changes.append(Change(line.removeprefix("+++ b/"), is_new, [], []))
+        elif changes and line[:1] in ("+", "-") and not line.startswith("+++"):
+            (changes[-1].added if line[0] == "+" else changes[-1].removed).append(line[1:])
+    return changes
+
+
+def size_problems(changes: list[Change]) -> list[str]:
+    """What makes a patch more than a file and a row."""
+    of_code = [change for change in changes if not change.is_test]
+    new = [change.path for change in of_code if change.is_new]
+    elsewhere = sum(len(change.added) for change in of_code if not change.is_new)
+    problems = [f"{len(new)} new files: {', '.join(new)}"] * (len(new) > 1)
+    problems += [f"{elsewhere} lines in other files"] * (elsewhere > MAX_LINES_ELSEWHERE)
+    problems += [f"{change.path}: lines taken away" for change in of_code if change.removed]
+    return problems + ["no test"] * (not any(change.tests for change in changes))
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
+def test_a_patch_is_a_file_and_a_row(path: Path) -> None:
+    assert not size_problems(changes_of(path.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
+def test_its_tests_pass_in_a_copy_and_not_without_it(path: Path, tmp_path: Path) -> None:
+    for name in COPIED:  # with what is compiled
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / name)
+    changes = changes_of(path.read_text())
+    tests = [test for change in changes for test in change.tests]
+    apply(path, tmp_path)
+    done = run_tests(tmp_path, tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+    only_code = [f"--include={change.path}" for change in changes if not change.is_test]
+    apply(path, tmp_path, "--reverse", *only_code)
+    done = run_tests(tmp_path, tests)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+
+
+def apply(path: Path, directory: Path, *options: str) -> None:
+    """Apply a patch to a directory that is no checkout; lines may have moved, and all but one beside a change, too."""
+    command = ["git", "apply", "-C1", *options, str(path)]
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory.parent)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{path.name} fits no more: {done.stderr}"
+
+
+def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run these tests of a copy by its own code."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(directory)
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_what_is_more_than_a_file_and_a_row_is_named() -> None:
+    lines = "".join(f"+line {number}\n" for number in range(MAX_LINES_ELSEWHERE + 1))
+    new = "".join(f"--- /dev/null\n+++ b/app/{name}.py\n@@ -0,0 +1 @@\n+x = 1\n" for name in "ab")
+    patch = f"{new}--- a/app/c.py\n+++ b/app/c.py\n@@ -1,2 +1,4 @@\n-old\n context\n{lines}"
+    assert size_problems(changes_of(patch)) == [
+        "2 new files: app/a.py, app/b.py",
+        f"{MAX_LINES_ELSEWHERE + 1} lines in other files",
+        "app/c.py: lines taken away",
+        "no test",
+    ]
