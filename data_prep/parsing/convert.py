@@ -164,7 +164,7 @@ def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64]
     if is_text(values):
         if table.decimal != "." or table.thousands:
             return None
-        values = _without_marks(values, table)
+        values = without_marks(values, table.missing)
         values = pc.if_else(pc.equal(values, ""), None, values)
     elif not _is_number(values.type):
         return None
@@ -261,7 +261,7 @@ class _Categories:
 
     def single(self, values: Any, name: str) -> Any:
         """A column of one category a row, as an Arrow array of a dictionary."""
-        encoded, form = self._read(values, name, self._where)
+        encoded, form = self._read(without_marks(values, self._table.missing), name, self._where)
         self.forms.append(form)
         return encoded
 
@@ -270,7 +270,8 @@ class _Categories:
         separator = dict(self._table.separators)[name]
         if self._given is not None and self._given[name] & Form.UNJOINABLE:
             self._refuse_joined(values, name)
-        members, offsets = _members(values, separator or LIST_SEPARATOR, keeps_empty=not separator)
+        fields = without_marks(values, self._table.missing)
+        members, offsets = _members(fields, separator or LIST_SEPARATOR, keeps_empty=not separator)
         encoded, form = self._read(members, name, _OfMembers(self._where, offsets))
         if not separator and any(text == "" or LIST_SEPARATOR in text for text in encoded.dictionary.to_pylist()):
             form |= Form.UNJOINABLE
@@ -281,7 +282,7 @@ class _Categories:
         """The texts of values, "" of missing ones, and how they are spelled."""
         given = None if self._given is None else self._given[name]
         if is_text(values):
-            encoded = _without_marks(values, self._table).fill_null("").dictionary_encode()
+            encoded = values.fill_null("").dictionary_encode()
             form = forms_of_texts(encoded.dictionary)
         elif given is None and not isinstance(values, list) and pa.types.is_integer(values.type):
             encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
@@ -300,7 +301,7 @@ class _Categories:
         form, texts = Form(0), []
         for value in known:
             form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
-            texts.append(_spelled(value, given, self._table))
+            texts.append(_spelled(value, given))
         fault = (
             "is not a category: text or an integer"
             if given is None
@@ -333,12 +334,10 @@ class _OfMembers(NamedTuple):
         return self.where.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
 
 
-def _spelled(value: Any, given: Form | None, table: Table) -> str | None:
+def _spelled(value: Any, given: Form | None) -> str | None:
     """The text of one value; None where it has none."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return "" if value in table.missing else value
+    if value is None or isinstance(value, str):
+        return value or ""
     if given is not None:
         return spell(value, given)
     whole = whole_number(value)
@@ -355,11 +354,13 @@ def _refuse_other_spellings(
     refuse_first(codes, others, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
 
 
-def _without_marks(texts: Any, table: Table) -> Any:
-    """Text with "" in place of what stands for an empty field."""
-    if not table.missing:
-        return texts
-    return pc.if_else(pc.is_in(texts, value_set=pa.array(table.missing, pa.string())), "", texts)
+def without_marks(values: Any, marks: Sequence[str]) -> Any:
+    """A column with "" in place of the texts that stand for an empty field."""
+    if not marks or not (isinstance(values, list) or is_text(values)):
+        return values
+    if isinstance(values, list):
+        return ["" if isinstance(value, str) and value in marks else value for value in values]
+    return pc.if_else(pc.is_in(values, value_set=pa.array(marks, pa.string())), "", values)
 
 
 def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:

@@ -5,11 +5,12 @@ Each field is kept twice: as files of text hold it, and as files with types do. 
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import math
 import random
-import zlib
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-RAW_KINDS = ("csv", "csv.gz", "parquet")  # of raw files
+RAW_KINDS = ("csv", "csv.gz", "parquet", "jsonl")  # of raw files
 TYPED = ("parquet", "jsonl")  # those that have types
 LIST_SEPARATOR = "|"  # of lists where text stands for them, if the schema has none
 EPOCH = datetime(1970, 1, 1)
@@ -54,8 +55,10 @@ AMBIGUOUS = ("zeros", "mixed", "local fraction", "truths as numbers")
 
 
 def value_of(text: str) -> int:
-    """What a category is known by."""
-    return zlib.crc32(text.encode())
+    """What a category is known by: a whole number below 2^63 by itself, other texts by 63 bits of their BLAKE2b."""
+    if re.fullmatch("0|[1-9][0-9]*", text) and int(text) < 2**63:
+        return int(text)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2**63
 
 
 def text_of(value: Any) -> str:

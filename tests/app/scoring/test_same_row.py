@@ -57,7 +57,6 @@ TRAIN = [
     "runtime.num_threads=1",
     "runtime.platform=cpu",
 ]
-readers = pytest.mark.xfail(strict=True, reason="the readers' half")
 
 
 class Form(NamedTuple):
@@ -220,7 +219,6 @@ def drawn_keys(draw: random.Random) -> dict[str, Any]:
     return keys | ({"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {})
 
 
-# @pytest.mark.xfail(strict=False, reason="the readers' half")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_tables(seed: int, here: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
@@ -282,7 +280,6 @@ def require_logits_of_train(model: Model, name: str) -> None:
     np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6)
 
 
-@readers
 @pytest.mark.parametrize("header", [False, True], ids=["headerless", "header in training alone"])
 def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path, header: bool) -> None:
     """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
@@ -294,7 +291,6 @@ def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
 
 
-@readers
 @pytest.mark.parametrize("numbers", [(1.234, 2.718, 9.125), (1.234, 4.95, -0.5)], ids=["digits in threes", "others"])
 @pytest.mark.parametrize("form", ["jsonl", "parquet", pytest.param("json", marks=pytest.mark.slow)])
 def test_numbers_with_types_are_those_numbers(
@@ -310,7 +306,6 @@ def test_numbers_with_types_are_those_numbers(
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}")
 
 
-@readers
 @pytest.mark.parametrize("labelled", [True, False])
 def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: bool) -> None:
     """Without the label, rows of as many fields as the used columns have were read one column off."""
@@ -321,7 +316,6 @@ def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: b
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema), "new.csv")
 
 
-@readers
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, form: str) -> None:
     """The single value "a|b" is not two values, and "" is one."""
@@ -333,7 +327,6 @@ def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, f
     require_logits_of_train(model, f"new.{form}")
 
 
-@readers
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
 def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
@@ -358,7 +351,6 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     require_logits_of_train(model, f"new.{form}")
 
 
-@readers
 @pytest.mark.parametrize(
     ("texts", "value"),
     [
