@@ -39,6 +39,8 @@ WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
 WORK_FORMAT = 7  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
+# of a user's own table parsed at once, whose distinct texts are in memory: a quarter of a chunk between these
+MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 20, 8 << 20
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
 SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
@@ -73,6 +75,13 @@ class Job:
     def raw_dense_dtype(self) -> np.dtype[Any]:
         """Dtype of integers before their transform."""
         return np.dtype(np.int32 if self.table is None else np.float64)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Uncompressed bytes of raw rows per chunk; of a user's own table several chunks may make a shard."""
+        if self.table is None:
+            return self.chunk_bytes
+        return min(self.chunk_bytes, max(MIN_UNIT_BYTES, min(self.chunk_bytes // 4, MAX_UNIT_BYTES)))
 
     @property
     def block_rows(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.texts import text_buffers, texts_of
@@ -135,6 +136,7 @@ class TableCategories:
     """The categories of a chunk while it is parsed, all features'."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
+        share_allocator_with_arrow()
         self._job, self._chunk = job, (source, chunk)
         self._rows = 0
         self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}

@@ -94,9 +94,9 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
             chunks = -(-source.generator.rows // rows)
         elif job.table is not None and job.table.is_parquet:
-            chunks = len(plan_chunks(source, job.table, job.chunk_bytes))
+            chunks = len(plan_chunks(source, job.table, job.unit_bytes))
         else:
-            chunks = -(-source.bytes // job.chunk_bytes)
+            chunks = -(-source.bytes // job.unit_bytes)
         tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
     return tasks
 
@@ -113,7 +113,7 @@ def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
 
 def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     """Generated blocks whose text would be about as long as a chunk."""
-    return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
+    return max(1, job.unit_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
 def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecord:
@@ -127,9 +127,9 @@ def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecor
         return record
     if job.table is not None and job.table.is_parquet:
         return record or _parse_parquet(job, job.table, index, chunk, worker)
-    start = chunk * job.chunk_bytes
+    start = chunk * job.unit_bytes
     if record is not None:
-        worker.count(min(job.chunk_bytes, source.bytes - start), record.rows)
+        worker.count(min(job.unit_bytes, source.bytes - start), record.rows)
         return record
     with LineBlocks(source, start) as lines:
         return _finish(_parse_lines(job, index, chunk, lines, worker))
@@ -152,7 +152,7 @@ def _parse_stream(job: Job, source: int, lines: LineBlocks, worker: Worker) -> l
                 raise
             unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
             if record is not None:
-                for _ in lines.until((chunk + 1) * job.chunk_bytes):
+                for _ in lines.until((chunk + 1) * job.unit_bytes):
                     worker.count(lines.advance())
                 worker.count(0, record.rows)
                 records.append(record)
@@ -170,7 +170,7 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: W
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1 if job.table is None else 0, job.schema)
     files = ChunkWriter(job, source, chunk)
     try:
-        for block in lines.until((chunk + 1) * job.chunk_bytes):
+        for block in lines.until((chunk + 1) * job.unit_bytes):
             parsed: Block | TableBlock
             if job.table is None:
                 parsed = _parse_block(job, job.sources[source], block, buffer)
@@ -236,7 +236,7 @@ def _parse_parquet(job: Job, table: Table, source: int, chunk: int, worker: Work
     file = job.sources[source]
     bytes_per_row = file.bytes / max(1, num_rows(file))
     with ChunkWriter(job, source, chunk) as files:
-        rows = plan_chunks(file, table, job.chunk_bytes)[chunk]
+        rows = plan_chunks(file, table, job.unit_bytes)[chunk]
         for block in read_chunk(file, table, rows, max_input(job.rules.dense)):
             files.append(block)
             worker.count(int(len(block.labels) * bytes_per_row), len(block.labels))

@@ -1,5 +1,6 @@
 """Rows to splits where they keep their order: shards cut out of the chunks; how finished shards move to the dataset."""
 
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +38,24 @@ def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
 
 
 def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) -> list[GatherTask]:
-    """The shards of every split: the rows of each encoded chunk that are of it."""
+    """The shards of every split: the rows of each encoded chunk, or of several small ones, that are of it."""
     tasks: list[GatherTask] = []
+    several = max(1, chunks[0].job.chunk_bytes // chunks[0].job.unit_bytes) if chunks else 1
     bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
     counts = dict.fromkeys(SPLITS, 0)
     begin = 0
-    for chunk in chunks:
-        end = begin + chunk.record.rows
+    for first in range(0, len(chunks), several):
+        group: list[KeptChunk] = []
+        end = begin
+        for chunk in chunks[first : first + several]:
+            group.append(KeptChunk(chunk, end))
+            end += chunk.record.rows
         for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             start, stop = max(begin, low), min(end, high)
             if start < stop:
-                kept = (KeptChunk(chunk, begin),)
-                tasks.append(GatherTask(chunk.job, split, f"{counts[split]:05d}", start, stop, (), kept, layout))
+                kept = tuple(each for each in group if operator.lt(*each.rows_between(start, stop)))
+                job, name = kept[0].chunk.job, f"{counts[split]:05d}"
+                tasks.append(GatherTask(job, split, name, start, stop, (), kept, layout))
                 counts[split] += 1
         begin = end
     return tasks
@@ -67,7 +74,7 @@ class BuiltShard:
 
 def is_whole_chunk(task: GatherTask) -> bool:
     """Whether a shard of `plan_cut` has all rows of its chunk, whose files are the shard's then."""
-    return task.stop - task.start == task.kept[0].chunk.record.rows
+    return len(task.kept) == 1 and task.stop - task.start == task.kept[0].chunk.record.rows
 
 
 def whole_chunk(task: GatherTask) -> BuiltShard:

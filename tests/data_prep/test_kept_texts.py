@@ -14,6 +14,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
+from data_prep.engine import job
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -116,6 +117,16 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
+
+
+def test_chunks_may_be_small_parts_of_a_shard(
+    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make(tmp_path, name="whole")
+    monkeypatch.setattr(job, "MIN_UNIT_BYTES", 1)
+    parts = make(tmp_path, name="parts")
+    verify_dataset(parts)
+    assert sums(parts) == sums(whole)
 
 
 def test_room_for_given_splits_and_transforms_of_columns(tmp_path: Path, table: list[list[str]]) -> None:
