@@ -164,7 +164,7 @@ def check_disk(path: Path, job: Job) -> None:
     written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
     needed = dataset_bytes(rows, job.schema, job.rules, job.bags) - written
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
-        needed += sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources)
+        needed += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
     share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
     require_room([Need(path, needed, f"for the dataset{share}", about=True)], "free some, or choose another data.path")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
@@ -106,7 +107,7 @@ def test_changed_texts_are_found(tmp_path: Path, table: list[list[str]]) -> None
 def test_two_texts_of_one_value_end_the_job(
     tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    hashed = values.text_hash
+    hashed = text_hash
     monkeypatch.setattr(values, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
     rows = "".join(f"0,name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
