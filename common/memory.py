@@ -16,6 +16,13 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
+def share_allocator_with_arrow() -> None:
+    """Have Arrow take memory from the C library, as NumPy does, so that what one has freed the other can use."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
 def give_back_freed_memory() -> None:
     """Return freed memory to the system, if the C library can (glibc can)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -22,7 +22,8 @@ from data_prep.sources.remote import find_remote, raw_directory
 from data_prep.synthetic.days import raw_directory as synthetic_directory
 from data_prep.synthetic.days import synthetic_sources
 
-OWN_CHUNK_BYTES = 8 << 20
+# Of a user's own table: small, as a chunk's distinct texts are in memory while it is parsed, and for all workers.
+MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
 
 
 def refuse_early(data: DataConfig, root: Path) -> None:
@@ -93,12 +94,13 @@ def keeps_texts(data: DataConfig) -> bool:
 
 
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
-    """Bytes of raw rows per chunk, and chunks per shard: those of a user's own table are small, for all workers.
+    """Bytes of raw rows per chunk, and chunks per shard: those of a user's own table are small.
 
     Args:
         shard_bytes: the manifest's `chunk_bytes`; is_own: whether the rows are of a user's own table.
     """
-    count = -(-shard_bytes // OWN_CHUNK_BYTES) if is_own else 1
+    chunk = max(MIN_OWN_CHUNK_BYTES, min(shard_bytes // 4, MAX_OWN_CHUNK_BYTES)) if is_own else shard_bytes
+    count = -(-shard_bytes // chunk)
     return -(-shard_bytes // count), count
 
 

@@ -13,6 +13,7 @@ from data_prep.dataset.events import text_hash
 from data_prep.dataset.options import CategoryValue
 
 HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
+HASHED_AT_ONCE = 1 << 14
 MAX_DIGITS = 19  # of a whole number below 2^63
 
 
@@ -38,9 +39,17 @@ def _text_keys(texts: Any) -> NDArray[np.uint64]:
     values = np.empty(len(texts), np.uint64)
     values[is_number] = numbers
     is_number[is_number] = numbers < HASHED
-    others = texts.filter(pa.array(~is_number)).cast(pa.binary()).to_pylist()
-    values[~is_number] = np.frombuffer(b"".join(map(text_hash, others)), "<u8") | HASHED
+    values[~is_number] = _hashes(texts.filter(pa.array(~is_number)).cast(pa.binary()))
     return values
+
+
+def _hashes(texts: Any) -> NDArray[np.uint64]:
+    """The hash of each text; as Python's objects there are few at once."""
+    hashes = np.empty(len(texts), np.uint64)
+    for start in range(0, len(texts), HASHED_AT_ONCE):
+        part = texts.slice(start, HASHED_AT_ONCE).to_pylist()
+        hashes[start : start + len(part)] = np.frombuffer(b"".join(map(text_hash, part)), "<u8")
+    return hashes | HASHED
 
 
 def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:

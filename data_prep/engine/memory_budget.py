@@ -29,6 +29,9 @@ CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # of a chunk's files until wri
 CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
 COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
 CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
+ARROW_BYTES = 40 * MEBIBYTE  # its libraries, where a user's own table is parsed
+ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as Python's lists of text, and as Arrow has them
+TEXT_BYTES_PER_CHUNK_BYTE = 8  # rows that are short and all different, being coded
 COUNTS_PER_BUDGET = 16  # a feature's value counts, and merging them, take two each
 WINDOWS_PER_BUDGET = 32  # two of them are in memory while the order of rows is found
 SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or chunks as packed rows
@@ -54,7 +57,8 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     if data.scheduler is not None:
         wanted = 1  # a cluster's workers each have the budget to themselves
     is_streamed = any(source.compressed for source in job.sources)
-    need = max(_bytes_to_parse(job, is_streamed), WORKER_BYTES + 2 * counts_bytes(data) if job.rules.order else 0)
+    to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
+    need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
     return within_budget(data, wanted, need, parent_bytes=_bytes_to_order(data, job))
 
 
@@ -75,7 +79,10 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
 
 def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
     """Memory of a worker that parses; of a stream one chunk is written while the next is parsed."""
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + (2 if is_streamed else 1) * _chunk_bytes(job)
+    chunks = 2 if is_streamed else 1
+    if job.table is not None:
+        return WORKER_BYTES + ARROW_BYTES + ROWS_BYTES + chunks * TEXT_BYTES_PER_CHUNK_BYTE * job.chunk_bytes
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + chunks * _chunk_bytes(job)
     if job.rules.order is not None:
         need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
     return need
@@ -108,6 +115,8 @@ def plan_encoding(
     """
     bytes_for = LookupTable.bytes_for if job.table is None else SortedTable.bytes_for
     tables = sum(bytes_for(values) for values in table_values.values())
+    if job.table is not None and table_values:  # while one is built its values and their order are there as well
+        tables += bytes_for(max(table_values.values()))
     budget = parse_size(data.memory_budget, "data.memory_budget")
     in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job)
     base = WORKER_BYTES + in_work
@@ -154,6 +163,8 @@ def check_disk(path: Path, job: Job) -> None:
     tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
     written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
     needed = dataset_bytes(rows, job.schema, job.rules, job.bags) - written
+    if job.table is not None and job.rules.order is not None:  # all texts once more, at most
+        needed += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
     share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
     require_room([Need(path, needed, f"for the dataset{share}", about=True)], "free some, or choose another data.path")
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.texts import text_buffers, texts_of
@@ -48,8 +49,8 @@ class Categories(NamedTuple):
     codes: NDArray[np.unsignedinteger]
     values: NDArray[np.uint64]
     texts: Any
-    counts: NDArray[np.int64]
-    first: NDArray[np.int64]
+    counts: NDArray[np.uint32]
+    first: NDArray[np.uint32]
 
 
 class CategoryBuffer:
@@ -59,8 +60,8 @@ class CategoryBuffer:
         self._feature = feature
         self._codes: list[NDArray[np.unsignedinteger]] = []
         self._texts: list[Any] = []
-        self._counts: list[NDArray[np.int64]] = []
-        self._first: list[NDArray[np.int64]] = []
+        self._counts: list[NDArray[np.uint32]] = []
+        self._first: list[NDArray[np.uint32]] = []
         self.size = 0
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
@@ -68,12 +69,12 @@ class CategoryBuffer:
         import pyarrow as pa
 
         codes, texts = values.indices.to_numpy(), values.dictionary
-        counts = np.bincount(codes, minlength=len(texts))
+        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
         if not counts.all():  # entries of a slice's dictionary that it does not use
             used = np.flatnonzero(counts)
             codes = (np.cumsum(counts > 0) - 1)[codes]
             counts, texts = counts[used], texts.take(pa.array(used))
-        first = np.empty(len(texts), np.int64)
+        first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
         self._codes.append(codes.astype(code_dtype(len(texts))))
         self._texts.append(texts)
@@ -92,29 +93,38 @@ class CategoryBuffer:
         """
         import pyarrow as pa
 
-        encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
-        texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-        places = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
+        texts, places = self._unify()
         values = text_values(texts, CategoryValue.text_key)
         order = np.argsort(values)
         values = values[order]
         is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
         if not is_new.all() and are_keys:
             refuse_collisions(self._feature, texts.take(pa.array(order)), is_new)
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.cumsum(is_new) - 1
-        values = values[is_new]
-        numbers = rank[places]  # of every block's entries
-        counts, first = np.zeros(len(values), np.int64), np.full(len(values), np.iinfo(np.int64).max)
-        np.add.at(counts, numbers, np.concatenate([np.zeros(0, np.int64), *self._counts]))
-        np.minimum.at(first, numbers, np.concatenate([np.zeros(0, np.int64), *self._first]))
+        rank = np.empty(len(order), np.uint32)
+        rank[order] = np.cumsum(is_new, dtype=np.uint32) - np.uint32(1)
+        values, texts = values[is_new], texts.take(pa.array(order[is_new]))
+        del order
+        counts, first = np.zeros(len(values), np.uint32), np.full(len(values), np.iinfo(np.uint32).max, np.uint32)
         codes = np.empty(self.size, code_dtype(len(values)))
         begin = entry = 0
-        for block, counted in zip(self._codes, self._counts, strict=True):
-            codes[begin : begin + len(block)] = numbers[entry : entry + len(counted)].astype(codes.dtype)[block]
-            begin, entry = begin + len(block), entry + len(counted)
+        for block, block_counts, block_first in zip(self._codes, self._counts, self._first, strict=True):
+            numbers = rank[places[entry : entry + len(block_counts)]]
+            np.add.at(counts, numbers, block_counts)
+            np.minimum.at(first, numbers, block_first)
+            codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
+            begin, entry = begin + len(block), entry + len(numbers)
         self.abandon()
-        return Categories(codes, values, texts.take(pa.array(order[is_new])), counts, first)
+        return Categories(codes, values, texts, counts, first)
+
+    def _unify(self) -> tuple[Any, NDArray[np.int32]]:
+        """The distinct texts of all blocks, and of every entry of a block its place among them."""
+        import pyarrow as pa
+
+        encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
+        self._texts.clear()
+        texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        places = [chunk.indices.to_numpy() for chunk in encoded.chunks]
+        return texts, np.concatenate([np.zeros(0, np.int32), *places])
 
     def abandon(self) -> None:
         """Let go of the values."""
@@ -126,6 +136,7 @@ class TableCategories:
     """The categories of a chunk while it is parsed, all features'."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
+        share_allocator_with_arrow()
         self._job, self._chunk = job, (source, chunk)
         self._rows = 0
         self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}
@@ -170,7 +181,7 @@ class TableCategories:
             for feature, buffer in self._buffers.items():
                 found = buffer.finish(are_keys=True)
                 record.distinct.append(len(found.values))
-                for array in (found.values, found.counts.astype(np.uint32), found.first.astype(np.uint32)):
+                for array in (found.values, found.counts, found.first):
                     dictionaries.append(array)
                 record.text_bytes.append(_append_texts(texts, found.texts))
                 if feature in self._lengths:

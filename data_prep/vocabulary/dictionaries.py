@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.memory import share_allocator_with_arrow
 from data_prep.encoding.texts import text_buffers
 from data_prep.io.arrays import ArrayWriter, open_array, unload
 from data_prep.io.atomic import FileDigest
@@ -136,6 +137,7 @@ class NumberedValues:
     """Merged values, numbered in rising order, in a directory; with their texts, if these are to be kept."""
 
     def __init__(self, directory: Path, with_texts: bool) -> None:
+        share_allocator_with_arrow()
         self._directory, self._with_texts = directory, with_texts
         self.sizes: list[int] = []  # of the parts
         self.num_bytes = 0

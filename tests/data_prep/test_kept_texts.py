@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep import job_setup
+from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
@@ -105,7 +107,7 @@ def test_changed_texts_are_found(tmp_path: Path, table: list[list[str]]) -> None
 def test_two_texts_of_one_value_end_the_job(
     tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    hashed = values.text_hash
+    hashed = text_hash
     monkeypatch.setattr(values, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
     rows = "".join(f"0,name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
@@ -116,6 +118,16 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
+
+
+def test_chunks_may_be_small_parts_of_a_shard(
+    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make(tmp_path, name="whole")
+    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 700)
+    parts = make(tmp_path, name="parts")
+    verify_dataset(parts)
+    assert sums(parts) == sums(whole)
 
 
 def test_room_for_given_splits_and_transforms_of_columns(tmp_path: Path, table: list[list[str]]) -> None:

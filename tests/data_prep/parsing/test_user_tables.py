@@ -308,7 +308,7 @@ def test_several_chunks_to_a_shard_are_the_bytes_of_one(
         pq.write_table(pa.table(columns | numbers), directory / raw, row_group_size=20)
     more = ["data.chunk_bytes=5000", f"data.split.method={method}"]
     whole = preprocess(config(*overrides(directory, "whole", raw), *more))
-    monkeypatch.setattr(job_setup, "OWN_CHUNK_BYTES", 700)
+    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 700)
     divided = preprocess(config(*overrides(directory, "divided", raw), *more))
     assert 1 < sum(len(split.shards) for split in whole.splits.values()) < 12
     rows = [[shard.rows for shard in made.splits["train"].shards] for made in (whole, divided)]

@@ -1,0 +1,108 @@
+"""The categories of a chunk, coded and stored, against the texts that were given."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from data_prep.engine.job import ChunkRecord
+from data_prep.io.atomic import Crc32
+from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.stages.categories import (
+    DICTIONARIES,
+    CategoryBuffer,
+    StoredDictionary,
+    TableCategories,
+    write_code_counts,
+)
+from data_prep.stages.columns import chunk_bags, read_codes, read_dictionary
+from tests.data_prep import oracle
+
+
+def encoded(texts: list[str], unused: int = 0) -> Any:
+    """A column as a block has it, with entries of the dictionary that no row has."""
+    column = pa.array(texts, pa.string()).dictionary_encode()
+    dictionary = pa.concat_arrays([pa.array([f"unused {i}" for i in range(unused)], pa.string()), column.dictionary])
+    return pa.DictionaryArray.from_arrays(column.indices.to_numpy() + np.int32(unused), dictionary)
+
+
+@pytest.mark.parametrize(("distinct", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.uint16), (70_000, np.uint32)])
+def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
+    rng = np.random.default_rng(distinct)
+    numbers = np.concatenate([rng.permutation(distinct), rng.integers(0, distinct, 500)])
+    texts = [f"é{number}" if number % 3 else str(number) for number in numbers.tolist()]
+    buffer = CategoryBuffer("user")
+    for start, stop in ((0, 200), (200, 200), (200, len(texts))):
+        buffer.append(encoded(texts[start:stop], unused=start % 3), np.arange(start, stop))
+    found = buffer.finish(are_keys=True)
+    value_of = {text: oracle.text_value(text) for text in texts}
+    assert found.codes.dtype == dtype
+    assert found.values[found.codes].tolist() == [value_of[text] for text in texts]
+    assert found.values.tolist() == sorted(value_of.values())
+    assert [value_of[text] for text in found.texts.to_pylist()] == found.values.tolist()
+    _, first, counts = np.unique(
+        np.array([value_of[text] for text in texts], np.uint64), return_index=True, return_counts=True
+    )
+    assert found.counts.tolist() == counts.tolist()
+    assert found.first.tolist() == first.tolist()
+
+
+@pytest.fixture
+def chunk(tmp_path: Path) -> tuple[Any, ChunkRecord, list[str], list[list[str]]]:
+    """A job, the record of its chunk, and the texts of both features."""
+    rng = np.random.default_rng(1)
+    users = [f"u{i}" for i in rng.integers(0, 300, 900)]
+    tags = [[f"東{i}" for i in rng.integers(0, 9, rng.integers(0, 4))] for _ in users]
+    job: Any = SimpleNamespace(
+        chunk_path=lambda source, number, suffix: tmp_path / suffix,
+        checksum=lambda suffix: Crc32,
+        schema=SimpleNamespace(sparse=("tags", "user"), single=("user",), ragged=("tags",)),
+        rules=SimpleNamespace(order="frequency"),
+        table="one",
+        block_rows=256,
+    )
+    categories, record = TableCategories(job, 0, 0), ChunkRecord(0, 0, len(users), 0, {})
+    for part in (slice(0, 500), slice(500, None)):
+        offsets = np.cumsum([0, *(len(bag) for bag in tags[part])])
+        bags = TextBags(encoded([tag for bag in tags[part] for tag in bag]), offsets)
+        rows = len(users[part])
+        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), (encoded(users[part]),), (bags,))
+        categories.append(block)
+    categories.finish(record)
+    return job, record, users, tags
+
+
+def test_stored_codes_and_dictionaries(chunk: Any) -> None:
+    job, record, users, tags = chunk
+    dictionary = read_dictionary(job, record, "user")
+    assert dictionary is not None
+    assert dictionary[read_codes(job, record, 0)].tolist() == [oracle.text_value(user) for user in users]
+    dictionary = read_dictionary(job, record, "tags")
+    assert dictionary is not None
+    (bags,) = chunk_bags(job, 0, 0)
+    assert dictionary[bags.ids].tolist() == [oracle.text_value(tag) for bag in tags for tag in bag]
+    assert bags.lengths.tolist() == [len(bag) for bag in tags]
+    values = [oracle.text_value(user) for user in users]
+    assert (record.sparse_low, record.sparse_high) == ([min(values)], [max(values)])
+
+
+def test_parts_of_a_dictionary_of_some_rows(chunk: Any) -> None:
+    job, record, users, tags = chunk
+    rows: NDArray[np.int64] = np.flatnonzero(np.random.default_rng(2).random(len(users)) < 0.6)
+    record.files["counts"] = write_code_counts(job, record, "counts", rows)
+    for number, texts in enumerate((tags, [[user] for user in users])):
+        for suffix, chosen in ((DICTIONARIES, range(len(users))), ("counts", rows.tolist())):
+            stored = StoredDictionary(job, record, number, suffix)
+            names = sorted({text for bag in texts for text in bag}, key=oracle.text_value)
+            of_rows = [[row for row in chosen for text in texts[row] if text == name] for name in names]
+            assert stored.text_bytes == sum(len(name.encode()) for name in names)
+            for start, stop in ((0, stored.entries), (stored.entries // 3, stored.entries // 2)):
+                part = stored.part(start, stop)
+                assert part.texts.to_pylist() == names[start:stop]
+                assert part.values.tolist() == [oracle.text_value(name) for name in names[start:stop]]
+                assert part.counts.tolist() == [len(each) for each in of_rows[start:stop]]
+                assert part.first.tolist() == [each[0] if each else 0 for each in of_rows[start:stop]]
