@@ -220,7 +220,7 @@ def drawn_keys(draw: random.Random) -> dict[str, Any]:
     return keys | ({"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {})
 
 
-# @pytest.mark.xfail(strict=False, reason="the readers' half")
+@pytest.mark.xfail(strict=False, reason="the readers' half")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_tables(seed: int, here: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
