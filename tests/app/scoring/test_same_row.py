@@ -363,11 +363,11 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     ("texts", "value"),
     [
         (["3", "3.0", "x"], 3),
-        (["3", "3.0", "x"], 3.0),
+        pytest.param(["3", "3.0", "x"], 3.0, marks=pytest.mark.slow),
         (["True", "true", "x"], True),
-        (["x", "y"], 3),
+        pytest.param(["x", "y"], 3, marks=pytest.mark.slow),
         (["x", "y"], 0.5),
-        (["x", "y"], True),
+        pytest.param(["x", "y"], True, marks=pytest.mark.slow),
     ],
 )
 def test_typed_values_of_several_spellings_or_none_are_refused(
@@ -396,7 +396,7 @@ def test_text_is_its_own_category_in_every_form(here: Runtime, tmp_path: Path) -
 
 
 @readers
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson"])
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.ndjson", marks=pytest.mark.slow)])
 def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> None:
     """And score as themselves, as Parquet and as text."""
     draw = random.Random(8)
@@ -416,7 +416,9 @@ def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> No
     require_logits_of_train(model, "new.json")
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
+)
 def test_missing_marks_are_of_whole_fields(here: Runtime, tmp_path: Path, form: str) -> None:
     """A field of a mark alone holds no category; a mark beside others is one of them."""
     fields = ["NA", "a|NA", "a", "", "b"]
