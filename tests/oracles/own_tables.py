@@ -51,12 +51,12 @@ MARKS = ("NA", "-")
 PARTS = ("year", "month", "day", "weekday", "hour", "minute", "second", "date", "timestamp")
 FORMS = {None: "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M": "%d.%m.%Y %H:%M", "epoch": "epoch"}
 # Of these, text may have several spellings of one number, or a truth value be spelled as a number.
-AMBIGUOUS = ("zeros", "mixed", "local fraction", "truths as numbers")
+AMBIGUOUS = ("zeros", "mixed", "local fraction", "truths as numbers", "gapped as integers")
 
 
 def value_of(text: str) -> int:
-    """What a category is known by: a whole number below 2^63 by itself, other texts by 63 bits of their BLAKE2b."""
-    if re.fullmatch("0|[1-9][0-9]*", text) and int(text) < 2**63:
+    """What a category is known by: a whole number by itself, any other text by eight bytes of its BLAKE2b."""
+    if re.fullmatch("0|[1-9][0-9]*", text, re.ASCII) and int(text) < 2**63:
         return int(text)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2**63
 
@@ -75,7 +75,7 @@ class Column:
     """A column: its fields as text and as typed values (None: missing), and its use.
 
     use: label, dense, sparse, list, date or unused; kind: of what the fields are; separator: of lists in text.
-    parts: of a date, each with its use; form: of a date in text, as in the schema.
+    parts: of a date, each with its use; form: of a date in text, as in the schema; arrow: its type in raw Parquet.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Column:
     separator: str | None = None
     parts: dict[str, str] = field(default_factory=dict)
     form: str | None = None
+    arrow: Any = None
 
 
 @dataclass
@@ -239,8 +240,8 @@ def write_lines(path: Path, objects: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in objects))
 
 
-def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: bool = False, group: int = 1000) -> None:
-    """Rows as Parquet."""
+def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: bool = False, raw: bool = False) -> None:
+    """Rows as Parquet; raw: in several row groups, with the columns' own types."""
     arrays = {}
     for column in columns:
         fields: list[Any] = column.texts if as_text else column.values
@@ -248,15 +249,16 @@ def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: b
             fields = [None if value is None else float(value) for value in fields]
         is_list = column.use == "list" and not as_text
         element = pa.int64() if "integer" in column.kind else pa.string()
-        arrays[column.name] = pa.array([fields[row] for row in rows], pa.list_(element) if is_list else None)
-    pq.write_table(pa.table(arrays), path, row_group_size=group)
+        array = pa.array([fields[row] for row in rows], pa.list_(element) if is_list else None)
+        arrays[column.name] = array.cast(column.arrow) if raw and column.arrow is not None else array
+    pq.write_table(pa.table(arrays), path, row_group_size=17 if raw else None)
 
 
 def write_raw(table: OwnTable, path: Path) -> None:
     """The raw file."""
     rows = list(range(len(table.columns[0].texts)))
     if table.raw == "parquet":
-        write_parquet(path, rows, table.columns, group=17)
+        write_parquet(path, rows, table.columns, raw=True)
     elif table.raw == "jsonl":
         write_lines(path, objects_of(rows, table.columns))
     else:
@@ -286,9 +288,9 @@ def drawn_pool(draw: random.Random, kind: str, table: OwnTable) -> list[tuple[st
         return [("007", 7), ("010", 10), ("12", 12)]
     if kind == "mixed":
         return [("3", 3), ("3.0", 3.0), ("7", 7)]
-    if kind == "gapped":  # an integer column of pandas with missing values
-        typed = draw.choice([int, float])
+    if kind.startswith("gapped"):  # an integer column of pandas with missing values
         small = [number for number in whole if number < 2**53]
+        typed = float if kind == "gapped" else int
         return [(str(number) if table.is_typed else f"{number}.0", typed(number)) for number in small]
     if kind == "fraction":
         return [(repr(number), number) for number in draw.sample(FRACTIONS, 4)]
@@ -332,7 +334,8 @@ def drawn_dates(draw: random.Random, table: OwnTable, rows: int, missing: list[s
     texts = [str(int((t - EPOCH).total_seconds())) if form == "epoch" else t.strftime(FORMS[form]) for t in times]
     fields = drawn_fields(draw, list(zip(texts, times, strict=True)), rows, missing)
     parts = {part: draw.choice(["dense", "sparse"]) for part in draw.sample(PARTS, draw.randint(1, 3))}
-    return Column("when", "date", "date", *fields, parts=parts, form=form)
+    arrow = draw.choice([None, pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC")])
+    return Column("when", "date", "date", *fields, parts=parts, form=form, arrow=arrow)
 
 
 def drawn_list(draw: random.Random, table: OwnTable, rows: int, missing: list[str]) -> Column:
@@ -359,11 +362,13 @@ def drawn_table(draw: random.Random, raw: str, rows: int) -> OwnTable:
     missing = ["", *table.missing]
     kinds = ["text", "integer", "boolean", "gapped"]
     if not table.is_typed:
-        kinds += ["fraction", "zeros", "mixed", "local fraction", "truths as numbers"]
+        kinds += ["fraction", *AMBIGUOUS]
     columns = []
     for number, kind in enumerate(draw.sample(kinds, draw.randint(1, 3))):
         fields = drawn_fields(draw, drawn_pool(draw, kind, table), rows, draw.choice([[], missing]))
         columns.append(Column(f"c{number}", "sparse", kind, *fields))
+        if kind == "text":
+            columns[-1].arrow = draw.choice([None, pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
     columns += [
         Column(f"n{number}", "dense", "number", *drawn_number(draw, table, rows, missing))
         for number in range(draw.randint(1, 2))

@@ -25,7 +25,7 @@ from app.sharding import from_config
 from app.training import resume
 from app.training.session import Evaluation, Predictor
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.pipeline import preprocess
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import config
@@ -355,11 +355,11 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     ("texts", "value"),
     [
         (["3", "3.0", "x"], 3),
-        (["3", "3.0", "x"], 3.0),
+        pytest.param(["3", "3.0", "x"], 3.0, marks=pytest.mark.slow),
         (["True", "true", "x"], True),
-        (["x", "y"], 3),
+        pytest.param(["x", "y"], 3, marks=pytest.mark.slow),
         (["x", "y"], 0.5),
-        (["x", "y"], True),
+        pytest.param(["x", "y"], True, marks=pytest.mark.slow),
     ],
 )
 def test_typed_values_of_several_spellings_or_none_are_refused(
@@ -385,6 +385,48 @@ def test_text_is_its_own_category_in_every_form(here: Runtime, tmp_path: Path) -
     for form in ("jsonl", "parquet"):
         write_objects(tmp_path / f"new.{form}", objects)
         require_logits_of_train(model, f"new.{form}")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.ndjson", marks=pytest.mark.slow)])
+def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> None:
+    """And score as themselves, as Parquet and as text."""
+    draw = random.Random(8)
+    objects = [
+        {
+            "label": row % 2,
+            "user": f"u{draw.randint(1, 5)}",
+            "price": draw.choice([None, 4.95, 3]),
+            "tags": ["a|b", ""][: row % 3],
+        }
+        for row in range(42)
+    ]
+    write_objects(tmp_path / name, objects)
+    model = trained(here, tmp_path, name, "label: label\ndense: [price]\nsparse: [user, tags]\n")
+    require_logits_of_train(model, name)
+    write_objects(tmp_path / "new.json", objects)
+    require_logits_of_train(model, "new.json")
+
+
+@pytest.mark.parametrize(
+    "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
+)
+def test_missing_marks_are_of_whole_fields(here: Runtime, tmp_path: Path, form: str) -> None:
+    """A field of a mark alone holds no category; a mark beside others is one of them."""
+    fields = ["NA", "a|NA", "a", "", "b"]
+    lines = [f"{row % 3 % 2},{fields[row % len(fields)]}\n" for row in range(45)]
+    (tmp_path / "rows.csv").write_text("".join(["label,tags\n", *lines]))
+    schema = "label: label\nmissing: [NA]\nsparse: [{column: tags, separator: '|'}]\n"
+    model = trained(here, tmp_path, "rows.csv", schema)
+    manifest = load_manifest(tmp_path / "data")
+    first = open_shard(tmp_path / "data", "train", manifest.splits["train"].shards[0], manifest)
+    assert np.diff(first.bags[0].offsets)[:5].tolist() == [0, 2, 1, 0, 1]
+    assert manifest.num_embeddings == {"tags": 1 + len(("a", "NA", "b"))}
+    objects = [{"tags": fields[row % len(fields)]} for row in range(45)]
+    if form == "csv":
+        (tmp_path / "new.csv").write_text("tags\n" + "".join(f'"{item["tags"]}"\n' for item in objects))
+    else:
+        write_objects(tmp_path / f"new.{form}", objects)
+    require_logits_of_train(model, f"new.{form}")
 
 
 def write_objects(path: Path, objects: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -101,6 +102,29 @@ def test_drawn_blocks(seed: int) -> None:
         rows = [fields for piece in pieces if piece is not None for fields in piece]
         assert (None if None in pieces else rows) == exact, about
     assert fast > BLOCKS // 4
+
+
+@pytest.mark.xfail(strict=True, reason="the readers' half")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
+    """What is wrong in a column that nobody reads is refused as in one that is read."""
+    draw, fast = random.Random(seed), 0
+    for number in range(BLOCKS):
+        delimiter, width = draw.choice(DELIMITERS), draw.randint(1, 4)
+        block = drawn_block(draw, delimiter)
+        places = draw.sample(range(width), draw.randint(1, width))
+        read_some: Any = read_fast
+        batch = read_some(block, delimiter, places, width)
+        if batch is not None:
+            about = f"seed {seed}, block {number}: {block!r} by {delimiter!r}, columns {places} of {width}"
+            exact = exact_rows(block, delimiter, 2)
+            assert exact is not None, about
+            assert all(len(fields) == width for fields in exact), about
+            assert [column.to_pylist() for column in batch.columns] == [[row[i] for row in exact] for i in places], (
+                about
+            )
+            fast += 1
+    assert fast > BLOCKS // 20
 
 
 @pytest.mark.parametrize("delimiter", PLAIN_DELIMITERS)
