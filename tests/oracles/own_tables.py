@@ -362,7 +362,7 @@ def drawn_table(draw: random.Random, raw: str, rows: int) -> OwnTable:
     missing = ["", *table.missing]
     kinds = ["text", "integer", "boolean", "gapped"]
     if not table.is_typed:
-        kinds += ["fraction", *AMBIGUOUS]
+        kinds += ["fraction", *(AMBIGUOUS if draw.random() < 0.3 else ())]
     columns = []
     for number, kind in enumerate(draw.sample(kinds, draw.randint(1, 3))):
         fields = drawn_fields(draw, drawn_pool(draw, kind, table), rows, draw.choice([[], missing]))
