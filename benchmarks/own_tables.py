@@ -132,26 +132,17 @@ def pin() -> None:
 
 def convert(path: Path) -> float:
     """Seconds of this project's reading and converting, the schema and imports left out."""
-    from data_prep.parsing import table_csv, table_parquet, table_yaml
+    from data_prep.parsing import convert as converter
+    from data_prep.parsing import formats, table_yaml
     from data_prep.sources.discover import resolve_sources
-    from data_prep.sources.line_blocks import LineBlocks
 
     sources = tuple(resolve_sources(str(path)))
     table = table_yaml.load_table(path.parent / "schema.yaml", sources)
+    form, (columns, layout) = formats.table_format(table), formats.table_layout(table)
     begin = time.perf_counter()
-    if table.is_parquet:
-        for chunk in table_parquet.plan_chunks(sources[0], table, 8 << 20):
-            for _ in table_parquet.read_chunk(sources[0], table, chunk):
-                pass
-        return time.perf_counter() - begin
-    row = 1
-    with LineBlocks(sources[0]) as lines:
-        for _ in lines.until(1):  # the header
-            row = 2
-        for block in lines.until(path.stat().st_size):
-            text = bytes(block.buffer[block.start : block.end])
-            table_csv.parse_table(text, table, str(path), row)
-            row += text.count(b"\n")
+    for chunk in form.chunks(sources[0], formats.table_size(table), BLOCK_BYTES):
+        for batch, _ in form.batches(sources[0], chunk, columns, layout):
+            converter.convert(batch, table)
     return time.perf_counter() - begin
 
 

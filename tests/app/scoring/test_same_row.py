@@ -44,7 +44,7 @@ from tests.oracles.own_tables import (
 )
 
 FAST, ALL, ROWS = 5, 100, 60
-FORMS_AT_ONCE = 5  # in the quick tests
+FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = [
     "model.embedding_dim=8",

@@ -104,7 +104,6 @@ def test_drawn_blocks(seed: int) -> None:
     assert fast > BLOCKS // 4
 
 
-@pytest.mark.xfail(strict=True, reason="the readers' half")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
     """What is wrong in a column that nobody reads is refused as in one that is read."""
