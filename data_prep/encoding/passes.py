@@ -17,6 +17,7 @@ from data_prep.encoding.lookup import LookupTable, SortedTable, ValueTable, voca
 
 NOT_FOUND = -1
 BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
+SORTED_OVERHEAD = 3  # of values of 64 bits; their order is, too
 SLICE_MARGIN = 1.2  # parts of a vocabulary are not quite equal
 MAX_BITS = 12
 READ_VALUES = 1 << 20  # of a vocabulary at once
@@ -33,18 +34,21 @@ class Slice:
 
 
 def plan_passes(
-    values: Mapping[str, int], allowance: int, bytes_for: Callable[[int], int] = LookupTable.bytes_for
+    values: Mapping[str, int],
+    allowance: int,
+    bytes_for: Callable[[int], int] = LookupTable.bytes_for,
+    overhead: int = BUILD_OVERHEAD,
 ) -> list[tuple[Slice, ...]]:
     """Slices in passes whose tables need at most `allowance` bytes each.
 
     Args:
         values: of each feature.
-        bytes_for: memory of a table of that many values.
+        bytes_for: memory of a table of that many values; overhead: factor of it while one is built.
 
     Raises:
         UserError: the allowance is too small for any sensible number of parts.
     """
-    max_bytes = int(allowance / BUILD_OVERHEAD)
+    max_bytes = int(allowance / overhead)
     passes: list[list[Slice]] = []
     left = 0
     for feature, count in values.items():

@@ -12,7 +12,7 @@ from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.encoding.lookup import LookupTable, SortedTable
-from data_prep.encoding.passes import Slice, plan_passes
+from data_prep.encoding.passes import BUILD_OVERHEAD, SORTED_OVERHEAD, Slice, plan_passes
 from data_prep.engine.job import Job
 from data_prep.io.direct_io import MAX_HELD_BYTES
 from data_prep.parsing.formats import table_format
@@ -113,12 +113,13 @@ def plan_encoding(
     Raises:
         UserError: the budget is too small for any number of passes.
     """
-    bytes_for = LookupTable.bytes_for if job.table is None else SortedTable.bytes_for
+    is_own = job.table is not None
+    bytes_for = SortedTable.bytes_for if is_own else LookupTable.bytes_for
     tables = sum(bytes_for(values) for values in table_values.values())
-    if job.table is not None and table_values:  # while one is built its values and their order are there as well
+    if is_own and table_values:  # while one is built its values and their order are there as well
         tables += bytes_for(max(table_values.values()))
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job)
+    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job) + (ARROW_BYTES if is_own else 0)
     base = WORKER_BYTES + in_work
     if PARENT_BYTES + in_work + tables <= budget:
         return within_budget(data, workers, base + tables), ()
@@ -126,7 +127,9 @@ def plan_encoding(
     # a single worker is this process itself
     shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
     allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
-    passes = plan_passes(table_values, max(allowance, MIN_PASS_BYTES), bytes_for)
+    passes = plan_passes(
+        table_values, max(allowance, MIN_PASS_BYTES), bytes_for, SORTED_OVERHEAD if is_own else BUILD_OVERHEAD
+    )
     print(
         f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
         f"encoding in {len(passes)} passes",

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.encoding.texts import VocabularyTexts
 from data_prep.engine import memory_budget
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
@@ -20,6 +21,7 @@ from tests.data_prep.conftest import REPOSITORY, config, sums
 
 BUDGET = 512 << 20
 ROWS = 6_000_000
+TEXTS = 10_000_000
 PRINTED = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -31,6 +33,19 @@ def short_rows(path: Any, rows: Any) -> None:
         for start in range(0, rows, 1 << 18):
             text = np.tile(line, (min(1 << 18, rows - start), 1))
             text[:, 15:23] = PRINTED[rng.integers(0, 16, (len(text), 8))]
+            text.tofile(file)
+
+
+def short_texts(path: Path, rows: int) -> None:
+    """A table of a label and a text, hardly any of them twice."""
+    rng = np.random.default_rng(1)
+    line = np.frombuffer(b"0,xxxxxxxxxxxx\n", np.uint8)
+    with open(path, "wb") as file:
+        file.write(b"label,user\n")
+        for start in range(0, rows, 1 << 18):
+            text = np.tile(line, (min(1 << 18, rows - start), 1))
+            text[:, 0] += rng.integers(0, 2, len(text), np.uint8)
+            text[:, 2:14] = PRINTED[rng.integers(0, 16, (len(text), 12))]
             text.tofile(file)
 
 
@@ -53,8 +68,27 @@ def test_millions_of_values_that_occur_once_stay_within_the_budget(
     tmp_path: Path, overrides: list[str], cores: int | None
 ) -> None:
     short_rows(tmp_path / "rows.tsv", ROWS)
-    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", f"data.memory_budget={BUDGET}"]
-    command = [sys.executable, "-m", "data_prep", *arguments, *overrides]
+    manifest = made_within_the_budget(tmp_path, [f"data.raw={tmp_path}/rows.tsv", *overrides], cores)
+    assert manifest.rows == ROWS
+    assert manifest.num_embeddings["cat_0"] > 0.8 * ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_ten_million_texts_stay_within_the_budget(tmp_path: Path) -> None:
+    short_texts(tmp_path / "rows.csv", TEXTS)
+    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]\n")
+    paths = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml"]
+    manifest = made_within_the_budget(tmp_path, paths, None)
+    assert manifest.rows == TEXTS
+    assert manifest.num_embeddings["user"] > 0.8 * TEXTS
+    assert len(VocabularyTexts(tmp_path / "out", "user")) == manifest.num_embeddings["user"] - 1
+
+
+def made_within_the_budget(directory: Path, overrides: list[str], cores: int | None) -> Manifest:
+    """The dataset that a command makes, whose processes' memory is looked at."""
+    arguments = [f"data.path={directory}/out", f"data.memory_budget={BUDGET}", *overrides]
+    command = [sys.executable, "-m", "data_prep", *arguments]
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as process:
         os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
         seen = 0
@@ -62,12 +96,11 @@ def test_millions_of_values_that_occur_once_stay_within_the_budget(
             seen = max(seen, largest_memory(process.pid))
             time.sleep(0.01)
     assert process.returncode == 0
-    manifest = load_manifest(tmp_path / "out")
-    assert manifest.rows == ROWS
-    assert manifest.num_embeddings["cat_0"] > 0.8 * ROWS
+    manifest = load_manifest(directory / "out")
     reported = manifest.extra["peak_memory_bytes"]
     assert max(seen, reported) <= BUDGET
     assert seen <= reported + (1 << 20)  # which was read shortly before the end
+    return manifest
 
 
 @pytest.mark.parametrize(
