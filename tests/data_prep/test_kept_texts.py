@@ -16,6 +16,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
+from data_prep.engine import job
 from data_prep.pipeline import preprocess
 from data_prep.stages import vocabulary
 from data_prep.verify import verify_dataset
