@@ -98,8 +98,8 @@ def verify_texts(root: Path, manifest: Manifest) -> None:
         if entry.get("texts"):
             values, start = open_array(vocabulary_path(root, feature)), 0
             for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
-                found = text_values(texts, CategoryValue.text_key)
-                if not np.array_equal(found, values[start : start + len(found)]):
+                of_texts = text_values(texts, CategoryValue.text_key)
+                if not np.array_equal(of_texts, values[start : start + len(of_texts)]):
                     path = text_path(root, feature, TEXT_KINDS[0])
                     raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")
-                start += len(found)
+                start += len(of_texts)
