@@ -81,8 +81,9 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     texts = texts.cast(pa.large_string())
     if not len(texts):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    _, places, data = texts.buffers()
+    offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(b"" if data is None else data, np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], content
 
 
