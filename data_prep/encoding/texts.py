@@ -81,8 +81,9 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     texts = texts.cast(pa.large_string())
     if not len(texts):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    _, places, data = texts.buffers()
+    offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(b"" if data is None else data, np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], content
 
 
@@ -98,8 +99,8 @@ def verify_texts(root: Path, manifest: Manifest) -> None:
         if entry.get("texts"):
             values, start = open_array(vocabulary_path(root, feature)), 0
             for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
-                found = text_values(texts, CategoryValue.text_key)
-                if not np.array_equal(found, values[start : start + len(found)]):
+                of_texts = text_values(texts, CategoryValue.text_key)
+                if not np.array_equal(of_texts, values[start : start + len(of_texts)]):
                     path = text_path(root, feature, TEXT_KINDS[0])
                     raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")
-                start += len(found)
+                start += len(of_texts)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import Int, jit
-from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
 from data_prep.sources.line_blocks import bare_returns
@@ -22,17 +21,15 @@ MISSING_CATEGORY = np.uint32(0)
 
 
 class Block(NamedTuple):
-    """Parsed rows.
+    """Parsed rows of Criteo's; of a user's own table see data_prep/parsing/table_block.py.
 
     labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER where the field is empty; sparse [rows, F]
-    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other). Of a user's own table
-    dense is float64, and `bags` has the values of the columns that hold any number of them, which `sparse` lacks.
+    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other).
     """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.int32]
     sparse: NDArray[np.uint32]
-    bags: tuple[Bags, ...] = ()
 
 
 @jit
@@ -110,7 +107,7 @@ def parse_bytes(
         buffer[end] = NEWLINE
         end += 1
     block = empty_block(max_rows(end, schema, labelled), schema)
-    rows, position = parse_lines(buffer, 0, end, labelled, missing, *block[:3])
+    rows, position = parse_lines(buffer, 0, end, labelled, missing, *block)
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end

@@ -179,16 +179,16 @@ class TableCategories:
         texts = FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS))
         try:
             for feature, buffer in self._buffers.items():
-                found = buffer.finish(are_keys=True)
-                record.distinct.append(len(found.values))
-                for array in (found.values, found.counts, found.first):
+                categories = buffer.finish(are_keys=True)
+                record.distinct.append(len(categories.values))
+                for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
-                record.text_bytes.append(_append_texts(texts, found.texts))
+                record.text_bytes.append(_append_texts(texts, categories.texts))
                 if feature in self._lengths:
-                    bags.append(found.codes)
+                    bags.append(categories.codes)
                 else:
-                    columns.append(found.codes)
-                    ranges.append(_range(found.values))
+                    columns.append(categories.codes)
+                    ranges.append(_range(categories.values))
             record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
         finally:
             dictionaries.abandon()
@@ -209,13 +209,13 @@ class TableCategories:
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
         for feature, buffer in self._buffers.items():
-            found = buffer.finish(are_keys=False)
-            ids = remainders(found.values, modulus)
+            categories = buffer.finish(are_keys=False)
+            ids = remainders(categories.values, modulus)
             if feature in self._lengths:
-                bags.append(ids[found.codes])
+                bags.append(ids[categories.codes])
             else:
-                columns.append((found.codes, ids))
-                ranges.append(_range(found.values))
+                columns.append((categories.codes, ids))
+                ranges.append(_range(categories.values))
         if bags:
             record.files["values.npy"] = self._write_array("values.npy", np.int32, bags, sum(map(len, bags)))
         path = self._job.chunk_path(*self._chunk, "sparse.npy")
@@ -279,8 +279,8 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
     try:
         for feature, num_values in zip(job.schema.sparse, record.distinct, strict=True):
             if feature in job.schema.ragged:
-                chosen = next(bags).take(rows)
-                codes, of_rows = chosen.ids, np.repeat(rows, chosen.lengths)
+                bags_of_rows = next(bags).take(rows)
+                codes, of_rows = bags_of_rows.ids, np.repeat(rows, bags_of_rows.lengths)
             else:
                 codes, of_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
             for array in count_codes(codes, of_rows, num_values):

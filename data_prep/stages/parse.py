@@ -210,7 +210,7 @@ def _parse_batches(
 
 def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> Block:
     """Parse a block into `buffer`; the result are views of it."""
-    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *buffer[:3])
+    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *buffer)
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
         is_last = lines.is_last and position + len(line) + 1 >= lines.end

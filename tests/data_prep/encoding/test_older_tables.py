@@ -30,9 +30,9 @@ def test_new_rows_get_the_ids_that_their_shards_have(name: str) -> None:
             np.testing.assert_array_equal(encoded.labels[rows], arrays.labels[:, 0])
             np.testing.assert_array_equal(encoded.dense[rows], arrays.dense)
             np.testing.assert_array_equal(encoded.sparse[rows], arrays.sparse)
-            found, wanted = encoded.bags[0].part(rows.start, rows.stop), arrays.bags[0]
-            np.testing.assert_array_equal(found.ids, wanted.ids)
-            np.testing.assert_array_equal(found.lengths, wanted.lengths)
+            bags, expected = encoded.bags[0].part(rows.start, rows.stop), arrays.bags[0]
+            np.testing.assert_array_equal(bags.ids, expected.ids)
+            np.testing.assert_array_equal(bags.lengths, expected.lengths)
             begin += shard.rows
     assert begin == manifest.rows == len(unknown)
     assert unknown.any() == (name == "vocabulary")

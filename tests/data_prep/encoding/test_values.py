@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from data_prep.dataset.events import text_key
 from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.lookup import SortedTable
+from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from tests.data_prep import oracle
 
@@ -55,3 +56,12 @@ def test_lookup_of_64_bits(known: list[int], others: list[int], first_id: int) -
     assert ids.tolist() == [place.get(value, 7) for value in values.tolist()]
     assert unknown == sum(value not in place for value in others)
     assert table.values.nbytes + table.numbers.nbytes == SortedTable.bytes_for(len(known))
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["", ""], ["x", "", "é"]])
+def test_texts_as_bytes_and_back(texts: list[str]) -> None:
+    for array in (pa.array(texts, pa.string()), pa.array(["before", *texts], pa.large_string()).slice(1)):
+        offsets, content = text_buffers(array)
+        assert bytes(content) == "".join(texts).encode()
+        assert offsets.tolist() == [len("".join(texts[:i]).encode()) for i in range(len(texts) + 1)]
+        assert texts_of(offsets, content).to_pylist() == texts

@@ -38,17 +38,17 @@ def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
     buffer = CategoryBuffer("user")
     for start, stop in ((0, 200), (200, 200), (200, len(texts))):
         buffer.append(encoded(texts[start:stop], unused=start % 3), np.arange(start, stop))
-    found = buffer.finish(are_keys=True)
+    coded = buffer.finish(are_keys=True)
     value_of = {text: oracle.text_value(text) for text in texts}
-    assert found.codes.dtype == dtype
-    assert found.values[found.codes].tolist() == [value_of[text] for text in texts]
-    assert found.values.tolist() == sorted(value_of.values())
-    assert [value_of[text] for text in found.texts.to_pylist()] == found.values.tolist()
+    assert coded.codes.dtype == dtype
+    assert coded.values[coded.codes].tolist() == [value_of[text] for text in texts]
+    assert coded.values.tolist() == sorted(value_of.values())
+    assert [value_of[text] for text in coded.texts.to_pylist()] == coded.values.tolist()
     _, first, counts = np.unique(
         np.array([value_of[text] for text in texts], np.uint64), return_index=True, return_counts=True
     )
-    assert found.counts.tolist() == counts.tolist()
-    assert found.first.tolist() == first.tolist()
+    assert coded.counts.tolist() == counts.tolist()
+    assert coded.first.tolist() == first.tolist()
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def test_parts_of_a_dictionary_of_some_rows(chunk: Any) -> None:
     rows: NDArray[np.int64] = np.flatnonzero(np.random.default_rng(2).random(len(users)) < 0.6)
     record.files["counts"] = write_code_counts(job, record, "counts", rows)
     for number, texts in enumerate((tags, [[user] for user in users])):
-        for suffix, chosen in ((DICTIONARIES, range(len(users))), ("counts", rows.tolist())):
+        for suffix, counted in ((DICTIONARIES, range(len(users))), ("counts", rows.tolist())):
             stored = StoredDictionary(job, record, number, suffix)
             names = sorted({text for bag in texts for text in bag}, key=oracle.text_value)
-            of_rows = [[row for row in chosen for text in texts[row] if text == name] for name in names]
+            of_rows = [[row for row in counted for text in texts[row] if text == name] for name in names]
             assert stored.text_bytes == sum(len(name.encode()) for name in names)
             for start, stop in ((0, stored.entries), (stored.entries // 3, stored.entries // 2)):
                 part = stored.part(start, stop)
