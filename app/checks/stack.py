@@ -21,6 +21,9 @@ USED = {
     "distributed": "data.scheduler cannot be used",
 }
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
+NEWEST_FBGEMM_MINOR = 9  # of the releases; torch 2.15 has none
+DATED = re.compile(r"(20\d\d)\.(\d+)\.(\d+)")  # FBGEMM of ROCm's images
+REPAIRED_ON_ROCM = (2026, 9)  # year and month of the first that has pull requests 6001 to 6162
 REMAKE = "make environment (make clean first, if it was made by make)"
 PROBE_SECONDS = 180
 
@@ -64,16 +67,34 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
 
 def _check_pairing(torch: str, build: str, fbgemm: str, torchrec: str) -> Check:
     found = f"torch {torch}, {build} {fbgemm}, torchrec {torchrec}"
+    if (dated := DATED.match(fbgemm)) is not None:
+        return _check_dated(found, (int(dated[1]), int(dated[2])))
     minors = [_minor(version) for version in (torch, fbgemm, torchrec)]
     if any(minor is None for minor in minors):
         return warn("pairing", found, "not releases, so it is not known whether they belong together; see import below")
     torch_minor, fbgemm_minor, torchrec_minor = (int(minor or 0) for minor in minors)
     if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
-        remedy = f"fbgemm 1.X is built against torch 2.(X+5): install fbgemm 1.{torch_minor - TORCH_MINOR_OVER_FBGEMM}"
+        partner = torch_minor - TORCH_MINOR_OVER_FBGEMM
+        if partner > NEWEST_FBGEMM_MINOR:
+            partner = NEWEST_FBGEMM_MINOR
+            found += f"; no FBGEMM is built against torch 2.{torch_minor} yet"
+        newest = f"'torch==2.{partner + TORCH_MINOR_OVER_FBGEMM}.*' '{build}==1.{partner}.*'"
+        remedy = f"fbgemm 1.X is built against torch 2.(X+5): pip install --no-deps {newest} 'torchrec==1.{partner}.*'"
         return fail("pairing", found, remedy)
     if not fbgemm_minor - 1 <= torchrec_minor <= fbgemm_minor:
-        return warn("pairing", found, f"install torchrec 1.{fbgemm_minor} (pip install --no-deps)")
+        return warn("pairing", found, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
     return ok("pairing", found)
+
+
+def _check_dated(found: str, month: tuple[int, int]) -> Check:
+    """An FBGEMM that AMD has built together with the torch beside it."""
+    if month >= REPAIRED_ON_ROCM:
+        return ok("pairing", found)
+    remedy = (
+        "this FBGEMM lacks repairs for ROCm of June to August 2026 (grids too large for HIP in bounds check, lookup, "
+        "permute and bucketize; the gradient of group_index_select): use rocm/primus:v26.8 or newer"
+    )
+    return warn("pairing", found, remedy)
 
 
 def _minor(version: str) -> int | None:

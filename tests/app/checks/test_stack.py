@@ -33,11 +33,33 @@ def test_what_is_installed_here_passes() -> None:
         ("2.12.0", "1.8.0", "1.8.0", Verdict.fail),
         ("2.13.0", "1.8.0", "1.5.0", Verdict.warn),
         ("2.10.0a0+git123.dev4", "1.5.0", "1.4.0", Verdict.warn),
+        ("2.14.0+cu130", "1.9.0", "1.9.2", Verdict.ok),
+        ("2.14.1", "1.8.0", "1.9.2", Verdict.fail),
+        ("2.12.0+rocm7.15", "2026.7.22", "1.7.0", Verdict.warn),  # rocm/primus v26.5
+        ("2.14.0+rocm10.1", "2026.10.8", "1.9.0", Verdict.ok),  # rocm/primus v26.8
     ],
 )
 def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, verdict: Verdict) -> None:
     versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
     assert verdicts(versions) == {"pairing": verdict}
+
+
+@pytest.mark.parametrize(
+    ("torch", "fbgemm", "torchrec", "words"),
+    [
+        ("2.15.0", "1.9.0", "1.9.2", "pip install --no-deps 'torch==2.14.*' 'fbgemm-gpu-cpu==1.9.*' 'torchrec==1.9.*'"),
+        ("2.14.0", "1.8.0", "1.8.0", "pip install --no-deps 'torch==2.14.*' 'fbgemm-gpu-cpu==1.9.*' 'torchrec==1.9.*'"),
+        ("2.14.0", "1.9.0", "1.7.0", "pip install --no-deps 'torchrec==1.9.*'"),
+    ],
+)
+def test_a_mixed_environment_is_named_with_the_command_that_repairs_it(
+    torch: str, fbgemm: str, torchrec: str, words: str
+) -> None:
+    versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
+    [check] = [check for check in stack.check_packages(versions) if check.name == "pairing"]
+    assert torch in check.found
+    assert words in (check.remedy or "")
+    assert ("no FBGEMM is built against torch 2.15 yet" in check.found) == (torch == "2.15.0")
 
 
 def test_missing_and_doubled_packages() -> None:
