@@ -27,7 +27,8 @@ def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
             values, given = (
                 each if isinstance(each, list) else each.to_pylist() for each in (columns[name], user.columns[name])
             )
-            columns[name] = [given[0] if row in set(absent) else value for row, value in enumerate(values)]
+            lacking = set(absent)
+            columns[name] = [given[0] if row in lacking else value for row, value in enumerate(values)]
     return candidates._replace(columns=columns)
 
 

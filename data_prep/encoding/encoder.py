@@ -42,15 +42,16 @@ class EncodedBlock(NamedTuple):
     bags: tuple[Bags, ...] = ()
 
 
-# Of datasets that do not record spellings: integers, typed or of text, and no other typed value.
-UNRECORDED = Form.TEXT | Form.PLAIN | Form.NOT_BINARY
+# Of datasets that do not record spellings: integers, typed or of text; and booleans only where Parquet had them.
+UNRECORDED = {"parquet": Form.TEXT | Form.PLAIN, "text": Form.TEXT | Form.PLAIN | Form.NOT_BINARY}
 
 
 def _forms(manifest: Manifest, table: Table | None) -> dict[str, Form]:
     """How the values of each categorical column of a user's own table are spelled."""
-    names = () if table is None else table.sparse
+    if table is None:
+        return {}
     recorded = manifest.encoding.get("spellings")
-    return {name: UNRECORDED if recorded is None else from_text(recorded[name]) for name in names}
+    return {name: UNRECORDED[table.format] if recorded is None else from_text(recorded[name]) for name in table.sparse}
 
 
 class Encoder:
@@ -71,6 +72,7 @@ class Encoder:
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
         self._forms = _forms(manifest, self._table)
+        self._knows_no_width = "spellings" not in manifest.encoding  # of older files without names
         self._value = CategoryValue(manifest.encoding.get("category_value", CategoryValue.crc32.value))
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
@@ -122,19 +124,21 @@ class Encoder:
         form = table_format(self._table)
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
-        first = data.partition(b"\n")[0] + b"\n"
-        if isinstance(form, Text) and layout.header:
-            layout = layout._replace(names=read_names(first, layout.delimiter, name))
-            table = table.with_names(layout.names, name, labelled)
-        elif (
-            isinstance(form, Text)
-            and not labelled
-            and len(read_names(first, layout.delimiter, name)) < len(layout.names)
-        ):
-            layout = layout._replace(names=tuple(column for column in layout.names if column != table.label))
+        if isinstance(form, Text):
+            fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name)
+            layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
+            table = table.with_names(layout.names, name, labelled) if layout.header else table
         columns = (table.label, *table.inputs) if labelled else table.inputs
         batch = form.parse(data, list(dict.fromkeys(columns)), layout, name)
         return self._convert(batch, labelled)
+
+    def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
+        """Names for the columns of rows without names: all, all but the label, or more than older manifests have."""
+        assert self._table is not None
+        names = self._table.names
+        if not labelled and width == len(names) - 1:
+            return tuple(column for column in names if column != self._table.label)
+        return (*names, *(f"column_{place}" for place in range(len(names), width if self._knows_no_width else 0)))
 
     @property
     def layout(self) -> Layout:

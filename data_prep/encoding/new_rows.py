@@ -99,20 +99,20 @@ def _read_text(path: Path, suffix: str, shape: Shape) -> NewRows:
     own = DELIMITERS[suffix]
     widths = (len(shape.names), len(shape.names) - 1)
     readings: dict[str, tuple[list[list[str]], Sequence[int]]] = {}
-    is_named, fault = False, None
+    is_named, faults = False, {}
     for delimiter in dict.fromkeys((shape.delimiter, own, *OTHER_DELIMITERS)):
         try:
             readings[delimiter] = read_text_rows(path, delimiter)
         except UserError as error:  # of a quote, perhaps, which another delimiter does not divide
-            fault = fault or error
+            faults[delimiter] = error
             continue
         first = readings[delimiter][0][:1]
         if is_named := bool(first) and any(field in shape.names for field in first[0]):
             break
     else:
-        if fault is not None:
-            raise fault
         delimiter = next((each for each, (rows, _) in readings.items() if rows and len(rows[0]) in widths), own)
+        if faults.keys() & {shape.delimiter, delimiter}:
+            raise faults.get(shape.delimiter) or faults[delimiter]
     rows, numbers = readings[delimiter]
     names: Sequence[str] = shape.names
     if is_named:
@@ -151,7 +151,7 @@ def _read_json(path: Path, content: bytes) -> dict[int, Any]:
     """The objects of a document, by their number from 1."""
     try:
         document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
     if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
         user, candidates = document["user"], document["candidates"]

@@ -90,11 +90,16 @@ def plain(values: Any) -> Any:
         values = values.cast(values.type.value_type)
     if pa.types.is_large_string(values.type):
         return values.cast(pa.string())
-    return values.cast(pa.list_(values.type.value_type)) if pa.types.is_large_list(values.type) else values
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        is_large = pa.types.is_large_string(values.type.value_type)
+        return values.cast(pa.list_(pa.string() if is_large else values.type.value_type))
+    return values
 
 
 def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
     """Codes [rows], and the value of each code, of a column."""
+    if not isinstance(values, list) and (pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type)):
+        values = values.to_pylist()
     if not isinstance(values, list):
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
@@ -166,8 +171,10 @@ def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64]
             return None
         values = without_marks(values, table.missing)
         values = pc.if_else(pc.equal(values, ""), None, values)
-    elif not _is_number(values.type):
-        return None
+    elif not (
+        pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
+    ):
+        return None  # Arrow casts a decimal to another number than its text's now and then
     if values.null_count and empty is None:
         return None
     try:
@@ -177,15 +184,13 @@ def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64]
     return numbers
 
 
-def _is_number(data_type: Any) -> bool:
-    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
-                or pa.types.is_decimal(data_type))  # fmt: skip
-
-
 def number_of(value: Any, table: Table) -> float:
     """A number, or a truth value, as text or typed; NaN if it is neither."""
     if isinstance(value, int | float | Decimal):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     if not isinstance(value, str):
         return math.nan
     if _number_pattern(table.decimal, table.thousands).fullmatch(value):
@@ -268,12 +273,16 @@ class _Categories:
     def bags(self, values: Any, name: str) -> TextBags:
         """A column of any number of categories a row: text that a separator divides, or lists; null is none."""
         separator = dict(self._table.separators)[name]
-        if self._given is not None and self._given[name] & Form.UNJOINABLE:
-            self._refuse_joined(values, name)
+        has_lists = not separator
+        if has_lists and self._given is not None:
+            separator = LIST_SEPARATOR  # in text of new rows alone
+            if self._given[name] & Form.UNJOINABLE:
+                self._refuse_joined(values, name)
         fields = without_marks(values, self._table.missing)
-        members, offsets = _members(fields, separator or LIST_SEPARATOR, keeps_empty=not separator)
+        members, offsets = _members(fields, separator, keeps_empty=has_lists)
         encoded, form = self._read(members, name, _OfMembers(self._where, offsets))
-        if not separator and any(text == "" or LIST_SEPARATOR in text for text in encoded.dictionary.to_pylist()):
+        texts = encoded.dictionary
+        if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
             form |= Form.UNJOINABLE
         self.forms.append(form)
         return TextBags(encoded, offsets)
@@ -302,14 +311,15 @@ class _Categories:
         for value in known:
             form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
             texts.append(_spelled(value, given))
-        fault = (
-            "is not a category: text or an integer"
-            if given is None
-            else "has no one spelling among the dataset's values of this column"
-        )
-        remedy = CORRECT if given is None else "give it as text, as in the dataset's rows"
         is_bad = [text is None for text in texts]
-        refuse_first(codes, is_bad, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+        if given is not None:
+            fault = "has no one spelling among the dataset's values of this column"
+            remedy = "give it as text, as in the dataset's rows"
+            pairs = zip(is_bad, known, strict=True)
+            is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
+            refuse_first(codes, is_unspelled, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+        nothing = "is not a category: text or an integer"
+        refuse_first(codes, is_bad, where, name, lambda code: f"{shown(known[code])} {nothing}")
         if given:
             _refuse_other_spellings(codes, known, given, where, name)
         return pa.array(texts, pa.string()).take(pa.array(codes)).dictionary_encode(), form
@@ -367,12 +377,15 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
     """The values of all bags one after the other, and where each bag begins.
 
     Args:
+        separator: of text; "": text is one value.
         keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
     """
     if isinstance(values, list) or not (is_text(values) or pa.types.is_list(values.type)):
         rows = values if isinstance(values, list) else values.to_pylist()
         bags = [_members_of(value, separator, keeps_empty) for value in rows]
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
+    if is_text(values) and not separator:
+        return _members(values.to_pylist(), separator, keeps_empty)
     if is_text(values):
         values, keeps_empty = pc.split_pattern(values, separator), False
     lengths = pc.list_value_length(values).fill_null(0).to_numpy()
@@ -388,6 +401,6 @@ def _members_of(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [part for part in value.split(separator) if part]
+        return [part for part in (value.split(separator) if separator else [value]) if part]
     members = value if isinstance(value, list) else [value]
     return [member for member in members if member is not None and (keeps_empty or member != "")]

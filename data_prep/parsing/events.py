@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Conditi
 from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.spelling import whole_number
 from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import plain
+from data_prep.parsing.convert import is_text, plain
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.formats import Chunk, Layout, Size, Where, format_of
 from data_prep.sources.discover import Source
@@ -93,7 +94,8 @@ def as_array(values: Any, where: Where, column: str) -> Any:
         return plain(values)
     kinds = {type(value) for value in values} - {type(None)}
     if kinds <= {int} or kinds <= {bool}:
-        return pa.array(values, pa.int64() if kinds <= {int} else pa.bool_())
+        with suppress(OverflowError):
+            return pa.array(values, pa.int64() if kinds <= {int} else pa.bool_())
     for index, value in enumerate(values):
         if not isinstance(value, str | int | float | None):
             raise where.error(index, column, f"{str(value)[:40]} is neither text nor a number")
@@ -210,7 +212,7 @@ def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDAr
 
 def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if not is_text(array):
         numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
         return numbers
     texts = pc.if_else(pc.equal(array, ""), None, array)
@@ -227,7 +229,7 @@ def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
 
 def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if not is_text(array):
         return _numbers(array, where, column)
     encoded = array.fill_null("").dictionary_encode()
     distinct = np.array([flag_value(text) for text in encoded.dictionary.to_pylist()], np.float64)

@@ -16,7 +16,6 @@ from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks
 
-BATCH_BYTES = 8 << 20  # of text parsed at once
 CORRECT = "correct or remove this row"
 
 
@@ -118,10 +117,12 @@ class Format(ABC):
     Attributes:
         name: in messages and manifests.
         has_layout: whether delimiter, header and the like have a meaning.
+        merges_columns: whether files, and the first rows of each, may lack columns that others have.
     """
 
     name: str
     has_layout = False
+    merges_columns = False
 
     @abstractmethod
     def is_of(self, source: Source) -> bool:
@@ -155,7 +156,9 @@ class Format(ABC):
 
 
 class LineFormat(Format):
-    """A form of file with one row in each line of text."""
+    """A form of file with one row in each line of text, of which `batch_bytes` are parsed at once."""
+
+    batch_bytes = 8 << 20
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
         """See `Format`; a compressed file is one."""
@@ -181,7 +184,7 @@ class LineFormat(Format):
             parts.append(bytes(block.buffer[block.start : block.end]))
             size += len(parts[-1])
             num_bytes += lines.advance()
-            if size >= BATCH_BYTES:
+            if size >= self.batch_bytes:
                 yield self.parse(b"".join(parts), columns, layout, source.path, source, begin), num_bytes
                 parts, size, num_bytes = [], 0, 0
         if parts:

@@ -22,6 +22,8 @@ class JsonLines(LineFormat):
     """See data_prep/parsing/formats.py."""
 
     name = "json_lines"
+    merges_columns = True
+    batch_bytes = 2 << 20  # of which Python's objects take many times as much
 
     def is_of(self, source: Source) -> bool:
         """By the ending of its name."""
@@ -70,7 +72,7 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
             continue
         try:
             item = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
         if not isinstance(item, dict):
             raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from common.errors import UserError
 from data_prep.dataset.table_spec import RULE, DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS
-from data_prep.parsing.formats import Column, format_of
+from data_prep.parsing.formats import Column, Format, format_of, suffix_of
 from data_prep.sources.discover import Source
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
@@ -45,12 +45,14 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
             raise UserError(f"{path}: key {key}: {fault}; leave it out")
     delimiter, header = _text_keys(path, document)
     columns = [form.columns(source, delimiter, header) for source in sources]
+    if form.merges_columns:
+        columns = [_merged(columns)] * len(sources)
     first = columns[0]
     names = tuple(column.name for column in first)
     table = replace(_table(path, document, names, header), names=names, format=form.name)
     row = "row 1: " if form.has_layout and header else ""
     for source, others in zip(sources, columns, strict=True):
-        _check_columns(path, table, f"{source.path}: {row}", others)
+        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source))
         if row and others != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
         for column in others:
@@ -63,12 +65,27 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     return _with_kinds(path, sources[0], table, {column.name: column.kind for column in first})
 
 
-def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Column]) -> None:
+def _merged(columns: Sequence[Sequence[Column]]) -> list[Column]:
+    """The columns of all files; of lists where one of them has lists."""
+    kinds: dict[str, str] = {}
+    for column in (column for each in columns for column in each):
+        kinds[column.name] = column.kind if column.kind == "list" else kinds.get(column.name, column.kind)
+    return [Column(name, kind) for name, kind in kinds.items()]
+
+
+def _hint(form: Format, source: Source) -> str:
+    """What else may be the reason that a column is not there."""
+    if form.merges_columns:
+        return ", or put a row that has it among the first of a file"
+    return ", or name JSON lines .jsonl" if suffix_of(source.name) == ".json" else ""
+
+
+def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Column], hint: str) -> None:
     """Raises UserError where a file lacks a column that is used, or has it twice."""
     names = [column.name for column in columns]
     for name in (table.label, *table.inputs):
         if name not in names:
-            hint = f", perhaps the delimiter, {table.delimiter!r} now" if len(names) == 1 else ""
+            hint = hint or (f", perhaps the delimiter, {table.delimiter!r} now" if len(names) == 1 else "")
             raise UserError(f"{where}no column {name}, which {path} names; correct one of them{hint}")
         if names.count(name) > 1:
             raise UserError(f"{where}two columns {name}; rename one of them")

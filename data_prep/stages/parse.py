@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,13 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 def _chunks(job: Job, source: Source) -> list[Chunk]:
     """The chunks of a plain file, in the order of its rows."""
     if job.table is not None:
-        return table_format(job.table).chunks(source, table_size(job.table), job.chunk_bytes)
+        return _table_chunks(job.table, source, job.chunk_bytes)
     return [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
+
+
+@lru_cache(maxsize=4)  # asked for each chunk
+def _table_chunks(table: Table, source: Source, chunk_bytes: int) -> list[Chunk]:
+    return table_format(table).chunks(source, table_size(table), chunk_bytes)
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
