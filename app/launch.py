@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
                 )
             )
         except SignalException as error:
-            return _stopped(error.sigval, job.ended)
+            return _stopped(error.sigval, job)
         except (RendezvousError, DistError) as error:
             reason = _absence(job, error, time.monotonic() - began)
             if not meetings or not job.statuses & set(CONSEQUENCES):  # nothing ran here, or too often
@@ -213,11 +213,13 @@ def _raise_stopped(number: int) -> None:
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
 
 
-def _stopped(number: signal.Signals, ended: dict[int, int]) -> int:
+def _stopped(number: signal.Signals, job: Job) -> int:
     """The exit status after a signal, of each process's own; 0 if all had done their work."""
-    failed = {rank: (0, status) for rank, status in ended.items() if status}
-    if ended and not failed:
+    failed = {rank: (0, status) for rank, status in job.ended.items() if status}
+    if job.ended and not failed:
         return 0
+    if not job.ended and EXIT_STOPPED in job.statuses:  # they had ended when it came
+        return EXIT_STOPPED
     rank, status = first_failure(failed) if failed else (0, -number)
     if status in (-number, -signal.SIGKILL):  # before it could say so; or it did not obey, and was killed
         words = "stopped before it began" if status == -number else f"process {rank} was killed; {RESUMES}"
@@ -303,4 +305,6 @@ def _report(rank: int, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    signals.finish(status)
+    os._exit(status)  # a signal that comes while the interpreter ends would change the status
