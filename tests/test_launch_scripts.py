@@ -1,4 +1,4 @@
-"""The scripts in launch/: Slurm's with a Slurm that is played, Kubernetes' manifest by its fields."""
+"""launch/slurm.sh with a Slurm that is played; tests/app/test_slurm.py runs it with a real one."""
 
 import os
 import signal
@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parent.parent
@@ -70,16 +69,3 @@ def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
     assert all(option in script for option in options if option.startswith("--"))
     parsed = parse_args([*options, "-m", "app.train"])
     assert (parsed.nnodes, parsed.max_restarts, parsed.training_script) == ("2", 3, "app.train")
-
-
-def test_the_kubernetes_manifest_fits_together() -> None:
-    job = yaml.safe_load((ROOT / "launch/pytorchjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
-    pod = worker["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["name"] == "pytorch"  # the operator looks for it by this name
-    assert container["command"] == ["python", "-m", "app.launch", "-m", "app.train"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert str(container["resources"]["limits"]["amd.com/gpu"]) == job["spec"]["nprocPerNode"]
