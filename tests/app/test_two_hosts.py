@@ -220,3 +220,32 @@ def test_a_lost_machine_comes_back(dataset: Path, tmp_path: Path, tmp_path_facto
             threads.submit(lose_machines, tmp_path / "b", dataset, [(0, 8.0), (1, 40.0)]),
         ]
     assert [job.result()["digest"] for job in jobs] == [digest, digest]
+
+
+def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
+    """Launcher and process of a machine are killed and do not come back: how the other's launcher ends."""
+    overrides = [*DISTURBED, f"data.path={dataset}"]
+    options = ["--max-restarts", "1", "--rdzv-conf", "join_timeout=15,read_timeout=2"]
+    cwd.mkdir()
+    with two_machines() as hosts:
+        launchers = start(hosts, cwd, "only", overrides, *options)
+        try:
+            wait_for_checkpoint(cwd / "runs/mine", lambda: are_under_way(launchers))
+            kill(launchers[number].process.pid or 0)
+        finally:
+            results = ended(launchers)
+    return results[1 - number]
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_for_good_leaves_75(dataset: Path, tmp_path: Path) -> None:
+    """A checkpoint is there: not 69, which nothing queues again."""
+    with ThreadPoolExecutor() as threads:
+        jobs = [threads.submit(lose_for_good, tmp_path / str(number), dataset, number) for number in range(2)]
+    for job in jobs:
+        status, err = job.result()
+        assert status == 75, err
+        assert re.search(
+            rf"^error: {ADDRESSES[0]}:29400: .* after \d+ s; .*the same command resumes", err, re.MULTILINE
+        ), err
+        assert "Traceback" not in err
