@@ -99,19 +99,15 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
 
 
 def enter_by_name(host: str) -> None:
-    """A machine whose own name means loopback, as Debian installs it; the others know its address by that name."""
+    """The first machine's own name means loopback there, as Debian installs it; the second's does not resolve."""
     enter(host)
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    name = ["first", "second"]["ab".index(host[-1])]
+    name = {"a": "first", "b": "nowhere"}[host[-1]]
     socket.sethostname(name)
-    lines = ["127.0.0.1 localhost"] + [
-        f"{'127.0.1.1' if other == name else address} {other}"
-        for other, address in zip(("first", "second"), ADDRESSES, strict=True)
-    ]
     with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as file:
-        file.write("\n".join(lines) + "\n")
+        file.write(f"127.0.0.1 localhost\n{'127.0.1.1' if name == 'first' else ADDRESSES[0]} first\n")
     subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 
 
