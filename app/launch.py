@@ -198,15 +198,26 @@ def _choose_addresses(options: Any) -> None:
     host = _meeting_point(options)[0]
     way = network.way_to(host)
     options.local_addr = options.local_addr or way.address
-    # torch compares names alone; where they are equal it lets a second launcher of this machine in, so that stays.
-    is_host = way.is_own and not rendezvous_utils._matches_machine_hostname(host)
-    if is_host and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
-        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, "is_host=1"]))
+    is_host = _is_host(host, way)
+    if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
+        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
     if way.interface is not None:
         names = [name for name in INTERFACES if name not in os.environ]
         os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
     print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint(options)}", file=sys.stderr)
+
+
+def _is_host(host: str, way: network.Way) -> bool | None:
+    """Whether this machine is where they meet; None if torch, which compares names alone, finds that by itself.
+
+    Where the names are equal torch lets a second launcher of this machine in, so that stays.
+    """
+    try:
+        matches = rendezvous_utils._matches_machine_hostname(host)
+    except OSError:  # this machine's own name does not resolve
+        return way.is_own
+    return True if way.is_own and not matches else None
 
 
 def _raise_stopped(number: int) -> None:
