@@ -148,7 +148,7 @@ KILLED = 128 + signal.SIGKILL
     [
         ("trainjob.yaml", [], [{0}]),
         ("job.yaml", [kill_a_pod, delete_a_pod, preempt], [{0, EXIT_STOPPED, KILLED}]),
-        ("jobset.yaml", [delete_a_pod, kill_a_pod, preempt], [{EXIT_STOPPED}, {KILLED}, {0, EXIT_STOPPED}]),
+        ("jobset.yaml", [delete_a_pod, kill_a_pod], [{EXIT_STOPPED}, {KILLED}, {0}]),
     ],
     ids=["undisturbed", "pods start again", "all start again"],
 )
