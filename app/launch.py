@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
                 )
             )
         except SignalException as error:
-            return _stopped(error.sigval, job.ended)
+            return _stopped(error.sigval, job)
         except (RendezvousError, DistError) as error:
             reason = _absence(job, error, time.monotonic() - began)
             if not meetings or not job.statuses & set(CONSEQUENCES):  # nothing ran here, or too often
@@ -198,10 +198,9 @@ def _choose_addresses(options: Any) -> None:
     host = _meeting_point(options)[0]
     way = network.way_to(host)
     options.local_addr = options.local_addr or way.address
-    # torch compares names alone; where they are equal it lets a second launcher of this machine in, so that stays.
-    is_host = way.is_own and not rendezvous_utils._matches_machine_hostname(host)
-    if is_host and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
-        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, "is_host=1"]))
+    is_host = _is_host(host, way)
+    if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
+        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
     if way.interface is not None:
         names = [name for name in INTERFACES if name not in os.environ]
         os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
@@ -209,15 +208,29 @@ def _choose_addresses(options: Any) -> None:
     print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint(options)}", file=sys.stderr)
 
 
+def _is_host(host: str, way: network.Way) -> bool | None:
+    """Whether this machine is where they meet; None if torch, which compares names alone, finds that by itself.
+
+    Where the names are equal torch lets a second launcher of this machine in, so that stays.
+    """
+    try:
+        matches = rendezvous_utils._matches_machine_hostname(host)
+    except OSError:  # this machine's own name does not resolve
+        return way.is_own
+    return True if way.is_own and not matches else None
+
+
 def _raise_stopped(number: int) -> None:
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
 
 
-def _stopped(number: signal.Signals, ended: dict[int, int]) -> int:
+def _stopped(number: signal.Signals, job: Job) -> int:
     """The exit status after a signal, of each process's own; 0 if all had done their work."""
-    failed = {rank: (0, status) for rank, status in ended.items() if status}
-    if ended and not failed:
+    failed = {rank: (0, status) for rank, status in job.ended.items() if status}
+    if job.ended and not failed:
         return 0
+    if not job.ended and EXIT_STOPPED in job.statuses:  # they had ended when it came
+        return EXIT_STOPPED
     rank, status = first_failure(failed) if failed else (0, -number)
     if status in (-number, -signal.SIGKILL):  # before it could say so; or it did not obey, and was killed
         words = "stopped before it began" if status == -number else f"process {rank} was killed; {RESUMES}"
@@ -303,4 +316,6 @@ def _report(rank: int, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    signals.finish(status)
+    os._exit(status)  # a signal that comes while the interpreter ends would change the status

@@ -1,7 +1,6 @@
 """Entry points: compose the configuration from the command line, run a command, return its exit status."""
 
 import difflib
-import errno
 import functools
 import json
 import os
@@ -24,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common import signals
-from common.errors import LostPeerError, OwnError, UserError
+from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.help import describe, groups_of, keys_of
 from common.redact import redact, redact_message
 
@@ -44,7 +43,6 @@ ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "tr
 # What Hydra and OmegaConf raise of an override that does not fit.
 REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
            RecursionError)  # fmt: skip
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # raised by writes to open files, without a file name
 
 ConfigT = TypeVar("ConfigT")
 

@@ -1,5 +1,9 @@
 """Errors that end a command with one line instead of a traceback."""
 
+import errno
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # raised by writes to open files, without a file name
+
 
 class UserError(Exception):
     """Bad input or configuration.

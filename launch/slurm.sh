@@ -1,6 +1,8 @@
 #!/bin/bash
 # One task a machine runs app.launch (torchrun), which starts a process for each GPU:
 #   sbatch --nodes=2 launch/slurm.sh recipe=mlperf_v2 run.name=mine
+# In a container (launch/python_in_container.sh):
+#   PYTHON=launch/python_in_container.sh IMAGE=clickwork:rocm sbatch --nodes=2 launch/slurm.sh recipe=mlperf_v2 …
 # Ahead of the time limit Slurm sends USR1: the run saves, ends with 75, and the job is queued again.
 #SBATCH --job-name=clickwork
 #SBATCH --nodes=2
@@ -21,8 +23,9 @@ PORT=$((20000 + SLURM_JOB_ID % 10000))
 
 told=
 trap 'told=1; kill -USR1 ${!:-}' USR1 TERM
-# srun hands USR1 to app.launch on every machine, and that to the processes.
-srun --kill-on-bad-exit=0 bash -c '
+# srun hands USR1 to app.launch on every machine, and that to the processes. Where one is lost the others wait for it,
+# but here none is started again: they are ended after the time that a checkpoint may take.
+srun --kill-on-bad-exit=0 --wait="${WAIT:-300}" bash -c '
   exec "$0" -m app.launch --nnodes "$SLURM_NNODES" --nproc-per-node "$1" --max-restarts 3 \
     --rdzv-backend c10d --rdzv-endpoint "$2:$3" --rdzv-id "$SLURM_JOB_ID" \
     --rdzv-conf "is_host=$((SLURM_NODEID == 0))" -m app.train "${@:4}"

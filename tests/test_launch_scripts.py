@@ -1,20 +1,26 @@
-"""The scripts in launch/: Slurm's with a Slurm that is played, Kubernetes' manifest by its fields."""
+"""launch/slurm.sh with a Slurm that is played; tests/app/test_slurm.py runs it with a real one."""
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-import yaml
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parent.parent
 
 # What srun and scontrol do, on one machine.
-SRUN = '#!/bin/bash\nshift\nexec env SLURM_NNODES=1 SLURM_NODEID=0 "$@"\n'
+SRUN = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec env SLURM_NNODES=1 SLURM_NODEID=0 "$@"\n'
 SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> requeued; fi\n'
+# The command of a container of clickwork:cpu, without one; with a note of the options.
+DOCKER = """#!/bin/bash
+while [ "$1" != clickwork:cpu ]; do echo "$1" >> options; shift; done
+shift
+exec dumb-init "$@"
+"""
 # A stand-in for Python: says what it was asked, and ends with 75 when it is told that time is up.
 PYTHON = """#!/bin/bash
 trap 'echo told >> asked; exit 75' USR1
@@ -25,14 +31,24 @@ while true; do sleep 0.1; done
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON)):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON), ("docker", DOCKER)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "10042",
             "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_GPUS_ON_NODE": "8", "PYTHON": str(tmp_path / "python")}  # fmt: skip
 
 
-def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(slurm: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_container", [False, True])
+def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
+    slurm: dict[str, str], tmp_path: Path, in_container: bool
+) -> None:
+    if in_container:
+        slurm |= {
+            "PYTHON": str(ROOT / "launch/python_in_container.sh"),
+            "IMAGE": "clickwork:cpu",
+            "NCCL_DEBUG": "INFO",
+            "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
     command = ["bash", str(ROOT / "launch/slurm.sh"), "recipe=quickstart", "run.name=a b"]
     job = subprocess.Popen(command, cwd=tmp_path, env=slurm)
     asked = tmp_path / "asked"
@@ -48,6 +64,11 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(slurm: dict[st
     assert words[words.index("--rdzv-endpoint") + 1] == "127.0.0.1:20042"
     assert words[-4:] == ["-m", "app.train", "recipe=quickstart", "run.name=a b"]
     assert (tmp_path / "requeued").read_text() == "requeue 10042\n"
+    if in_container:
+        options = (tmp_path / "options").read_text().splitlines()
+        assert {"--network=host", "--ipc=host", "NCCL_DEBUG"} <= set(options)
+        assert {f"{tmp_path}/{name}:/opt/clickwork/{name}" for name in ("data", "runs")} <= set(options)
+        assert ("IPC_LOCK" in options) == Path("/dev/infiniband").exists()
 
 
 @pytest.mark.parametrize(("status", "queued"), [(0, False), (2, False), (69, False), (137, True), (138, True)])
@@ -70,16 +91,3 @@ def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
     assert all(option in script for option in options if option.startswith("--"))
     parsed = parse_args([*options, "-m", "app.train"])
     assert (parsed.nnodes, parsed.max_restarts, parsed.training_script) == ("2", 3, "app.train")
-
-
-def test_the_kubernetes_manifest_fits_together() -> None:
-    job = yaml.safe_load((ROOT / "launch/pytorchjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
-    pod = worker["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["name"] == "pytorch"  # the operator looks for it by this name
-    assert container["command"] == ["python", "-m", "app.launch", "-m", "app.train"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert str(container["resources"]["limits"]["amd.com/gpu"]) == job["spec"]["nprocPerNode"]

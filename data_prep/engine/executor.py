@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 from common import signals
-from common.errors import UserError
+from common.errors import DISK_FULL, UserError
 from common.memory import give_back_freed_memory
 from data_prep.io.progress import Progress, Tally
 
@@ -373,10 +373,21 @@ def _run_in_worker(task: Task[ResultT]) -> tuple[ResultT, str, int]:
 
 
 def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """Run a task as `_run_in_worker` does; return also the bytes and rows it counted."""
-    counters = Tally()
-    result = task.run(Worker(counters, _worker.cache))
-    return (result, f"{socket.gethostname()}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows
+    """Run a task as `_run_in_worker` does; return also the bytes and rows it counted.
+
+    Raises:
+        UserError, OSError: as the task raised it, with this machine's name: it may be the only one without a folder.
+    """
+    counters, host = Tally(), socket.gethostname()
+    try:
+        result = task.run(Worker(counters, _worker.cache))
+    except UserError as error:
+        raise UserError(f"on {host}: {error}") from error
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_FULL:
+            raise
+        raise OSError(error.errno, error.strerror, f"on {host}: {error.filename or 'an output file'}") from error
+    return (result, f"{host}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows
 
 
 def clear_cache() -> None:

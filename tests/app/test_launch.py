@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launch import first_failure
+from app.launch import Job, _stopped, first_failure
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
@@ -82,6 +82,12 @@ def test_a_number_that_is_none_is_one_line(option: str, value: str, said: str, t
 )
 def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, int]], cause: tuple[int, int]) -> None:
     assert first_failure(failures) == cause
+
+
+def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
+    """As when Kubernetes deletes one pod and then the other."""
+    assert _stopped(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
+    assert _stopped(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow

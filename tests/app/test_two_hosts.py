@@ -2,61 +2,42 @@
 
 import ctypes
 import functools
-import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.run_files import events, losses, summary
+from tests.app.machines import (
+    ADDRESSES,
+    CLONE_NEWNS,
+    CLONE_NEWUTS,
+    DISTURBED,
+    enter,
+    ip,
+    kill,
+    two_machines,
+    undisturbed,
+    wait_for_checkpoint,
+)
+from tests.app.run_files import losses, summary
 
-ADDRESSES = ("10.213.71.1", "10.213.71.2")
-CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # <sched.h>
 TIMEOUT_SECONDS = 30  # of an exchange: others' work on this machine must not cost so much
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Names of two namespaces; each holds its end of the cable, which bears the same name."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"cw{os.getpid()}{letter}" for letter in "ab"]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
-        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
-            ip("-n", name, "link", "set", name, "up")
-            ip("-n", name, "link", "set", "lo", "up")
+    with two_machines() as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def enter(host: str) -> None:
-    """Let this process, and those that it starts, see that host's network."""
-    with open(f"/run/netns/{host}") as network:
-        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network.name)
 
 
 DOCUMENTED = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
@@ -81,21 +62,8 @@ def start(hosts: list[str], cwd: Path, out: str, overrides: list[str], *options:
     return [start_one(hosts, number, cwd / f"{out}_{number}", overrides, *options) for number in range(2)]
 
 
-def kill(launcher: Launcher) -> None:
-    """The launcher and its processes, as when a machine is lost."""
-    pids = [launcher.process.pid or 0]
-    for path in Path(f"/proc/{pids[0]}/task").glob("*/children"):
-        pids += map(int, path.read_text().split())
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-def wait_for_checkpoint(run: Path, launchers: list[Launcher]) -> None:
-    deadline = time.monotonic() + 240
-    while not ((run / "metrics.jsonl").exists() and events(run, "checkpoint")):
-        assert time.monotonic() < deadline
-        assert all(launcher.process.exitcode is None for launcher in launchers), "ended too early"
-        time.sleep(0.02)
+def are_under_way(launchers: list[Launcher]) -> bool:
+    return all(launcher.process.exitcode is None for launcher in launchers)
 
 
 @pytest.mark.slow
@@ -104,7 +72,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
                  f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}", "sharding.types=row_wise"]  # fmt: skip
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
     try:
-        wait_for_checkpoint(run, launchers)
+        wait_for_checkpoint(run, lambda: are_under_way(launchers))
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
         results = [launcher.end() for launcher in launchers]
         said = [err for _, err in results]
@@ -131,19 +99,15 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
 
 
 def enter_by_name(host: str) -> None:
-    """A machine whose own name means loopback, as Debian installs it; the others know its address by that name."""
+    """The first machine's own name means loopback there, as Debian installs it; the second's does not resolve."""
     enter(host)
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    name = ["first", "second"]["ab".index(host[-1])]
+    name = {"a": "first", "b": "nowhere"}[host[-1]]
     socket.sethostname(name)
-    lines = ["127.0.0.1 localhost"] + [
-        f"{'127.0.1.1' if other == name else address} {other}"
-        for other, address in zip(("first", "second"), ADDRESSES, strict=True)
-    ]
     with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as file:
-        file.write("\n".join(lines) + "\n")
+        file.write(f"127.0.0.1 localhost\n{'127.0.1.1' if name == 'first' else ADDRESSES[0]} first\n")
     subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 
 
@@ -221,25 +185,63 @@ def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tm
     assert f"{ADDRESSES[0]}:29400: no answer after " in line
 
 
+def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -> dict[str, Any]:
+    """One after the other, launcher and process of a machine are killed, and started again after so many seconds.
+
+    Returns the job's summary.
+    """
+    overrides = [*DISTURBED, f"data.path={dataset}"]
+    cwd.mkdir()
+    with two_machines() as hosts:
+        launchers = start(hosts, cwd, "first", overrides, "--max-restarts", "3")
+        try:
+            for order, (number, seconds) in enumerate(absences):
+                wait_for_checkpoint(cwd / "runs/mine", lambda: are_under_way(launchers), 1 + 2 * order)
+                kill(launchers[number].process.pid or 0)
+                time.sleep(seconds)
+                launchers[number] = start_one(hosts, number, cwd / f"again_{order}", overrides, "--max-restarts", "3")
+        finally:
+            results = ended(launchers)
+    assert [status for status, _ in results] == [0, 0], (absences, results)
+    return summary(cwd / "runs/mine")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "seconds"), [(1, 8.0), (0, 8.0), (1, 40.0), (0, 40.0)])
-def test_a_lost_machine_comes_back(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int, seconds: float
-) -> None:
-    """Launcher and process of a machine are killed and started again: the job heals, to the bits of one undisturbed."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=600", "checkpoint.every_steps=100",
-                 "sharding.types=row_wise", "train.eval_every_steps=null"]  # fmt: skip
-    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "first", overrides, "--max-restarts", "3")
-    try:
-        wait_for_checkpoint(run, launchers)
-        kill(launchers[number])
-        time.sleep(seconds)
-        launchers[number] = start_one(hosts, number, tmp_path / "again", overrides, "--max-restarts", "3")
-        results = [launcher.end() for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.process.kill()
-    assert [status for status, _ in results] == [0, 0], results
-    (tmp_path / "whole").mkdir()
-    assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
-    assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
+def test_a_lost_machine_comes_back(dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each of them, before and after the other counts it as lost: the job heals, to the bits of one undisturbed."""
+    digest = summary(undisturbed(tmp_path_factory, dataset))["digest"]
+    with ThreadPoolExecutor() as threads:  # they mostly wait
+        jobs = [
+            threads.submit(lose_machines, tmp_path / "a", dataset, [(1, 8.0), (0, 40.0)]),
+            threads.submit(lose_machines, tmp_path / "b", dataset, [(0, 8.0), (1, 40.0)]),
+        ]
+    assert [job.result()["digest"] for job in jobs] == [digest, digest]
+
+
+def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
+    """Launcher and process of a machine are killed and do not come back: how the other's launcher ends."""
+    overrides = [*DISTURBED, f"data.path={dataset}"]
+    options = ["--max-restarts", "1", "--rdzv-conf", "join_timeout=15,read_timeout=2"]
+    cwd.mkdir()
+    with two_machines() as hosts:
+        launchers = start(hosts, cwd, "only", overrides, *options)
+        try:
+            wait_for_checkpoint(cwd / "runs/mine", lambda: are_under_way(launchers))
+            kill(launchers[number].process.pid or 0)
+        finally:
+            results = ended(launchers)
+    return results[1 - number]
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_for_good_leaves_75(dataset: Path, tmp_path: Path) -> None:
+    """A checkpoint is there: not 69, which nothing queues again."""
+    with ThreadPoolExecutor() as threads:
+        jobs = [threads.submit(lose_for_good, tmp_path / str(number), dataset, number) for number in range(2)]
+    for job in jobs:
+        status, err = job.result()
+        assert status == 75, err
+        assert re.search(
+            rf"^error: {ADDRESSES[0]}:29400: .* after \d+ s; .*the same command resumes", err, re.MULTILINE
+        ), err
+        assert "Traceback" not in err

@@ -1,15 +1,19 @@
 """Tasks on a Dask cluster of two worker processes give the same bytes."""
 
+import errno
 import gzip
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.cli import _status
 from common.errors import UserError
 from data_prep.engine import executor
 from data_prep.pipeline import preprocess
@@ -56,7 +60,7 @@ def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     lines[70] = b"2" + lines[70][1:]
     (tmp_path / "day_0").write_bytes(b"".join(lines))
     arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"]
-    with pytest.raises(UserError, match="row 71, column label"):
+    with pytest.raises(UserError, match=rf"on {socket.gethostname()}: .*row 71, column label"):
         preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -69,6 +73,34 @@ def test_files_named_from_here_are_found_by_workers_elsewhere(
     monkeypatch.chdir(tmp_path)
     preprocess(config("data.raw=day_0", "data.path=out", "data.workers=null", f"data.scheduler={scheduler}"))
     verify_dataset(tmp_path / "out")
+
+
+@dataclass
+class Failing:
+    """A task that fails."""
+
+    error: Exception
+
+    def run(self, worker: executor.Worker) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "/raw/day_0"), "on HOST: /raw/day_0: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "on HOST: an output file: No space left on device"),
+        (UserError("/raw/day_0: changed since"), "on HOST: /raw/day_0: changed since"),
+    ],
+)
+def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the command prints it: the folder may be missing on that machine alone."""
+
+    def run() -> None:
+        executor._run_on_cluster(Failing(error))
+
+    assert _status(run) == 2
+    assert capsys.readouterr().err == f"error: {message.replace('HOST', socket.gethostname())}\n"
 
 
 CLUSTER_ELSEWHERE = """

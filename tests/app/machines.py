@@ -1,0 +1,95 @@
+"""Two network namespaces joined by a virtual cable are two machines."""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import SMALL
+from tests.app.group import train_group
+from tests.once import made_once
+
+ADDRESSES = ("10.213.71.1", "10.213.71.2")
+CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # <sched.h>
+DISTURBED = [*SMALL, "run.name=mine", "train.max_steps=300", "checkpoint.every_steps=50", "sharding.types=row_wise",
+             "train.eval_every_steps=null"]  # fmt: skip
+
+_NUMBERS = itertools.count()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def two_machines() -> Iterator[list[str]]:
+    """Names of two namespaces; each holds its end of the cable, which bears the same name."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    number = next(_NUMBERS)
+    names = [f"cw{os.getpid()}.{number}{letter}" for letter in "ab"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def enter(host: str) -> None:
+    """Let this process, and those that it starts, see that host's network."""
+    with open(f"/run/netns/{host}") as network:
+        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network.name)
+
+
+def kill(pid: int) -> None:
+    """A process and all that it has started, as when a machine is lost."""
+    pids = [pid]
+    for parent in pids:
+        for path in Path(f"/proc/{parent}/task").glob("*/children"):
+            pids += map(int, path.read_text().split())
+    for one in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def num_checkpoints(run: Path) -> int:
+    """How many a run has noted; its last line may be half a line."""
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count('{"event": "checkpoint"') if metrics.exists() else 0
+
+
+def wait_for_checkpoint(run: Path, is_under_way: Callable[[], bool], number: int = 1) -> None:
+    """Wait until a run has written that many."""
+    deadline = time.monotonic() + 240
+    while num_checkpoints(run) < number:
+        assert time.monotonic() < deadline
+        assert is_under_way(), "ended too early"
+        time.sleep(0.02)
+
+
+def undisturbed(factory: pytest.TempPathFactory, dataset: Path) -> Path:
+    """The run of `DISTURBED` by two processes that nothing happened to."""
+
+    def train(directory: Path) -> None:
+        assert train_group([*DISTURBED, f"data.path={dataset}"], 2, directory) == [0, 0]
+
+    return made_once(factory, "undisturbed_pair", train) / "runs/mine"

@@ -1,0 +1,149 @@
+"""launch/slurm.sh on a cluster of two: Debian's Slurm, with a daemon in each of two network namespaces."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import REPOSITORY
+from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, num_checkpoints, two_machines, undisturbed
+from tests.app.run_files import summary
+
+NAMES = ("first", "second")
+# Machines of eight GPUs and 128 CPUs, as the script asks for, that are not there; no accounting, no authentication. A
+# job that is queued again starts as soon as its credentials have expired.
+SLURM_CONF = """
+ClusterName=pair
+SlurmctldHost=first
+SlurmUser=root
+AuthType=auth/none
+AuthInfo=cred_expire=5
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=2
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool_%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd_%n.pid
+GresTypes=gpu
+NodeName=first,second CPUs=128 Gres=gpu:8 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+# In namespaces of its own: the machines' names in /etc/hosts, its own name, and the command in its place. (Not `ip
+# netns exec`, which hides /sys/fs/cgroup, without which slurmd does not start.)
+START = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
+RATE = "2mbit"  # of the cable, so that a short run lasts
+
+
+class Slurm:
+    """The cluster; `folder` holds its configuration, state and logs."""
+
+    def __init__(self, hosts: list[str], folder: Path) -> None:
+        self._hosts, self.folder = hosts, folder
+        for name in ("state", "spool_first", "spool_second"):
+            (folder / name).mkdir(parents=True)
+        lines = ["127.0.0.1 localhost", *map(" ".join, zip(ADDRESSES, NAMES, strict=True))]
+        (folder / "hosts").write_text("\n".join(lines) + "\n")
+        (folder / "slurm.conf").write_text(SLURM_CONF.format(folder=folder))
+        for number in range(8):
+            (folder / f"gpu{number}").touch()
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
+        self.daemons = [self._start(0, "slurmctld"), *(self._start(number, "slurmd") for number in range(2))]
+
+    def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
+        """The output of a command on the first machine."""
+        done = subprocess.run(self._on(0, *command), cwd=cwd, env=self._variables() | variables, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        words = self.run("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def _start(self, number: int, daemon: str) -> "subprocess.Popen[bytes]":
+        with open(self.folder / f"{daemon}_{NAMES[number]}.log", "ab") as log:
+            return subprocess.Popen(self._on(number, daemon, "-D"), env=self._variables(), stdout=log, stderr=log)
+
+    def _on(self, number: int, *command: str) -> list[str]:
+        return ["nsenter", f"--net=/run/netns/{self._hosts[number]}", "unshare", "--mount", "--uts", "sh", "-c", START,
+                f"{self.folder}/hosts", NAMES[number], *command]  # fmt: skip
+
+    def _variables(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "SLURM_CONF": f"{self.folder}/slurm.conf", "PYTHONPATH": str(REPOSITORY),
+                "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "PROCESSES": "1"}  # fmt: skip
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    with two_machines() as names:
+        yield names
+
+
+@pytest.fixture
+def slurm(hosts: list[str], tmp_path: Path) -> Iterator[Slurm]:
+    if missing := [name for name in ("slurmctld", "slurmd", "sbatch", "tc") if shutil.which(name) is None]:
+        pytest.skip(f"Slurm is not installed ({', '.join(missing)}): apt-get install slurm-wlm iproute2")
+    cluster = Slurm(hosts, tmp_path / "slurm")
+    try:
+        wait_until(lambda: cluster.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", cluster)
+        yield cluster
+    finally:
+        for pid in [pid for host in hosts for pid in pids_in(host)]:  # of a job too
+            kill(pid)
+        for daemon in cluster.daemons:
+            daemon.wait()
+
+
+def wait_until(is_so: Callable[[], bool], cluster: Slurm) -> None:
+    deadline = time.monotonic() + 240
+    while not is_so():
+        logs = "\n".join(path.read_text() for path in cluster.folder.glob("*.log"))
+        assert all(daemon.poll() is None for daemon in cluster.daemons), logs
+        assert time.monotonic() < deadline, logs
+        time.sleep(0.2)
+
+
+def pids_in(host: str) -> list[int]:
+    return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", host], text=True).split()]
+
+
+def launcher_in(host: str) -> int:
+    """The process of app.launch on a machine; srun's shell that starts it has the words in one."""
+    (launcher,) = [pid for pid in pids_in(host) if b"\0-m\0app.launch\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return launcher
+
+
+@pytest.mark.slow
+def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
+    slurm: Slurm, hosts: list[str], dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A machine's processes are killed (137), then the time limit comes (75): queued again, to the same bits."""
+    run = tmp_path / "runs/mine"
+    for host in hosts:
+        ip("netns", "exec", host, "tc", "qdisc", "add", "dev", host, "root", "tbf", "rate", RATE, "burst", "32kbit",
+           "latency", "400ms")  # fmt: skip
+    number = slurm.run("sbatch", "--parsable", "--time=1", "--signal=USR1@50", str(REPOSITORY / "launch/slurm.sh"),
+                       *DISTURBED, f"data.path={dataset}", cwd=tmp_path, WAIT="3")  # fmt: skip
+    wait_until(lambda: num_checkpoints(run) > 0, slurm)
+    kill(launcher_in(hosts[1]))
+    wait_until(lambda: (run / "summary.json").exists() and summary(run)["status"] == "interrupted", slurm)
+    for host in hosts:
+        ip("netns", "exec", host, "tc", "qdisc", "del", "dev", host, "root")
+    wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED", slurm)
+    log = (tmp_path / f"slurm-{number}.log").read_text()
+    assert int(slurm.job(number)["Restarts"]) >= 2, log
+    for words in ("task 1: Killed", "SIGUSR1: stopping", "Exited with exit code 75", "resume: from"):
+        assert words in log, log
+    assert "completed: 300 steps" in log, log
+    assert summary(run)["digest"] == summary(undisturbed(tmp_path_factory, dataset))["digest"], log
