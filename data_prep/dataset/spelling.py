@@ -99,6 +99,12 @@ def whole_number(value: Any) -> int | None:
     return None
 
 
+def text_of(value: Any) -> str:
+    """The text of a value where no column has spellings: an id, a time."""
+    whole = None if isinstance(value, str) else whole_number(value)
+    return "" if value is None else str(value if whole is None else whole)
+
+
 def spell(value: Any, forms: Form) -> str | None:
     """The text that a typed value has in a column of these spellings; None where there is none, or not one."""
     if isinstance(value, bool):

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
-from data_prep.dataset.spelling import whole_number
+from data_prep.dataset.spelling import text_of
 from data_prep.parsing.convert import plain
-from data_prep.parsing.formats import suffix_of
-from data_prep.parsing.json_lines import BYTE_ORDER_MARK, column_of, read_objects
+from data_prep.parsing.formats import BYTE_ORDER_MARK, suffix_of
+from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import read_exact
 from data_prep.sources.discover import DAMAGE, packing_of
 
@@ -60,7 +60,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
         raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
-            rows = _read_text(path, suffix, shape)
+            rows = _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
         elif suffix == ".parquet":
             rows = _read_parquet(path, shape.needed)
         else:
@@ -73,17 +73,6 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     return rows
 
 
-def read_text_rows(path: Path, delimiter: str) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row of a text file, plain or gzip, as a dataset's own are read, and the number of its line.
-
-    Raises:
-        UserError: not UTF-8, compressed otherwise, damaged, or a row that ends inside quotes.
-        OSError: not readable.
-    """
-    content = _read_content(path).replace(b"\r\n", b"\n")
-    return read_exact(content, delimiter, str(path), 1) if content else ([], [])
-
-
 def _read_content(path: Path) -> bytes:
     """The content of a file, unpacked if need be."""
     packing = packing_of(path)
@@ -94,15 +83,14 @@ def _read_content(path: Path) -> bytes:
             raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
 
 
-def _read_text(path: Path, suffix: str, shape: Shape) -> NewRows:
+def _read_text(path: Path, content: bytes, own: str, shape: Shape) -> NewRows:
     """Columns of text: by the names in the first row, or, where it has none that is known, by their number."""
-    own = DELIMITERS[suffix]
     widths = (len(shape.names), len(shape.names) - 1)
     readings: dict[str, tuple[list[list[str]], Sequence[int]]] = {}
     is_named, faults = False, {}
     for delimiter in dict.fromkeys((shape.delimiter, own, *OTHER_DELIMITERS)):
         try:
-            readings[delimiter] = read_text_rows(path, delimiter)
+            readings[delimiter] = read_exact(content, delimiter, str(path), 1) if content else ([], [])
         except UserError as error:  # of a quote, perhaps, which another delimiter does not divide
             faults[delimiter] = error
             continue
@@ -189,11 +177,8 @@ def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> lis
 
 
 def _to_text(value: Any, where: str) -> str:
-    if value is None:
-        return ""
     if isinstance(value, bytes):
         return value.decode()
-    if not isinstance(value, (str, int, float)):
+    if not isinstance(value, str | int | float | None):
         raise UserError(f"{where}: {type(value).__name__} is neither text nor a number")
-    whole = None if isinstance(value, str) else whole_number(value)
-    return str(value if whole is None else whole)
+    return text_of(value)

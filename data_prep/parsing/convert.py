@@ -27,6 +27,7 @@ from data_prep.dataset.spelling import (
     forms_of_texts,
     is_other_spelling,
     spell,
+    text_of,
     whole_number,
 )
 from data_prep.dataset.table_spec import DatePart, Table
@@ -245,8 +246,7 @@ def _date_part(values: Any, table: Table, where: Where, part: DatePart) -> tuple
 def _time_text(value: Any) -> str:
     if isinstance(value, date):  # and datetime
         return value.isoformat()
-    whole = None if isinstance(value, str) else whole_number(value)
-    return str(value if whole is None else whole)
+    return text_of(value)
 
 
 def _part_texts(numbers: NDArray[np.int64], present: NDArray[np.bool_]) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
-from data_prep.dataset.spelling import whole_number
+from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
 from data_prep.parsing.convert import is_text, plain
 from data_prep.parsing.dates import EPOCH, read_times
@@ -99,9 +99,7 @@ def as_array(values: Any, where: Where, column: str) -> Any:
     for index, value in enumerate(values):
         if not isinstance(value, str | int | float | None):
             raise where.error(index, column, f"{str(value)[:40]} is neither text nor a number")
-    wholes = [None if isinstance(value, str) else whole_number(value) for value in values]
-    pairs = zip(values, wholes, strict=True)
-    return pa.array([None if value is None else str(value if whole is None else whole) for value, whole in pairs])
+    return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 
 def parse_events(columns: dict[str, Any], schema: EventSchema, where: Where) -> EventBlock:

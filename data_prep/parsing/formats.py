@@ -28,30 +28,19 @@ class Where(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """A file and the number in it of each row."""
+    """A file and the number in it of each row; or, of lines from some byte on, with what to add, counted when needed.
 
-    name: str
-    numbers: Sequence[int]
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `Where`."""
-        return UserError(f"{self.name}: row {self.numbers[index]}, column {column}: {fault}; {remedy}")
-
-
-@dataclass(frozen=True)
-class LaterRows:
-    """Rows of lines from some byte of a file on: numbers count from its first line; lines before are counted late.
-
-    Raises UserError, instead of what it is asked for, where those lines are none.
+    Counting raises UserError where the lines before are no rows.
     """
 
     name: str
     numbers: Sequence[int]
-    count_before: Callable[[], int]
+    count_before: Callable[[], int] | None = None
 
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
         """See `Where`."""
-        return Rows(self.name, [self.numbers[index] + self.count_before()]).error(0, column, fault, remedy)
+        number = self.numbers[index] + (0 if self.count_before is None else self.count_before())
+        return UserError(f"{self.name}: row {number}, column {column}: {fault}; {remedy}")
 
 
 class Batch(NamedTuple):
@@ -92,6 +81,7 @@ class Chunk(NamedTuple):
     rows: Any = None
 
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
 
 

@@ -8,12 +8,11 @@ import msgspec
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.parsing.formats import Batch, Column, LaterRows, Layout, LineFormat, Rows, Where, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Column, Layout, LineFormat, Rows, suffix_of
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 SUFFIXES = (".jsonl", ".ndjson")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
 _decode = msgspec.json.Decoder().decode
 
@@ -54,9 +53,8 @@ class JsonLines(LineFormat):
             if offset and source is not None:  # only now is the row's number worth counting
                 read_objects(text, name, 1 + count_lines_before(source, offset))
             raise
-        where: Where = Rows(name, list(objects))
-        if offset and source is not None:
-            where = LaterRows(name, list(objects), partial(count_lines_before, source, offset))
+        before = partial(count_lines_before, source, offset) if offset and source else None
+        where = Rows(name, list(objects), before)
         return Batch({column: column_of(objects, column) for column in columns}, len(objects), where)
 
 

@@ -14,12 +14,11 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.formats import CORRECT, Batch, Column, LaterRows, Layout, LineFormat, Rows, Where
+from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Batch, Column, Layout, LineFormat, Rows
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # of a line, too
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SENTINEL = "end"  # what each field of the line holds that is appended to a block
 
 
@@ -61,10 +60,8 @@ class Text(LineFormat):
                     _read_rows(text, layout, name, 1 + rows_before(source, layout.delimiter, offset))
                 raise
             arrays = [pa.array([fields[place] for fields in rows], pa.string()) for place in places]
-        where: Where = Rows(name, numbers)
-        if offset and source is not None:
-            where = LaterRows(name, numbers, lambda: rows_before(source, layout.delimiter, offset) - 1)
-        return Batch(dict(zip(columns, arrays, strict=True)), len(numbers), where)
+        before = (lambda: rows_before(source, layout.delimiter, offset) - 1) if offset and source else None
+        return Batch(dict(zip(columns, arrays, strict=True)), len(numbers), Rows(name, numbers, before))
 
 
 def rows_before(source: Source, delimiter: str, offset: int) -> int:
