@@ -15,7 +15,7 @@ settings.load_profile("clickwork")
 
 
 # Skips that are right on any machine without what they name.
-OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted")
+OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
