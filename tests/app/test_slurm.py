@@ -101,7 +101,7 @@ def hosts() -> Iterator[list[str]]:
 @pytest.fixture
 def slurm(hosts: list[str], tmp_path: Path) -> Iterator[Slurm]:
     if not os.environ.get("CLICKWORK_SLURM"):
-        pytest.skip("Slurm is tried alone: .ci/run installs it and sets CLICKWORK_SLURM=1")  # its daemons want their time
+        pytest.skip("Slurm is tried alone: .ci/run installs it and sets CLICKWORK_SLURM=1")
     if missing := [name for name in ("slurmctld", "slurmd", "sbatch", "tc") if shutil.which(name) is None]:
         pytest.skip(f"Slurm is not installed ({', '.join(missing)}): apt-get install slurm-wlm iproute2")
     cluster = Slurm(hosts, tmp_path / "slurm")
