@@ -43,7 +43,7 @@ from tests.oracles.own_tables import (
     write_text,
 )
 
-FAST, ALL, ROWS = 5, 100, 60
+FAST, ALL, ROWS = 5, 40, 60
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = [
