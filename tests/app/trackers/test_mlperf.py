@@ -1,6 +1,9 @@
 """The epochs of MLPerf's log, however a run is stopped, resumed and extended; each starts and stops once."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,11 @@ def test_the_lowest_precision_between_processes_is_that_of_qcomm(
     tracker(tmp_path / "log", 0, *given).close(None)
     entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
     assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]
+
+
+def test_a_process_knows_when_it_began() -> None:
+    """Not when what it was forked from began."""
+    before = time.time()
+    code = "import time; time.sleep(0.3); from app.trackers.mlperf import process_start; print(process_start())"
+    began = float(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert before - 0.1 < began < before + 0.25
