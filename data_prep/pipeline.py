@@ -42,7 +42,6 @@ from data_prep.engine.memory_budget import (
     window_rows,
 )
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
-from data_prep.event_pipeline import prepare_events
 from data_prep.job_setup import (
     chosen_bags,
     divide_shard,
@@ -106,6 +105,8 @@ def preprocess(data: DataConfig) -> Manifest:
         return write_generated(data, root, _generator(data))
     try:
         if is_of_events(data):
+            from data_prep.event_pipeline import prepare_events  # with pyarrow, which Criteo's rows do without
+
             return prepare_events(data, root)
         refuse_early(data, root)
         with claimed(root) as work:

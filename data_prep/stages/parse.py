@@ -19,7 +19,6 @@ from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Batch, Chunk, LineFormat, table_format, table_layout, table_size
 from data_prep.parsing.table_block import TableBlock
@@ -203,6 +202,8 @@ def _parse_batches(
     job: Job, table: Table, source: int, chunk: int, batches: Iterable[tuple[Batch, int]], worker: Worker
 ) -> "ChunkWriter":
     """Convert the rows of one chunk of a user's table; its files, not finished."""
+    from data_prep.parsing.convert import convert  # with pyarrow, which Criteo's rows do without
+
     files = ChunkWriter(job, source, chunk)
     try:
         for batch, num_bytes in batches:

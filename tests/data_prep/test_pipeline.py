@@ -1,6 +1,8 @@
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +291,9 @@ def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest
     shown = capsys.readouterr().err
     assert f"{tmp_path}/out: 3 raw files, from day_0 to day_4\n" in shown
     assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in shown
+
+
+def test_criteo_s_rows_do_without_pyarrow() -> None:
+    """It takes 40 MiB of each worker."""
+    code = "import sys, data_prep.__main__; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
