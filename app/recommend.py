@@ -34,7 +34,7 @@ from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
 from data_prep.dataset.events import flag_value, known_items, text_key
 from data_prep.dataset.format import write_atomically
 from data_prep.encoding.encoder import EncodedBlock, Encoder
-from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
+from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows, to_list
 
 log = logging.getLogger("clickwork")
 
@@ -104,39 +104,39 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
     if config.candidates == ALL:
         if (keys < 0).any():
             raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
-        found = NewRows({schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
+        candidates = NewRows({schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
     else:
-        found = _read_items(config, schema)
+        candidates = _read_items(config, schema)
     path = Path(config.candidates)
-    names = texts_of(found, path, schema.item)
+    names = texts_of(candidates, path, schema.item)
     wanted = np.array([text_key(text) for text in names], np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     if (unknown := keys[places] != wanted).any():
         row = int(unknown.argmax())
-        where = f"{path}: row {found.numbers[row]}"
+        where = f"{path}: row {candidates.numbers[row]}"
         raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
-    user, end, time = _history(config, reader, found)
-    flagged = _flagged(config, schema, found)
+    user, end, time = _history(config, reader, candidates)
+    flagged = _flagged(config, schema, candidates)
     given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
     logits[order] = _load(trained, run, here).score(reader.candidates(user, end, given.take(order))).logits
-    if config.id_column in found.columns:
-        names = texts_of(found, path, config.id_column)
+    if config.id_column in candidates.columns:
+        names = texts_of(candidates, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
 
 
-def _flagged(config: RecommendConfig, schema: EventSchema, found: NewRows) -> NDArray[np.bool_]:
+def _flagged(config: RecommendConfig, schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
     """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
-    if schema.flag not in found.columns:
-        return np.zeros(len(found.numbers), np.bool_)
-    texts = texts_of(found, Path(config.candidates), schema.flag)
+    if schema.flag not in candidates.columns:
+        return np.zeros(len(candidates.numbers), np.bool_)
+    texts = texts_of(candidates, Path(config.candidates), schema.flag)
     values = np.array([flag_value(text or "0") for text in texts])
     if not (good := np.isin(values, (0, 1))).all():
         row = int(good.argmin())
-        where = f"{config.candidates}: row {found.numbers[row]}, column {schema.flag}"
+        where = f"{config.candidates}: row {candidates.numbers[row]}, column {schema.flag}"
         raise UserError(f"{where}: {texts[row][:40]!a} is not 0 or 1; correct it")
     return values == 1
 
@@ -145,13 +145,13 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     """A file's items: a column of that name, or one column without names."""
     path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
     shape = Shape((schema.item,), schema.delimiter, label="", needed=(schema.item, *spare))
-    found = read_new_rows(path, shape)
-    if ignored := ignored_columns(found, path, [schema.item], spare):
+    candidates = read_new_rows(path, shape)
+    if ignored := ignored_columns(candidates, path, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
-    return found
+    return candidates
 
 
-def _history(config: RecommendConfig, reader: EventReader, found: NewRows) -> tuple[int, int, int]:
+def _history(config: RecommendConfig, reader: EventReader, candidates: NewRows) -> tuple[int, int, int]:
     """Index of the user, number of the event that its history ends before, and the candidates' time.
 
     Raises:
@@ -159,8 +159,8 @@ def _history(config: RecommendConfig, reader: EventReader, found: NewRows) -> tu
     """
     arrays, column = reader.events, reader.schema.user
     named = {config.user} if config.user is not None else set()
-    if config.user is None and column in found.columns:
-        named = set(texts_of(found, Path(config.candidates), column))
+    if config.user is None and column in candidates.columns:
+        named = set(texts_of(candidates, Path(config.candidates), column))
     if len(named) != 1:
         raise UserError(f"user: {len(named)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = named
@@ -209,8 +209,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
 
 def _canonical_order(candidates: NewRows, encoder: Encoder) -> NDArray[np.int64]:
     """The candidates sorted by their features' text, [n]: the same whatever order they came in."""
-    values = (candidates.columns[name] for name in encoder.input_columns)
-    columns = [list(map(str, each if isinstance(each, list) else each.to_pylist())) for each in values]
+    columns = [list(map(str, to_list(candidates.columns[name]))) for name in encoder.input_columns]
     order = sorted(range(len(candidates.numbers)), key=lambda row: [column[row] for column in columns])
     return np.array(order, np.int64)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.encoding.new_rows import NewRows, to_texts
+from data_prep.encoding.new_rows import NewRows, to_list, to_texts
 
 
 def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
@@ -24,11 +24,9 @@ def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
     } | candidates.columns
     for name, absent in candidates.absent.items():
         if name in user.columns:
-            values, given = (
-                each if isinstance(each, list) else each.to_pylist() for each in (columns[name], user.columns[name])
-            )
+            [own] = to_list(user.columns[name])
             lacking = set(absent)
-            columns[name] = [given[0] if row in lacking else value for row, value in enumerate(values)]
+            columns[name] = [own if row in lacking else value for row, value in enumerate(to_list(columns[name]))]
     return candidates._replace(columns=columns)
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from common.errors import UserError
 from data_prep.dataset.spelling import text_of
 from data_prep.parsing.convert import plain
+from data_prep.parsing.convert import to_list as to_list
 from data_prep.parsing.formats import BYTE_ORDER_MARK, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import read_exact
@@ -169,10 +170,9 @@ def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> lis
     Raises:
         UserError: a value that is neither text nor a number.
     """
-    values = plain(values)
     return [
         _to_text(value, f"{name}: row {number}, column {column}")
-        for value, number in zip(values if isinstance(values, list) else values.to_pylist(), numbers, strict=True)
+        for value, number in zip(to_list(plain(values)), numbers, strict=True)
     ]
 
 

@@ -97,6 +97,11 @@ def plain(values: Any) -> Any:
     return values
 
 
+def to_list(values: Any) -> list[Any]:
+    """A column as a list of Python's values."""
+    return values if isinstance(values, list) else values.to_pylist()
+
+
 def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
     """Codes [rows], and the value of each code, of a column."""
     if not isinstance(values, list) and (pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type)):
@@ -127,9 +132,13 @@ def shown(value: Any) -> str:
 
 
 def refuse_first(
-    codes: NDArray[np.int64], is_bad: Sequence[bool] | NDArray[np.bool_], where: Where, name: str,
-    fault: Callable[[int], str], remedy: str = CORRECT,
-) -> None:  # fmt: skip
+    codes: NDArray[np.int64],
+    is_bad: Sequence[bool] | NDArray[np.bool_],
+    where: Where,
+    name: str,
+    fault: Callable[[int], str],
+    remedy: str = CORRECT,
+) -> None:
     """Raise UserError for the first row whose code is bad; `fault` describes a code."""
     bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
     if bad.any():
@@ -158,8 +167,14 @@ def numbers_of(
         refuse_first(codes, is_missing, where, name, fault)
     array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
     refuse_first(codes, ~np.isfinite(array), where, name, fault)
-    refuse_first(codes, np.abs(array) > max_number, where, name, lambda code: too_large(shown(known[code]), max_number),
-                 "or correct this row")  # fmt: skip
+    refuse_first(
+        codes,
+        np.abs(array) > max_number,
+        where,
+        name,
+        lambda code: too_large(shown(known[code]), max_number),
+        "or correct this row",
+    )
     return array[codes]
 
 
@@ -381,8 +396,7 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
         keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
     """
     if isinstance(values, list) or not (is_text(values) or pa.types.is_list(values.type)):
-        rows = values if isinstance(values, list) else values.to_pylist()
-        bags = [_members_of(value, separator, keeps_empty) for value in rows]
+        bags = [_members_of(value, separator, keeps_empty) for value in to_list(values)]
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
     if is_text(values) and not separator:
         return _members(values.to_pylist(), separator, keeps_empty)

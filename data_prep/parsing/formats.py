@@ -182,9 +182,14 @@ class LineFormat(Format):
 
     @abstractmethod
     def parse(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        self,
+        text: bytes,
+        columns: Sequence[str],
+        layout: Layout,
+        name: str,
+        source: Source | None = None,
         offset: int = 0,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """Parse whole lines, which begin at a byte of a source's text, or (None) are a whole file in memory.
 
         Raises:

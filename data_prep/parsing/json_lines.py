@@ -43,9 +43,14 @@ class JsonLines(LineFormat):
         return [Column(name, kind) for name, kind in kinds.items()]
 
     def parse(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        self,
+        text: bytes,
+        columns: Sequence[str],
+        layout: Layout,
+        name: str,
+        source: Source | None = None,
         offset: int = 0,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """See `LineFormat`."""
         try:
             objects = read_objects(text, name)

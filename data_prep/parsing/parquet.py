@@ -56,10 +56,12 @@ class Parquet(Format):
         metadata = _open(source).metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [
-            max(group.total_byte_size,
-                size.row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, size.lists))
+            max(
+                group.total_byte_size,
+                size.row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, size.lists),
+            )
             for group in groups
-        ]  # fmt: skip
+        ]
         ranges = cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
         ends = [source.bytes * (each.row + each.first + each.rows) // max(1, metadata.num_rows) for each in ranges]
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
@@ -88,8 +90,10 @@ class Parquet(Format):
                 if position >= rows.first + rows.rows:
                     return
         except OSError as error:
-            raise UserError(f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
-                            f"({' '.join(str(error).split())}); get it again") from error  # fmt: skip
+            raise UserError(
+                f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
+                f"({' '.join(str(error).split())}); get it again"
+            ) from error
 
 
 class _Where(NamedTuple):

@@ -38,9 +38,14 @@ class Text(LineFormat):
         return [Column(name, "any") for name in (names if header else position_names(len(names)))]
 
     def parse(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, source: Source | None = None,
+        self,
+        text: bytes,
+        columns: Sequence[str],
+        layout: Layout,
+        name: str,
+        source: Source | None = None,
         offset: int = 0,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """See `LineFormat`."""
         first = 1
         if layout.header and offset == 0:

@@ -186,7 +186,7 @@ def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tm
 
 
 def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -> dict[str, Any]:
-    """One after the other, launcher and process of a machine are killed, and started again after so many seconds.
+    """One after the other, launcher and process of a machine are killed, and started again some seconds later.
 
     Returns the job's summary.
     """

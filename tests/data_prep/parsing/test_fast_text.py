@@ -106,7 +106,7 @@ def test_drawn_blocks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
-    """What is wrong in a column that nobody reads is refused as in one that is read."""
+    """What is wrong in a column that is not read is refused as in one that is read."""
     draw, fast = random.Random(seed), 0
     for number in range(BLOCKS):
         delimiter, width = draw.choice(DELIMITERS), draw.randint(1, 4)
