@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.report.read import read_run
-from app.report.tables import _traffic
+from app.report.tables import _traffic, _train_steps
 from tests.app.report.runs import write_run
 
 ROWS, DIM, BATCH = 8, 16, 32
@@ -56,3 +56,17 @@ def test_records_of_older_runs_are_read(tmp_path: Path) -> None:
     assert _traffic(pooled, table, {"type": "table_wise"})[2] == BATCH * DIM * 8 / 2
     by_id = read_run(write_run(tmp_path / "b", "model=hstu", f"train.global_batch_size={BATCH}", world_size=2))
     assert _traffic(by_id, table, {"type": "table_wise"})[2] == BATCH * 5 * DIM * 8 / 2
+
+
+@pytest.mark.parametrize(
+    ("covers", "steps", "expected"), [({"train": {"steps": 7}}, 40, 7), ({}, 40, 20), (None, 3, 3)]
+)
+def test_the_training_loss_says_of_how_many_steps_it_is(
+    tmp_path: Path, covers: dict[str, Any] | None, steps: int, expected: int
+) -> None:
+    """As the summary says; of an older one the last window, which a short run does not fill."""
+    run = read_run(write_run(tmp_path / "a", "train.log_every_steps=20"))
+    assert run.summary is not None
+    run.summary.pop("covers", None)
+    run.summary |= {"steps": steps} | ({} if covers is None else {"covers": covers})
+    assert _train_steps(run) == expected
