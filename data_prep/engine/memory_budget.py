@@ -69,7 +69,7 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     its workers has begun, so nothing it is given takes as long as a file.
     """
     need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_to_order(data, job)
-    if data.scheduler is not None or _allowed(data, need, parent_bytes) < workers:
+    if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
         return False
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
@@ -138,15 +138,15 @@ def plan_encoding(
     return workers, tuple(passes)
 
 
-def _allowed(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
-    """Number of processes that fit the budget besides the parent, at least one."""
+def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
+    """Number of processes that fit the budget besides the parent; 0 where not even one does."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    return max(1, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
+    return max(0, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
 def within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
     """Return the wanted number of processes, or as many as the budget allows, which is logged."""
-    allowed = _allowed(data, need, parent_bytes)
+    allowed = max(1, _fitting(data, need, parent_bytes))
     if allowed < wanted:
         print(
             f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "

@@ -15,6 +15,7 @@ import pytest
 from common.errors import UserError
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import reads_whole
 from data_prep.io.atomic import FileDigest
@@ -158,6 +159,15 @@ def test_sources_are_read_whole_where_that_keeps_all_workers_busy(
     data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
     job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)
     assert reads_whole(data, job, workers) == whole
+
+
+@pytest.mark.parametrize(("budget", "whole"), [("512MiB", False), ("64GiB", True)])
+def test_a_table_is_read_in_chunks_where_two_at_once_do_not_fit(tmp_path: Path, budget: str, whole: bool) -> None:
+    table = Table(",", True, "label", (), ("user",), None, ("label", "user"))
+    data = config(f"data.path={tmp_path}", f"data.memory_budget={budget}")
+    source = Source("rows", "rows.csv", 1 << 30, 0, False)
+    job = Job(tmp_path, (source,), table.schema, resolve_rules(data, 1), 4 << 20, table)
+    assert reads_whole(data, job, 1) == whole
 
 
 @pytest.mark.parametrize(
