@@ -35,7 +35,7 @@ from app.training import resume, session
 from app.training.state import RunState
 from benchmarks import training_loop
 from benchmarks.result_file import write_result
-from common.cli import compose_config
+from common.compose import compose_config
 
 BATCH = 2048
 KINDS = ("none", "synchronous", "asynchronous")

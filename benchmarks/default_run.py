@@ -190,7 +190,7 @@ def run_bare(threads: str, overrides: list[str]) -> None:
     from app.data import prepare
     from app.runtime import platform
     from app.training import session
-    from common.cli import compose_config
+    from common.compose import compose_config
     from data_prep.dataset.format import load_manifest
 
     config = compose_config(AppConfig, CONFIG_DIR, overrides)

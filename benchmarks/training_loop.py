@@ -52,7 +52,7 @@ from app.training import session
 from app.training.loop import TrainingLoop
 from app.training.state import RunLength, RunState
 from benchmarks.result_file import write_result
-from common.cli import compose_config
+from common.compose import compose_config
 from data_prep.dataset.format import Manifest, Shard, ShardArrays, Split, write_shard
 
 # Rows of the tables of Criteo Kaggle without a frequency threshold.

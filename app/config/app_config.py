@@ -77,7 +77,7 @@ class AppConfig:
 
     @staticmethod
     def implied(composed: DictConfig) -> dict[str, Any]:
-        """The recipe's tiny values, if data.scale=tiny: common.cli puts them below the user's own.
+        """The recipe's tiny values, if data.scale=tiny: common.compose puts them below the user's own.
 
         Raises:
             UserError: the recipe has none.

@@ -21,7 +21,8 @@ from app.runtime import platform
 from app.sharding import execute
 from app.training import session
 from app.training.run import TrainingRun
-from common.cli import compose_config, run_command
+from common.cli import run_command
+from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 
 TIMEOUT_SECONDS = 900

@@ -17,7 +17,7 @@ from app.record import provenance
 from app.record.directory import RunDirectory
 from app.runtime import process_group
 from app.runtime.platform import Runtime
-from common.cli import compose_config
+from common.compose import compose_config
 from tests.app.conftest import SCHEMAS
 
 NOTHING_TO_DO = "nothing to do"

@@ -8,7 +8,7 @@ import gc
 
 from app import evaluate, export, launch, recommend, train, verify  # noqa: F401
 from app.config import CONFIG_DIR, AppConfig
-from common.cli import compose_config
+from common.compose import compose_config
 
 compose_config(AppConfig, CONFIG_DIR, ["model.dense_arch=[32,16]", "run.name=x", "data.path=/a-b/c_0", "optimizer=sgd"])
 gc.collect()

@@ -11,7 +11,7 @@ from app.benchmark import operators
 from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, ModelConfig
 from app.config.commands import FAMILIES, BenchConfig
-from common.cli import compose_config
+from common.compose import compose_config
 from tests.app.conftest import Command, ended, forked
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",

@@ -18,7 +18,7 @@ from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training.session import Predictor
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED, compose_config
+from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
+from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from tests.app.machines import DISTURBED, kill, two_machines, undisturbed

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from common import cli
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from common.help import describe, groups_of, keys_of
 

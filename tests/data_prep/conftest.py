@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.cli import compose_config
+from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard

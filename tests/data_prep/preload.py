@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 
 import data_prep
-from common.cli import compose_config
+from common.compose import compose_config
 from data_prep.config.keys import PrepConfig
 from data_prep.stages import preload  # noqa: F401
 from tests import forks  # noqa: F401

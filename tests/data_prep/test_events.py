@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep import interchange
 from data_prep.config.compose import CONFIG_DIRECTORY

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from common.help import keys_of
 from data_prep import compare, generate, interchange, profile, verify

@@ -17,7 +17,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from app.training.state import RunState
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL

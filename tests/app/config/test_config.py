@@ -3,7 +3,7 @@
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module

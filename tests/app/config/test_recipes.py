@@ -19,7 +19,7 @@ from app.trackers import mlperf
 from app.trackers.mlperf import MLPerf
 from app.training import meta_build
 from app.training.state import RunLength
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
 from tests.error_lines import error_line

@@ -10,7 +10,7 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, VerifyConfig, validate_new_run
 from app.config.commands import DoctorConfig, ExportConfig, RecommendConfig
 from app.data import prepare
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 
 # what is typed; what its message must have; what is typed next, of its groups

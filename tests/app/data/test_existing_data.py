@@ -12,7 +12,7 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig
 from app.config.data import DataConfig, validate_data
 from app.data import prepare
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from common.help import keys_of
 from data_prep.config import keys

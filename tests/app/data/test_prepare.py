@@ -7,7 +7,7 @@ import pytest
 
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.data import prepare
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig

@@ -22,7 +22,7 @@ from app.model.interaction import (
     ScalarPairsInteraction,
     join,
 )
-from common.cli import compose_config
+from common.compose import compose_config
 from tests import reference
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}

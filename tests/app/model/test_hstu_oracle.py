@@ -9,7 +9,7 @@ import torch
 from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
-from common.cli import compose_config
+from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from tests import event_logs

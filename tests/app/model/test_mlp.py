@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.config import CONFIG_DIR, AppConfig
 from app.model.dlrm import DLRM
 from app.model.mlp import LARGE_BATCH, MLP, mlp
-from common.cli import compose_config
+from common.compose import compose_config
 from tests.app.model.given_vectors import GivenVectors
 
 WIDTHS = [24, 16, 1]

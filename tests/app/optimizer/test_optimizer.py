@@ -30,7 +30,7 @@ from app.sharding import from_config
 from app.sharding.execute import table_blocks, table_weights
 from app.training import resume, session
 from app.training.state import RunState
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference

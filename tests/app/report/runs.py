@@ -14,7 +14,7 @@ from app.metrics.clicks import click_metrics
 from app.metrics.curves import click_curves
 from app.metrics.timing import step_time_histogram, throughput
 from app.record.provenance import describe_run
-from common.cli import compose_config
+from common.compose import compose_config
 
 MANIFEST = {"format": "clickwork-run", **describe_run(), "from_step": 0, "earlier": []}
 

@@ -26,7 +26,7 @@ from app.report.compare import (
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.report.runs import write_run
 

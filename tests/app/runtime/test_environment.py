@@ -8,7 +8,7 @@ import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EnvironmentConfig, validate
 from app.runtime import environment, platform, process_group
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
 

@@ -32,7 +32,7 @@ from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
 from app.sharding.planner import estimates
 from app.training import session
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import SMALL

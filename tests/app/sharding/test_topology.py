@@ -8,7 +8,7 @@ from app.config import CONFIG_DIR, AppConfig, TopologyConfig
 from app.config.sharding import HARDWARE
 from app.sharding import topology
 from app.sharding.topology import Device
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 
 DEVICES = {

@@ -11,7 +11,7 @@ import pytest
 
 from app.config import CONFIG_DIR, AppConfig
 from app.trackers.mlperf import MLPerf
-from common.cli import compose_config
+from common.compose import compose_config
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
 STEPS = 10  # of an epoch

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from app.config import CONFIG_DIR, AppConfig, to_plain
 from app.trackers.base import settings
 from app.trackers.prometheus import CONTENT_TYPE, Prometheus
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, ended, forked
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, validate
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.run_files import losses, summary

@@ -23,7 +23,7 @@ from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.session import Session
 from app.training.stop import StopCheck
-from common.cli import compose_config
+from common.compose import compose_config
 from tests.app import group
 from tests.app.conftest import SMALL
 from tests.app.in_process import train_here

@@ -15,7 +15,7 @@ from app.optimizer.build import FUSED_ON_CPU
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.training import session
-from common.cli import compose_config
+from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS

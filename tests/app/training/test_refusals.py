@@ -11,7 +11,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
 from app.training import meta_build, stop
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.datasets import write_dataset

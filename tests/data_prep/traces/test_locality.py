@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import ks_2samp
 
-from common.cli import compose_config
+from common.compose import compose_config
 from common.errors import UserError
 from data_prep import compare
 from data_prep import profile as profile_command

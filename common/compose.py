@@ -1,0 +1,195 @@
+"""The configuration of a command: ready-made values and the command line's, composed by Hydra into a dataclass."""
+
+import difflib
+import functools
+import json
+import re
+import shlex
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from common.errors import UserError
+from common.help import groups_of, keys_of
+
+# Keys by the names that other programs have for them.
+ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
+             "num_steps": "train.max_steps", "batch_size": "train.global_batch_size", "num_epochs": "train.epochs",
+             "max_epochs": "train.epochs", "num_workers": "data.workers", "threads": "runtime.num_threads",
+             "output_dir": "run.dir", "embedding_size": "model.embedding_dim"}  # fmt: skip
+# What Hydra and OmegaConf raise of an override that does not fit.
+REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
+           RecursionError)  # fmt: skip
+
+ConfigT = TypeVar("ConfigT")
+
+
+def compose_config(
+    schema: type[ConfigT], config_dir: Path, overrides: Sequence[str] = (), name: str = "config"
+) -> ConfigT:
+    """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
+
+    A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
+    Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
+    names that mean them; `other_texts`: keys below a mapping whose values are texts; and `instead`: what to type in
+    place of an override that looks as if it worked. Texts are taken as they are typed.
+
+    Raises:
+        UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
+    """
+    composed = compose_partly(schema, config_dir, overrides, name)
+    try:
+        missing = sorted(map(str, OmegaConf.missing_keys(composed)))
+        if missing:
+            raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
+        return OmegaConf.to_object(composed)  # type: ignore[return-value]
+    except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
+        raise UserError(_one_line(error)) from error
+
+
+def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
+    """Compose into OmegaConf's representation, in which keys may still lack values; see `compose_config`."""
+    for override in overrides:
+        if override.startswith("-"):
+            bare = override.lstrip("-")
+            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {bare}"
+            raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
+        if override.lstrip("+~").startswith("hydra"):
+            raise UserError(
+                f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
+            )
+    for override in overrides:
+        _refuse_unquoted(override)
+    typed, overrides = overrides, _by_own_names(schema, overrides)
+    structured = _stored(schema)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_dir), version_base="1.3"):
+            composed = compose(name, overrides=list(overrides))
+            implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
+            if implied:
+                added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
+                composed = compose(name, overrides=[*added, *overrides])
+        # Merge into the schema again: an override that begins with + could have added an unknown key.
+        config = OmegaConf.merge(structured, OmegaConf.to_container(composed, resolve=True))
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        return config
+    except REFUSED as error:
+        raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
+
+
+def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
+    """Overrides with the keys' own names; keys that a user may add need no + before them."""
+    others = getattr(schema, "other_names", {})
+    opened = tuple(f"{key}." for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
+    named = []
+    for override in overrides:
+        matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
+        assert matched is not None
+        sign, key, rest = map(str, matched.groups())
+        key = others.get(key, key)
+        sign = "++" if key.startswith(opened) and sign != "~" else sign
+        named.append(f"{sign}{key}{_as_typed(rest) if _is_text(schema, key) else rest}" if key else override)
+    return named
+
+
+def _is_text(schema: type, key: str) -> bool:
+    """Return whether the values of a key are texts, or lists of them."""
+    if key in getattr(schema, "other_texts", ()):
+        return True
+    kinds = {known: kind for known, *_, kind in keys_of(schema)}
+    group = kinds.get(key.rpartition(".")[0])
+    kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
+    return kind in (str, str | None, list[str], list[str] | None)
+
+
+def _as_typed(rest: str) -> str:
+    """`=VALUE` of a key of texts, quoted where Hydra would read a number or a truth value: 2026_11_24, 1e3, 007."""
+    if not rest:
+        return rest
+    value = rest[1:]
+    parsed = OverridesParser.create().parse_override(f"key{rest}").value()
+    if isinstance(parsed, (bool, int, float)):
+        return f"={_quoted(value)}"
+    if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
+        return f"=[{','.join(_quoted(item) for item in value.strip()[1:-1].split(','))}]"
+    return rest
+
+
+def _refuse_unquoted(override: str) -> None:
+    """Raise UserError for a value that Hydra's grammar does not take, or takes for several; with the form to type."""
+    key, is_given, value = override.partition("=")
+    try:
+        if not OverridesParser.create().parse_override(override).is_sweep_override():
+            return
+    except HydraException as error:
+        if not is_given:
+            raise UserError(f"configuration: {override}: give it as key=value") from error
+    if value.startswith("[") and value.endswith("]"):
+        typed = f"{key}=[{','.join(_quoted(item) for item in value[1:-1].split(','))}]"
+    else:
+        typed = f"{key}={_quoted(value)}"
+    raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(typed)}")
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra takes it literally."""
+    bare = value.strip()
+    if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
+        bare = bare[1:-1]
+    return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), bare) + '"'
+
+
+@functools.lru_cache(maxsize=1)
+def _stored(schema: type) -> Any:
+    """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
+    ConfigStore.instance().store(name="schema", node=schema)
+    return OmegaConf.structured(schema)
+
+
+def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
+    """Return the nearest known key for the first unknown one, as the end of a sentence."""
+    for override in overrides:
+        group, table = override.partition("=")[0].rpartition(".")[0], getattr(schema, "instead", {})
+        if (instead := table.get(override) or table.get(group)) and instead not in overrides:
+            return f"; give {instead} instead"
+    known = [key for key, *_ in keys_of(schema)]
+    known += [*groups_of(config_dir), *getattr(schema, "other_names", {})]
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0].replace("-", "_")
+        if key not in known and not any(each.startswith(f"{key}.") for each in known):
+            head, _, tail = key.rpartition(".")
+            meant = ELSEWHERE.get(tail, tail)
+            if meant in known:
+                return f"; did you mean {meant}?"
+            tail = meant.rpartition(".")[2]
+            ends = [each for each in known if each.rpartition(".")[2] == tail]
+            ends = [each for each in ends if each.rpartition(".")[0] == head] or ends
+            close = ends if len(ends) == 1 else difflib.get_close_matches(key, known, n=1)
+            return f"; did you mean {close[0]}?" if close else "; --help lists the keys"
+    return ""
+
+
+_NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To append to your config", "Config search",
+          "provider=", "See https://")  # fmt: skip
+
+
+def _one_line(error: Exception) -> str:
+    """Join the many lines of a Hydra or OmegaConf error and its causes into one, outermost first."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        for line in map(str.strip, str(cause).splitlines()):
+            if line and not line.startswith(_NOISE) and line not in parts:
+                parts.append(line)
+        cause = cause.__cause__
+    return "configuration: " + " ".join(parts)
