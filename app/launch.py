@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,15 @@ from common.errors import UserError
 
 SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
 STUCK_SECONDS = 30
+BLOCKED_SECONDS = 1.0
 RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
 DEFAULT_ENDPOINT_PORT = 29400  # of --rdzv-endpoint without one
 DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port that two jobs would both take
 # What a process ends with because another has ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+_taken: list[int] = []  # signals whose handler has run
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Job:
 
     endpoint: str
     num_machines: str
+    is_first: bool = False  # of a static rendezvous: whether this is the machine where the others meet
     ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
     statuses: set[int] = field(default_factory=set)  # of all processes of this machine that have ended
     addresses: list[str] = field(default_factory=list)  # of the machines at the last meeting, this one too
@@ -120,7 +124,8 @@ def main(arguments: list[str]) -> int:
         return EXIT_LOST
     signals.take_over(_raise_stopped, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
-    job = Job(_endpoint(options), str(options.nnodes))
+    threading.Thread(target=_forward_if_blocked, args=(signals.wake_up(),), daemon=True).start()
+    job = Job(_endpoint(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
     meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
     while True:
@@ -151,6 +156,9 @@ def _absence(job: Job, error: Exception, seconds: float) -> str:
     if isinstance(error, RendezvousTimeoutError):
         came = f"{len(job.addresses)} of {job.num_machines} machines came ({', '.join(job.addresses) or 'none'})"
         advice = "start the others with the same --rdzv-endpoint, --rdzv-id and --nnodes"
+    elif job.is_first and not job.statuses:
+        came = f"only this one of {job.num_machines} machines came"
+        advice = "start the others with the same --master-addr, --master-port and --nnodes"
     elif isinstance(error, RendezvousError | DistError) and job.addresses:
         came, advice = "the other machines are unreachable", "check the first machine and the network"
     else:
@@ -221,6 +229,7 @@ def _is_host(host: str, way: network.Way) -> bool | None:
 
 
 def _raise_stopped(number: int) -> None:
+    _taken.append(number)
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
 
 
@@ -251,6 +260,23 @@ def _end_children(number: int) -> None:
     if not children:
         signals.say(f"{signal.Signals(number).name}: stopped immediately")
         os._exit(128 + number)
+
+
+def _forward_if_blocked(arrivals: Iterator[int]) -> None:
+    """Answer signals in torchrun's place while it waits for other machines: that call lets no handler run.
+
+    Args:
+        arrivals: signals as they come.
+    """
+    for number in arrivals:
+        time.sleep(BLOCKED_SECONDS)
+        if _taken:
+            return  # the handler runs, and from now on it decides
+        for pid in (children := _children()):
+            os.kill(pid, number)
+        if not children:
+            signals.say(f"{signal.Signals(number).name}: stopped before it began")
+            os._exit(128 + number)
 
 
 def _leave_if_stuck() -> None:

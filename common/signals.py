@@ -92,11 +92,9 @@ class StopRequest:
         self.signal: signal.Signals | None = None
         self.came_at = 0.0  # time.monotonic()
         self._lost = lost
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        arrivals = wake_up()
         _handle(lambda number, frame: self.note(number))
-        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(arrivals,), daemon=True).start()
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -106,9 +104,9 @@ class StopRequest:
         if self.signal is None:
             self.signal, self.came_at = signal.Signals(number), time.monotonic()
 
-    def _watch(self, reader: int) -> None:
+    def _watch(self, arrivals: Iterator[int]) -> None:
         answered = False
-        for number in _signals_from(reader):
+        for number in arrivals:
             self.note(number)
             name = signal.Signals(number).name
             if not answered:
@@ -121,6 +119,14 @@ class StopRequest:
                 _log_once_a_machine("%s: stopped immediately: %s", name, self._lost())
                 os.write(2, erased(2).encode())  # the progress bar, drawn again
                 os._exit(128 + number)
+
+
+def wake_up() -> Iterator[int]:
+    """Signals as they come, for a thread: the main thread's handlers wait while a call in C does not return."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return _signals_from(reader)
 
 
 def _signals_from(reader: int) -> Iterator[int]:

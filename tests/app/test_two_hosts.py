@@ -2,7 +2,9 @@
 
 import ctypes
 import functools
+import os
 import re
+import signal
 import socket
 import subprocess
 import tempfile
@@ -183,6 +185,51 @@ def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tm
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert status == 69
     assert f"{ADDRESSES[0]}:29400: no answer after " in line
+
+
+STATIC = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", ADDRESSES[0], "--master-port", "29500"]
+
+
+def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:
+    """app.launch on one of the machines, whose number it is given, as Kubernetes gives it."""
+    given = [*STATIC, "--node-rank", str(number), *options, "-m", "app.train", *brief(dataset)]
+    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "only this one of 2 machines came after .* s; start the others with the same --master-addr"),
+        (1, "no answer after .* s; check that the first machine has been started"),
+    ],
+)
+def test_a_pod_that_never_comes_is_named(
+    hosts: list[str], dataset: Path, tmp_path: Path, number: int, said: str
+) -> None:
+    launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", "timeout=3")
+    ((status, err),) = ended([launcher])
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert status == 69
+    assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {said}.*", line)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_signal_ends_a_pod_that_waits_for_the_others(
+    hosts: list[str], dataset: Path, tmp_path: Path, number: int
+) -> None:
+    launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
+    said = tmp_path / "out/stderr"
+    while are_under_way([launcher]) and not (said.exists() and "meeting at" in said.read_text()):
+        time.sleep(0.1)
+    time.sleep(2)  # until torch waits
+    os.kill(launcher.process.pid or 0, signal.SIGTERM)
+    began = time.monotonic()
+    ((status, err),) = ended([launcher])
+    assert (status, err.splitlines()[1:]) == (128 + signal.SIGTERM, ["SIGTERM: stopped before it began"])
+    assert time.monotonic() - began < 60
 
 
 def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -> dict[str, Any]:
