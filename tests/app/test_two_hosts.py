@@ -7,16 +7,18 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.app.conftest import SMALL
+from tests.app.conftest import REPOSITORY, SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
 from tests.app.machines import (
@@ -32,6 +34,7 @@ from tests.app.machines import (
     wait_for_checkpoint,
 )
 from tests.app.run_files import losses, summary
+from tests.data_prep import oracle
 
 TIMEOUT_SECONDS = 30  # of an exchange: others' work on this machine must not cost so much
 
@@ -230,6 +233,52 @@ def test_a_signal_ends_a_pod_that_waits_for_the_others(
     ((status, err),) = ended([launcher])
     assert (status, err.splitlines()[1:]) == (128 + signal.SIGTERM, ["SIGTERM: stopped before it began"])
     assert time.monotonic() - began < 60
+
+
+DASK = f"tcp://{ADDRESSES[0]}:8786"
+# In a namespace of its own: another host name, and nothing where the others have the folder $0.
+APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["raw", "out"])
+def test_a_folder_that_a_dask_worker_lacks_is_named_with_its_machine(
+    hosts: list[str], tmp_path: Path, missing: str
+) -> None:
+    for name in ("raw", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "raw/day_0").write_bytes(oracle.make_rows(500, 0))
+    module = [sys.executable, "-m"]
+    worker = [*module, "distributed.cli.dask_worker", DASK, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+    scheduler = [*module, "distributed.cli.dask_scheduler", "--host", ADDRESSES[0], "--no-dashboard"]
+    commands = [
+        on(hosts[0], *scheduler),
+        on(hosts[0], *worker),
+        on(hosts[1], "unshare", "--mount", "--uts", "sh", "-c", APART, str(tmp_path / missing), *worker),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with ExitStack() as stack:
+        with open(tmp_path / "cluster.log", "wb") as log:
+            for command in commands:
+                process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+        deadline = time.monotonic() + 60
+        while (tmp_path / "cluster.log").read_text().count("Register worker") < 2:
+            assert time.monotonic() < deadline, (tmp_path / "cluster.log").read_text()
+            time.sleep(0.1)
+        arguments = [f"data.raw={tmp_path}/raw/day_0", f"data.path={tmp_path}/out/x", "data.chunk_bytes=2000"]
+        prepare = on(hosts[0], *module, "data_prep", *arguments, f"data.scheduler={DASK}")
+        result = subprocess.run(prepare, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.returncode == 2
+    assert line.startswith(f"error: on second: {tmp_path}/{missing}"), line
+    assert not (tmp_path / "out/x/manifest.json").exists()
+
+
+def on(host: str, *command: str) -> list[str]:
+    """A command on one of the machines."""
+    return ["ip", "netns", "exec", host, *command]
 
 
 def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -> dict[str, Any]:
