@@ -269,7 +269,8 @@ def test_a_folder_that_a_dask_worker_lacks_is_named_with_its_machine(
             time.sleep(0.1)
         arguments = [f"data.raw={tmp_path}/raw/day_0", f"data.path={tmp_path}/out/x", "data.chunk_bytes=2000"]
         prepare = on(hosts[0], *module, "data_prep", *arguments, f"data.scheduler={DASK}")
-        result = subprocess.run(prepare, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+        result = subprocess.run(prepare, check=False, cwd=tmp_path, env=environment, **pipes)
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert result.returncode == 2
     assert line.startswith(f"error: on second: {tmp_path}/{missing}"), line
