@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 UV ?= uv
+# Which of the supported releases `make test-matrix` takes: oldest or newest.
+RELEASES ?= oldest
 ARGS ?=
 
 ifneq ($(NPROC),)
@@ -49,9 +51,9 @@ test: environment ## Run the tests but the slow ones; ARGS go to pytest
 test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
 	$(python) -m pytest $(ARGS)
 
-test-matrix: ## Every test on the oldest releases supported, in .venv-oldest (a download of gigabytes); ARGS go to pytest
-	@$(PYTHON) requirements/install.py $(VENV)-oldest --device oldest
-	$(VENV)-oldest/bin/python -m pytest $(ARGS)
+test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a download of gigabytes); ARGS go to pytest
+	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) --device $(RELEASES)
+	$(VENV)-$(RELEASES)/bin/python -m pytest $(ARGS)
 
 preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
 	$(python) -m data_prep $(ARGS)
@@ -129,7 +131,7 @@ lock: ## Resolve requirements/*.in into their locks (needs uv); ARGS=--upgrade f
 golden: environment ## Train tests/golden again, the run that the tests replay: only where bits are meant to change
 	$(python) -m tests.golden.make
 
-clean: ## Remove .venv, .venv-oldest and the tools' caches; runs/ and data/ stay
-	@for venv in $(VENV) $(VENV)-oldest; do test ! -e $$venv/clickwork.json || rm -rf $$venv; done
+clean: ## Remove .venv, .venv-oldest, .venv-newest and the tools' caches; runs/ and data/ stay
+	@for venv in $(VENV) $(VENV)-oldest $(VENV)-newest; do test ! -e $$venv/clickwork.json || rm -rf $$venv; done
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find app common data_prep requirements tests -name __pycache__ -prune -exec rm -rf {} +

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# auto: a container's own GPU stack if it is complete, else cpu. oldest: the oldest supported releases.
-DEVICES = {"auto": "torch.in", "cpu": "torch.in", "oldest": "oldest.in", "cuda": None, "rocm": None}
+# auto: a container's own GPU stack if it is complete, else cpu. oldest, newest: of the supported releases.
+DEVICES = {
+    "auto": "torch.in",
+    "cpu": "torch.in",
+    "oldest": "oldest.in",
+    "newest": "newest.in",
+    "cuda": None,
+    "rocm": None,
+}
 PACKAGES = ("environment", "train", "data_prep")
 MODULES = ("numpy", "torch", "fbgemm_gpu", "torchrec")
 

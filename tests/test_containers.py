@@ -178,13 +178,16 @@ def test_preprocessing_gets_no_torch(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_the_oldest_releases_go_over_the_locked_ones(project: Project) -> None:
-    (project.requirements / "oldest.in").write_text("torchrec==1.4.0  # a reason\ntorch==2.10.0\n")
-    write_wheel(project.wheels, "torchrec", "1.4.0", module("torchrec", "1.4.0"), ["fbgemm-gpu"])
-    old = TORCH_INIT | {"torch/version.py": "__version__ = '2.10.0+cu128'\n"}
-    write_wheel(project.wheels, "torch", "2.10.0", old)
-    project.set_up(options=["--device", "oldest"])
+@pytest.mark.parametrize(
+    ("releases", "torchrec", "torch"), [("oldest", "1.4.0", "2.10.0"), ("newest", "1.9.2", "2.14.0")]
+)
+def test_other_releases_go_over_the_locked_ones(project: Project, releases: str, torchrec: str, torch: str) -> None:
+    (project.requirements / f"{releases}.in").write_text(f"torchrec=={torchrec}  # a reason\ntorch=={torch}\n")
+    write_wheel(project.wheels, "torchrec", torchrec, module("torchrec", torchrec), ["fbgemm-gpu"])
+    other = TORCH_INIT | {"torch/version.py": f"__version__ = '{torch}+cu128'\n"}
+    write_wheel(project.wheels, "torch", torch, other)
+    project.set_up(options=["--device", releases])
     versions = project.versions()
-    assert versions["torchrec"] == "1.4.0"
-    assert versions["torch"].startswith("2.10.0")
+    assert versions["torchrec"] == torchrec
+    assert versions["torch"].startswith(torch)
     assert versions["fbgemm_gpu"] == "1.8.0"
