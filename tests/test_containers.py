@@ -148,6 +148,35 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     assert "now in the base's Python" in base_tool(project, "check", record, python).stderr
 
 
+@pytest.mark.slow
+def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
+    """With the versions that are said to be in rocm/primus:v26.8; the real image was not tried."""
+    torch = {"torch/version.py": "__version__ = '2.14.0+rocm10.1'\ncuda = None\nhip = '10.1.0'\n"}
+    project.add_to_base("torch", "2.14.0+rocm10.1", TORCH_INIT | torch)
+    versions = {"fbgemm_gpu": "2026.10.8", "torchrec": "1.9.0", "numpy": "2.5.3"}
+    for name, version in versions.items():
+        project.add_to_base(name, version, module(name, version))
+    record = project.requirements / "base.json"
+    base_tool(project, "record", record)
+    said = project.set_up(options=["--device", "rocm", "--packages", "train"])
+    assert "installing the releases made for this torch" not in said
+    checked = base_tool(project, "check", record, project.environment / "bin" / "python")
+    assert checked.returncode == 0, checked.stderr
+    assert "untouched: torch 2.14.0+rocm10.1, torchrec 1.9.0" in checked.stdout
+
+
+@pytest.mark.slow
+def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Project) -> None:
+    torch = {"torch/version.py": "__version__ = '2.14.0+cu130'\ncuda = '13.0'\nhip = None\n"}
+    project.add_to_base("torch", "2.14.0+cu130", TORCH_INIT | torch)
+    for release in ("1.8.0", "1.9.0"):
+        for name in ("fbgemm_gpu", "torchrec"):
+            write_wheel(project.wheels, name, release, module(name, release))
+    said = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in said
+    assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in said
+
+
 @pytest.mark.parametrize(
     ("torch", "fbgemm", "device", "sentence"),
     [
