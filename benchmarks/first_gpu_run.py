@@ -207,11 +207,11 @@ class FirstRun:
         return {"samples_per_second": {name: found["samples_per_second"] for name, found in programs.items()}}
 
     def _tests(self) -> dict[str, Any]:
-        """The tests marked gpu, or one of them on a pretended device."""
-        chosen = ["-k", "deterministic", "-n", "1"] if self._pretend else ["-n", "4"]
-        printed = self._python("pytest", "-m", "gpu", str(REPOSITORY / "tests/app/test_gpu.py"), "--rootdir",
-                               str(REPOSITORY), "-c", str(REPOSITORY / "pyproject.toml"), *chosen,
-                               statuses=(0, 1))  # fmt: skip
+        """The tests marked gpu, or some of them on a pretended device."""
+        selection = ["-k", "deterministic or large_grid", "-n", "1"] if self._pretend else ["-n", "4"]
+        files = [str(REPOSITORY / "tests/app" / name) for name in ("test_gpu.py", "test_gpu_operators.py")]
+        root = ["--rootdir", str(REPOSITORY), "-c", str(REPOSITORY / "pyproject.toml")]
+        printed = self._python("pytest", "-m", "gpu", *files, *root, *selection, statuses=(0, 1))
         counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", printed)}
         if "failed" in counts or "error" in counts or not counts.get("passed"):
             raise StageError(printed)
