@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError
-from common.help import groups_of, keys_of
+from common.help import groups_of
+from common.keys import check_keys, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
@@ -44,16 +45,47 @@ def compose_config(
     place of an override that looks as if it worked. Texts are taken as they are typed.
 
     Raises:
-        UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
+        UserError: an unknown key or option, a value of the wrong type or beyond its key's limits, or an override that
+            does not parse.
     """
     composed = compose_partly(schema, config_dir, overrides, name)
     try:
         missing = sorted(map(str, OmegaConf.missing_keys(composed)))
         if missing:
             raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-        return OmegaConf.to_object(composed)  # type: ignore[return-value]
+        config: ConfigT = OmegaConf.to_object(composed)  # type: ignore[assignment]
     except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
         raise UserError(_one_line(error)) from error
+    check_keys(config)
+    return config
+
+
+class ConversionError(ValueError):
+    """Values that do not fit a dataclass of keys, in one line; `key` is the dotted key, or empty."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        self.key: str = getattr(error, "full_key", None) or ""
+
+
+def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
+    """An instance of the dataclass `schema` from nested plain values, of which later ones take precedence.
+
+    Raises:
+        ConversionError: an unknown key or a value of the wrong type.
+    """
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *levels))  # type: ignore[return-value]
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConversionError(error) from error
+
+
+def plain_values(config: Any) -> dict[str, Any]:
+    """A partly composed configuration, or a dataclass of keys, as nested plain values."""
+    node = OmegaConf.structured(config) if isinstance(config, type) else config
+    values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]
 
 
 def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 from common.compose import compose_config
 from common.errors import UserError
-from common.help import keys_of
+from common.keys import keys_of
 from data_prep import compare, generate, interchange, profile, verify
 from data_prep.__main__ import main as prepare
 from data_prep.config.compose import CONFIG_DIRECTORY

@@ -14,7 +14,7 @@ from app.config.data import DataConfig, validate_data
 from app.data import prepare
 from common.compose import compose_config
 from common.errors import UserError
-from common.help import keys_of
+from common.keys import keys_of
 from data_prep.config import keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import IdDistribution, PrepConfig
