@@ -31,13 +31,15 @@ ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "tr
 REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
            RecursionError)  # fmt: skip
 
+SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
+
 ConfigT = TypeVar("ConfigT")
 
 
 def compose_config(
     schema: type[ConfigT], config_dir: Path, overrides: Sequence[str] = (), name: str = "config"
 ) -> ConfigT:
-    """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
+    """Compose `config_dir`/<name>.yaml, if there is one, with Hydra overrides into an instance of `schema`.
 
     A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
     Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
@@ -103,6 +105,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         _refuse_unquoted(override)
     typed, overrides = overrides, _by_own_names(schema, overrides)
     structured = _stored(schema)
+    name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
@@ -184,7 +187,7 @@ def _quoted(value: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _stored(schema: type) -> Any:
     """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
-    ConfigStore.instance().store(name="schema", node=schema)
+    ConfigStore.instance().store(name=SCHEMA, node=schema)
     return OmegaConf.structured(schema)
 
 
