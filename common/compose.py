@@ -1,12 +1,13 @@
 """The configuration of a command: ready-made values and the command line's, composed by Hydra into a dataclass."""
 
+import copy
 import difflib
 import functools
 import json
 import re
 import shlex
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +81,31 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *levels))  # type: ignore[return-value]
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConversionError(error) from error
+
+
+def as_today(schema: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded configuration by the names of keys of `schema`, without nulls where there is a default now."""
+    recorded: dict[str, Any] = copy.deepcopy(dict(content))
+    for old, new in getattr(schema, "other_names", {}).items():
+        group, name = _group_of(recorded, old)
+        if name in group:
+            owner, own_name = _group_of(recorded, new, make=True)
+            owner[own_name] = group.pop(name)
+    for key, _, _, kind in keys_of(schema):
+        group, name = _group_of(recorded, key)
+        if kind is not Any and type(None) not in typing.get_args(kind) and name in group and group[name] is None:
+            del group[name]
+    return recorded
+
+
+def _group_of(values: dict[str, Any], key: str, make: bool = False) -> tuple[dict[str, Any], str]:
+    """The group of nested values that a dotted key is in, and its name there; `make`: add the group if need be."""
+    *groups, name = key.split(".")
+    for group in groups:
+        if make and values.get(group) is None:
+            values[group] = {}
+        values = values[group] if values.get(group) is not None else {}
+    return values, name
 
 
 def plain_values(config: Any) -> dict[str, Any]:

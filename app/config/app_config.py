@@ -40,7 +40,7 @@ from app.config.train import (
     validate_new_name,
     validate_train,
 )
-from common.compose import convert
+from common.compose import as_today, convert
 from common.errors import UserError
 from common.keys import check_keys, key
 
@@ -99,15 +99,12 @@ def to_plain(config: Any) -> Any:
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:
-    """The other way, for a configuration read from a run's directory.
+    """The other way, for a configuration read from a run's directory; of older code, too.
 
     Raises:
         ConversionError: unknown keys or wrong types.
     """
-    data = content.get("data") or {}
-    # Of runs before this key was data_prep's.
-    synthetic = {key: value for key, value in (data.get("synthetic") or {}).items() if value is not None}
-    return convert(AppConfig, {**content, "data": {**data, "synthetic": synthetic}})
+    return convert(AppConfig, as_today(AppConfig, content))
 
 
 def validate_new_run(config: AppConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from app.config.app_config import AppConfig
 from app.config.checks import require_place
+from app.config.data import OLD_NAMES
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
@@ -108,9 +109,6 @@ def validate_bench(config: BenchConfig) -> None:
             raise UserError(f"{name}={values}: must be a list of numbers of at least 1")
 
 
-OTHER_NAMES = {"data_path": "data.path"}  # of commands, up to version 0.1
-
-
 @dataclass
 class DatasetConfig:
     """The dataset that a command other than train reads."""
@@ -122,7 +120,7 @@ class DatasetConfig:
 class DoctorConfig:
     """The directories to check, and the form of the result."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     data: DatasetConfig = field(default_factory=DatasetConfig)  # null: all datasets in `datasets`
     datasets: str = key("data", "directory of the datasets")
     runs: str = key("runs", "directory of the runs")
@@ -134,7 +132,7 @@ class DoctorConfig:
 class ExportConfig:
     """The run to export and the file to write."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory")
     out: str = key(MISSING, "the file, NAME.pt2")
     tables: TablePrecision = key(
@@ -192,7 +190,7 @@ def validate_plan(plan: PlanConfig) -> None:
 class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory")
     candidates: str = key(MISSING, "TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates")
     user: str | None = key(None, "a file of one row, in any of these forms: the columns that the candidates lack")
@@ -225,7 +223,7 @@ class PlanAppConfig(AppConfig):
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory")
     split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window")
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
@@ -253,7 +251,7 @@ def validate_evaluate(config: EvaluateConfig) -> None:
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal")

@@ -3,7 +3,7 @@
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
-from common.compose import compose_config
+from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module
@@ -114,6 +114,17 @@ def test_a_configuration_of_an_older_run_is_read() -> None:
     plain = to_plain(config)
     plain["data"]["synthetic"] = dict.fromkeys(plain["data"]["synthetic"])
     assert from_plain(plain) == config
+
+
+def test_other_names_of_keys_are_known_in_an_older_configuration_too() -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=x", "data.memory_budget=1GiB", "data.split.seed=3"])
+    plain = to_plain(config)
+    old = {**plain, "data_path": plain["data"]["path"], "data": {**plain["data"], **plain["data"]["prep"]}}
+    del old["data"]["path"], old["data"]["prep"]
+    assert from_plain(old) == config
+    assert set(old["data"]) > {"memory_budget", "split"}, "the record is left as it is"
+    with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):
+        from_plain({**plain, "train": {**plain["train"], "speed": 1}})
 
 
 def test_run_dir_follows_its_name() -> None:
