@@ -1,6 +1,7 @@
 """The configuration of a command: ready-made values and the command line's, composed by Hydra into a dataclass."""
 
 import copy
+import dataclasses
 import difflib
 import functools
 import json
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError
 from common.help import groups_of
-from common.keys import check_keys, keys_of
+from common.keys import check_keys, group_of, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
@@ -56,7 +57,7 @@ def compose_config(
         missing = sorted(map(str, OmegaConf.missing_keys(composed)))
         if missing:
             raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-        config: ConfigT = OmegaConf.to_object(composed)  # type: ignore[assignment]
+        config = _instance(schema, OmegaConf.to_object(composed))
     except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
         raise UserError(_one_line(error)) from error
     check_keys(config)
@@ -78,7 +79,7 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
         ConversionError: an unknown key or a value of the wrong type.
     """
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *levels))  # type: ignore[return-value]
+        return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(schema), *levels)))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConversionError(error) from error
 
@@ -110,7 +111,7 @@ def _group_of(values: dict[str, Any], key: str, make: bool = False) -> tuple[dic
 
 def plain_values(config: Any) -> dict[str, Any]:
     """A partly composed configuration, or a dataclass of keys, as nested plain values."""
-    node = OmegaConf.structured(config) if isinstance(config, type) else config
+    node = _node(config) if isinstance(config, type) else config
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]
@@ -213,8 +214,39 @@ def _quoted(value: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _stored(schema: type) -> Any:
     """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
-    ConfigStore.instance().store(name=SCHEMA, node=schema)
-    return OmegaConf.structured(schema)
+    node = _node(schema)
+    ConfigStore.instance().store(name=SCHEMA, node=node)
+    return node
+
+
+def _node(schema: type) -> Any:
+    """OmegaConf's representation of a schema."""
+    return OmegaConf.structured(_twin(schema))
+
+
+@functools.cache
+def _twin(schema: type) -> type:
+    """A dataclass of the same fields that is not frozen: of one that is, OmegaConf takes no value but the default."""
+    kinds = typing.get_type_hints(schema)
+    members: list[Any] = []
+    for each in dataclasses.fields(schema):
+        kind: Any = kinds[each.name]
+        default, factory = each.default, each.default_factory
+        if (group := group_of(kind)) is not None:
+            twin: Any = _twin(group)
+            kind, factory = (twin, twin) if kind is group else (twin | None, factory)
+        members.append((each.name, kind, dataclasses.field(default=default, default_factory=factory)))
+    return dataclasses.make_dataclass(schema.__name__, members)
+
+
+def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
+    """The instance of a schema with the values of one of its twin."""
+    kinds = typing.get_type_hints(schema)
+    values: dict[str, Any] = {}
+    for each in dataclasses.fields(typing.cast(Any, schema)):
+        value, group = getattr(twin, each.name), group_of(kinds[each.name])
+        values[each.name] = value if group is None or value is None else _instance(group, value)
+    return schema(**values)
 
 
 def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:

@@ -112,6 +112,12 @@ def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, An
             yield f"{prefix}{field.name}", schema, field.name, kind
 
 
+def group_of(kind: Any) -> type | None:
+    """The dataclass that a field's type is, or is one of, such as of an optional one; None of a key's type."""
+    groups = (each for each in (kind, *typing.get_args(kind)) if isinstance(each, type))
+    return next((each for each in groups if dataclasses.is_dataclass(each)), None)
+
+
 def choices(kind: Any) -> list[str]:
     """The values of an enumeration, or an optional one."""
     for candidate in (kind, *typing.get_args(kind)):

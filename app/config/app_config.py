@@ -47,7 +47,7 @@ from common.keys import check_keys, key
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
-@dataclass
+@dataclass(frozen=True)
 class AppConfig:
     """The whole configuration of `python -m app.train`."""
 

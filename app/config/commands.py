@@ -45,7 +45,7 @@ def row_bytes(precision: TablePrecision, dim: int) -> int:
     return dim * BITS[precision] // 8 + (SCALE_AND_BIAS_BYTES if integer else 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShapeConfig:
     """Sizes that replace the recipe's; null: the recipe's own."""
 
@@ -56,7 +56,7 @@ class ShapeConfig:
     bag_sizes: list[int] | None = key(None, "ids a bag of each feature; null: data.multi_hot.sizes, or one")
 
 
-@dataclass
+@dataclass(frozen=True)
 class InferenceConfig:
     """The latency and throughput of scoring."""
 
@@ -66,7 +66,7 @@ class InferenceConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class BenchConfig(AppConfig):
     """Operators to measure, sizes, and duration."""
 
@@ -109,14 +109,14 @@ def validate_bench(config: BenchConfig) -> None:
             raise UserError(f"{name}={values}: must be a list of numbers of at least 1")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetConfig:
     """The dataset that a command other than train reads."""
 
     path: str | None = key(None, "its directory; null: where the run found it")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DoctorConfig:
     """The directories to check, and the form of the result."""
 
@@ -128,7 +128,7 @@ class DoctorConfig:
     out: str | None = key(None, "also write the JSON to this file")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExportConfig:
     """The run to export and the file to write."""
 
@@ -155,7 +155,7 @@ def validate_export(config: ExportConfig) -> None:
         raise UserError(f"tolerance={config.tolerance}: must be at least 0")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanConfig:
     """Beside the tables and hardware of the other groups."""
 
@@ -186,7 +186,7 @@ def validate_plan(plan: PlanConfig) -> None:
             raise UserError(f"plan.{name}={getattr(plan, name)}: must be numbers of at least 1")
 
 
-@dataclass
+@dataclass(frozen=True)
 class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
@@ -212,14 +212,14 @@ def validate_recommend(config: RecommendConfig) -> None:
         raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanAppConfig(AppConfig):
     """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
 
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
@@ -247,7 +247,7 @@ def validate_evaluate(config: EvaluateConfig) -> None:
     require_place("out", config.out)
 
 
-@dataclass
+@dataclass(frozen=True)
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
@@ -258,7 +258,7 @@ class VerifyConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReportConfig:
     """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
 

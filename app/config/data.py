@@ -57,7 +57,7 @@ class WindowRest(Enum):
     drop = "drop"
 
 
-@dataclass
+@dataclass(frozen=True)
 class EventConfig:
     """How samples are made of a dataset of events (docs/sequences.md); it has no effect on other datasets."""
 
@@ -80,14 +80,14 @@ class EventConfig:
         return 1 + len(self.tasks)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
 
     directory: str | None = key(None, "where the bags of all ids are kept; null: <data.path>/multi_hot")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
 

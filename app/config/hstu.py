@@ -33,7 +33,7 @@ class AttentionScale(Enum):
     max_seq_len = "max_seq_len"
 
 
-@dataclass
+@dataclass(frozen=True)
 class HSTUConfig:
     """Layers, widths and attention; tables have the width model.embedding_dim."""
 

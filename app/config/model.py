@@ -37,7 +37,7 @@ class DenseInit(Enum):
     facebookresearch = "facebookresearch"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or HSTU, over events."""
 

@@ -52,7 +52,7 @@ WITH_DECAY = (ScheduleName.warmup_poly, ScheduleName.cosine)
 NOT_CONSTANT = (ScheduleName.warmup, *WITH_DECAY)
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The algorithms and their rates."""
 
@@ -78,7 +78,7 @@ class OptimizerConfig:
         return self.dense or PLAIN.get(self.name, self.name)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Factor on the learning rates at each step; all values in steps but `end_factor`."""
 

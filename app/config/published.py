@@ -42,7 +42,7 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PublishedConfig:
     """Figures to compare a run with; null where there is none. They do not affect training.
 

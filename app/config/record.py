@@ -6,7 +6,7 @@ from enum import Enum
 from common.keys import key
 
 
-@dataclass
+@dataclass(frozen=True)
 class RecordConfig:
     """Views of a run for other tools; its own files are always written."""
 
@@ -27,7 +27,7 @@ class MLPerfDivision(Enum):
     open = "open"
 
 
-@dataclass
+@dataclass(frozen=True)
 class MLPerfConfig:
     """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
 

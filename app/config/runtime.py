@@ -36,7 +36,7 @@ class Compile(Enum):
     step = "step"  # CUDA graphs of none's kernels
 
 
-@dataclass
+@dataclass(frozen=True)
 class RuntimeConfig:
     """Platform, threads, precision, and limits of waiting."""
 
@@ -75,7 +75,7 @@ def validate_threads(runtime: RuntimeConfig) -> None:
                         f"runtime.num_threads={cores}")  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class EnvironmentConfig:
     """Environment variables set before the process group is made, unless the user has set them."""
 

@@ -32,7 +32,7 @@ class CommPrecision(Enum):
     bf16 = "bf16"
 
 
-@dataclass
+@dataclass(frozen=True)
 class QCommConfig:
     """Embeddings (forward) and their gradients (backward) on the wire; data-parallel tables travel as fp32."""
 
@@ -40,7 +40,7 @@ class QCommConfig:
     backward: CommPrecision = key(CommPrecision.fp32, "of their gradients")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableShardingConfig:
     """Exceptions for one table; null: as configured for all tables."""
 
@@ -50,7 +50,7 @@ class TableShardingConfig:
     cache_load_factor: float | None = key(None, "as sharding.cache_load_factor", within="(0, 1)")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShardingConfig:
     """Distribution of tables over processes.
 
@@ -193,7 +193,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TopologyConfig:
     """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
 

@@ -58,7 +58,7 @@ class Storage(Enum):
     bf16 = "bf16"
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableConfig:
     """Settings of a table. Null: in an override, the value of model.tables; in model.tables, the default given here."""
 
@@ -73,7 +73,7 @@ class TableConfig:
     storage: Storage | None = key(None, "null: fp32")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableOverride(TableConfig):
     """Settings of one table, beside model.tables' own."""
 
@@ -82,7 +82,7 @@ class TableOverride(TableConfig):
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TablesConfig(TableConfig):
     """Settings of all tables, and which are exceptions."""
 

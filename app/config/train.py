@@ -36,7 +36,7 @@ class EvalGrid(Enum):
     dlrmv4 = "dlrmv4"
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """The run's name and directory."""
 
@@ -44,7 +44,7 @@ class RunConfig:
     dir: str = key("runs/${run.name}", "directory of the run")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """Length of the run, batch size, evaluation and logging."""
 
@@ -72,7 +72,7 @@ class TrainConfig:
     deterministic: bool = key(False, "GPU: slower kernels with fixed summation order. On CPU always so")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvalConfig:
     """Evaluation during and after training."""
 
@@ -82,7 +82,7 @@ class EvalConfig:
     exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Intervals of saving, checkpoints kept, and the one to start from."""
 
@@ -189,7 +189,7 @@ class LossName(Enum):
     mse = "mse"
 
 
-@dataclass
+@dataclass(frozen=True)
 class LossConfig:
     """The training loss; evaluation's metrics do not depend on it. Formulas: docs/models.md."""
 

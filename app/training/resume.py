@@ -287,12 +287,10 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
         config = from_plain(read_config(run))
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
-    config.runtime = replace(
+    runtime = replace(
         asked,
         precision=asked.precision or config.runtime.precision,
         compile=asked.compile or config.runtime.compile,
         num_threads=asked.num_threads or config.runtime.num_threads,
     )
-    if data_path:
-        config.data = replace(config.data, path=data_path)
-    return config
+    return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))

@@ -43,7 +43,7 @@ class IdDistribution(Enum):
     pareto = "pareto"
 
 
-@dataclass
+@dataclass(frozen=True)
 class SplitConfig:
     """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf."""
 
@@ -60,7 +60,7 @@ class SplitConfig:
     seed: int | None = key(None, "of random and scikit_learn; null: 0", within=SEEDS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SamplingConfig:
     """Leaving rows out, of all splits, before anything else is done with them."""
 
@@ -75,7 +75,7 @@ class SamplingConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RemoteConfig:
     """Files to download from mirrors."""
 
@@ -94,7 +94,7 @@ class RemoteConfig:
     timeout: float = key(60.0, "seconds without a byte after which a try fails")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MultiHotConfig:
     """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
 
@@ -103,7 +103,7 @@ class MultiHotConfig:
     seed: int | None = key(None, "of their draws; null: 0, the reference's")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SyntheticConfig:
     """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py)."""
 
@@ -132,7 +132,7 @@ class SyntheticConfig:
     direct: bool = key(False, "write rows straight to shards: the same rows, but no raw files")
 
 
-@dataclass
+@dataclass(frozen=True)
 class RandomConfig:
     """Rows for pure speed: nothing can be learned from them, as labels are drawn independently of them."""
 
@@ -154,7 +154,7 @@ class RandomConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TraceConfig:
     """Rows whose ids have the locality of a trace (see data_prep/traces/histogram.py and docs/synthetic.md)."""
 
@@ -170,7 +170,7 @@ class TraceConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SyntheticEventsConfig:
     """Events whose labels come from a known model of their user's history (see data_prep/synthetic/events.py)."""
 
@@ -186,7 +186,7 @@ class SyntheticEventsConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
 
@@ -250,7 +250,7 @@ class DataConfig:
     trace: TraceConfig = field(default_factory=TraceConfig)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExchangeConfig:
     """Keys of `python -m data_prep.interchange`."""
 
@@ -262,7 +262,7 @@ class ExchangeConfig:
     seed: int | None = key(None, "of their draws; null: 0")
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalityConfig:
     """Keys of `python -m data_prep.profile`, `.generate` and `.compare`."""
 
@@ -276,7 +276,7 @@ class LocalityConfig:
     plot: str | None = key(None, "file for the hit rates of both, an SVG")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepConfig:
     """The configuration of `python -m data_prep` and of its other commands."""
 

@@ -1,6 +1,5 @@
 """The limits of every key, held by a table of numbers just inside and just outside; what a declaration says."""
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from app.config.hstu import HSTUConfig
 from common.errors import UserError
 from common.keys import MISSING, check_keys, declaration, key, keys_of
 from data_prep.config.keys import PrepConfig
+from tests.changed import changed
 
 INF = math.inf
 Limits = tuple[Sequence[float], Sequence[float], str]
@@ -115,23 +115,9 @@ for _schema in (EvaluateConfig, RecommendConfig, ExportConfig, VerifyConfig):
     OF_COMMANDS[_schema] |= OF_RUNTIME
 
 
-def with_value(config: Any, name: str, value: Any) -> Any:
-    """A copy of a configuration with the value of one key."""
-    changed = copy.deepcopy(config)
-    *groups, last = name.split(".")
-    owner = changed
-    for group in groups:
-        owner = getattr(owner, group)
-    setattr(owner, last, value)
-    return changed
-
-
 def without_limits(schema: type) -> Any:
     """A configuration of nulls, which all limits let pass, so that one key is looked at."""
-    config = schema()
-    for name, *_ in keys_of(schema):
-        config = with_value(config, name, None)
-    return config
+    return changed(schema(), {name: None for name, *_ in keys_of(schema)})
 
 
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
@@ -141,7 +127,7 @@ def test_each_limit_is_where_the_table_says(schema: type) -> None:
     for name, (refused, taken, rule) in OF_COMMANDS[schema].items():
         for value in refused:
             with pytest.raises(UserError) as error:
-                check_keys(with_value(usual, name, value))
+                check_keys(changed(usual, {name: value}))
             assert str(error.value) == f"{name}={value}: must be {rule}"
         for value in taken:
             assert declarations[name].allows(value), (name, value)
