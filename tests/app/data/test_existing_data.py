@@ -160,6 +160,16 @@ def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
     assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).prep["random"]["eval_rows"] == 4
 
 
+def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
+    usual = keys.RandomConfig()
+    with pytest.raises(UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give another"):
+        agreed(random_ids, random__rows=usual.rows)
+    with pytest.raises(UserError, match=r"data\.random\.rows=200000: has no effect on the dataset at"):
+        agreed(rows, random__rows=usual.rows)
+    agreed(random_ids, random__num_dense=usual.num_dense)
+    agreed(rows, memory_budget=keys.DataConfig().memory_budget)  # decides no rows
+
+
 def test_nothing_given_records_what_was_in_force(rows: Path) -> None:
     config = agreed(rows)
     assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()} | {
