@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What `key` declares beside type and default."""
+    """What `key` declares beside the type."""
 
+    default: Any
     meaning: str
     at_least: float | None
     at_most: float | None
@@ -33,11 +34,6 @@ class Key:
     below: float | None
     within: str | None
     only_with: tuple[Any, ...]
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether some numbers are refused."""
-        return self.rule != ""
 
     @property
     def rule(self) -> str:
@@ -49,15 +45,17 @@ class Key:
         bounds = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
         return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
 
-    def allows(self, value: float) -> bool:
-        """Whether a number is within all limits; NaN is within none."""
+    def allows(self, value: Any) -> bool:
+        """Whether a number, or each of a list of at least one, is within all limits; NaN is within none."""
+        if isinstance(value, list):
+            return len(value) > 0 and all(map(self.allows, value))
         if self.within is not None:
             match = INTERVAL.fullmatch(self.within)
             assert match is not None, self.within
             opening, low, high, closing = match.groups()
             is_above = value > float(low) if opening == "(" else value >= float(low)
-            return is_above and (value < float(high) if closing == ")" else value <= float(high))
-        return (
+            return bool(is_above and (value < float(high) if closing == ")" else value <= float(high)))
+        return bool(
             (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or self.above < value <= MAX_FLOAT32)
@@ -81,13 +79,13 @@ def key(
     Args:
         default: its value unless one is given; MISSING: one must be given. A list or dict is copied.
         meaning: with its unit; `--help` and docs print it.
-        at_least: smallest number that is allowed; `at_most`, `above` and `below` likewise. `above` alone refuses what
-            is infinite in single precision. Null is always allowed.
+        at_least: smallest number that is allowed, or item of a list; `at_most`, `above` and `below` likewise. `above`
+            alone refuses what is infinite in single precision. Null and the default are always allowed.
         within: an interval instead of these, such as "[0, 1)".
         only_with: the name of another key of the group and those of its values with which this one has an effect, so
             that it is refused beside others; without values: any but null, false and 0.
     """
-    declared = {DECLARATION: Key(meaning, at_least, at_most, above, below, within, only_with)}
+    declared = {DECLARATION: Key(default, meaning, at_least, at_most, above, below, within, only_with)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=declared)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=declared)
@@ -98,7 +96,7 @@ def declaration(schema: Any, name: str) -> Key:
     return next(field.metadata.get(DECLARATION, _PLAIN) for field in dataclasses.fields(schema) if field.name == name)
 
 
-_PLAIN = Key("", None, None, None, None, None, ())
+_PLAIN = Key(None, "", None, None, None, None, None, ())
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
@@ -142,9 +140,12 @@ def check_keys(config: Any, prefix: str = "") -> None:
             check_keys(value, f"{name}.")
             continue
         declared: Key = field.metadata.get(DECLARATION, _PLAIN)
-        if declared.has_limits and value is not None and not declared.allows(value):
-            raise UserError(f"{name}={value}: must be {declared.rule}")
-        if declared.only_with and value and value != field.default:
+        if value is None or value == declared.default:
+            continue
+        if declared.rule and not declared.allows(value):
+            numbers = "a list of numbers of " if isinstance(value, list) else ""
+            raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
+        if declared.only_with and value:
             _refuse_without(config, prefix, f"{name}={shown(value)}", *declared.only_with)
 
 

@@ -51,16 +51,18 @@ class ShapeConfig:
 
     batch_size: int | None = key(None, "of each process; null: train.global_batch_size over the processes", at_least=1)
     num_dense: int | None = key(None, "null: Criteo's 13", at_least=1)
-    num_embeddings: list[int] | None = key(None, "rows of each table; null: those the recipe's source publishes …")
+    num_embeddings: list[int] | None = key(
+        None, "rows of each table; null: those the recipe's source publishes …", at_least=1
+    )
     most_rows: int = key(1_000_000, "… but no table beyond this", at_least=1)
-    bag_sizes: list[int] | None = key(None, "ids a bag of each feature; null: data.multi_hot.sizes, or one")
+    bag_sizes: list[int] | None = key(None, "ids a bag of each feature; null: data.multi_hot.sizes, or one", at_least=1)
 
 
 @dataclass(frozen=True)
 class InferenceConfig:
     """The latency and throughput of scoring."""
 
-    batch_sizes: list[int] = key([4**power for power in range(9)], "of each process")
+    batch_sizes: list[int] = key([4**power for power in range(9)], "of each process", at_least=1)
     least_runs: int = key(
         100, "timed one by one at each size, however long that takes: fewer have no 99th percentile", at_least=1
     )
@@ -98,15 +100,6 @@ def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
     chosen_operators(config.operators)
     require_place("out", config.out)
-    shape = config.shape
-    lists = {
-        "shape.num_embeddings": shape.num_embeddings,
-        "shape.bag_sizes": shape.bag_sizes,
-        "inference.batch_sizes": config.inference.batch_sizes,
-    }
-    for name, values in lists.items():
-        if values is not None and (not values or min(values) < 1):
-            raise UserError(f"{name}={values}: must be a list of numbers of at least 1")
 
 
 @dataclass(frozen=True)
@@ -166,8 +159,8 @@ class PlanConfig:
     out: str | None = key(None, 'the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout')
     against: str | None = key(None, "another plan's JSON to compare with")
     topologies: list[str] = key([], "what if: these instead, names or YAML files")
-    batch_sizes: list[int] = key([], "what if: these global batches instead")
-    devices: list[int] = key([], "what if: these numbers of devices a machine instead")
+    batch_sizes: list[int] = key([], "what if: these global batches instead", at_least=1)
+    devices: list[int] = key([], "what if: these numbers of devices a machine instead", at_least=1)
 
 
 def validate_plan(plan: PlanConfig) -> None:
@@ -181,9 +174,6 @@ def validate_plan(plan: PlanConfig) -> None:
     bags = plan.bag_sizes
     if bags is not None and (not isinstance(bags, list) or not all(isinstance(n, (int, float)) for n in bags)):
         raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
-    for name in ("batch_sizes", "devices"):
-        if min(getattr(plan, name), default=1) < 1:
-            raise UserError(f"plan.{name}={getattr(plan, name)}: must be numbers of at least 1")
 
 
 @dataclass(frozen=True)

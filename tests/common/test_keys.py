@@ -18,8 +18,10 @@ from data_prep.config.keys import PrepConfig
 from tests.changed import changed
 
 INF = math.inf
-Limits = tuple[Sequence[float], Sequence[float], str]
+Limits = tuple[Sequence[Any], Sequence[Any], str]
 ONE: Limits = ([0, -3], [1, 7], "at least 1")
+LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
+NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
 ZERO: Limits = ([-1], [0, 9], "at least 0")
 POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
 SHARE: Limits = ([-0.01, 1.01, math.nan], [0.0, 1.0], "in [0, 1]")
@@ -71,10 +73,11 @@ OF_RUNS: dict[str, Limits] = {
 }  # fmt: skip
 OF_COMMANDS: dict[type, dict[str, Limits]] = {
     AppConfig: OF_RUNS,
-    PlanAppConfig: OF_RUNS,
+    PlanAppConfig: {**OF_RUNS, **dict.fromkeys(("plan.batch_sizes", "plan.devices"), LIST)},
     BenchConfig: {
         **OF_RUNS,
         **dict.fromkeys(("shape.batch_size", "shape.num_dense", "shape.most_rows", "inference.least_runs"), ONE),
+        **dict.fromkeys(("shape.num_embeddings", "shape.bag_sizes", "inference.batch_sizes"), NOT_EMPTY),
         "seconds": POSITIVE,
     },
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO},
