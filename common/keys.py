@@ -34,6 +34,7 @@ class Key:
     below: float | None
     within: str | None
     only_with: tuple[Any, ...]
+    is_name: bool
 
     @property
     def rule(self) -> str:
@@ -73,6 +74,7 @@ def key(
     below: float | None = None,
     within: str | None = None,
     only_with: tuple[Any, ...] = (),
+    is_name: bool = False,
 ) -> T:
     """Declare a key as a dataclass's field.
 
@@ -84,8 +86,9 @@ def key(
         within: an interval instead of these, such as "[0, 1)".
         only_with: the name of another key of the group and those of its values with which this one has an effect, so
             that it is refused beside others; without values: any but null, false and 0.
+        is_name: a text must not be empty or blank.
     """
-    declared = {DECLARATION: Key(default, meaning, at_least, at_most, above, below, within, only_with)}
+    declared = {DECLARATION: Key(default, meaning, at_least, at_most, above, below, within, only_with, is_name)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=declared)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=declared)
@@ -96,7 +99,7 @@ def declaration(schema: Any, name: str) -> Key:
     return next(field.metadata.get(DECLARATION, _PLAIN) for field in dataclasses.fields(schema) if field.name == name)
 
 
-_PLAIN = Key(None, "", None, None, None, None, None, ())
+_PLAIN = Key(None, "", None, None, None, None, None, (), False)
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
@@ -145,6 +148,8 @@ def check_keys(config: Any, prefix: str = "") -> None:
         if declared.rule and not declared.allows(value):
             numbers = "a list of numbers of " if isinstance(value, list) else ""
             raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
+        if declared.is_name and (not value.strip() or "\0" in value):
+            raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
         if declared.only_with and value:
             _refuse_without(config, prefix, f"{name}={shown(value)}", *declared.only_with)
 

@@ -36,7 +36,6 @@ from app.config.train import (
     TrainConfig,
     validate_checkpoint,
     validate_loss,
-    validate_names,
     validate_new_name,
     validate_train,
 )
@@ -127,7 +126,6 @@ def validate(config: AppConfig) -> None:
     check_keys(config)
     validate_train(config.train)
     validate_checkpoint(config.checkpoint)
-    validate_names(config.run, config.checkpoint)
     validate_data(config.data)
     validate_runtime(config.runtime)
     validate_optimizer(config.optimizer)

@@ -40,8 +40,8 @@ class EvalGrid(Enum):
 class RunConfig:
     """The run's name and directory."""
 
-    name: str = key(MISSING, "names the run and its directory")
-    dir: str = key("runs/${run.name}", "directory of the run")
+    name: str = key(MISSING, "names the run and its directory", is_name=True)
+    dir: str = key("runs/${run.name}", "directory of the run", is_name=True)
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,14 @@ class CheckpointConfig:
     keep: int = key(2, "newest whole checkpoints that stay", at_least=1)
     keep_best: bool = key(True, "and the one of the highest eval AUC; an evaluation that is the best so far saves it")
     asynchronous: bool = key(True, "training waits for a copy in host memory only; a thread writes it")
-    resume: str = key("auto", "auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run")
+    resume: str = key(
+        "auto",
+        "auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run",
+        is_name=True,
+    )
     overwrite: bool = key(
         False, "let `resume` remove checkpoints of this run: all, or those after the one it starts from"
     )
-
-
-def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
-    """Raises UserError for a name that is empty."""
-    named = {"run.name": run.name, "run.dir": run.dir, "checkpoint.resume": checkpoint.resume}
-    for name, text in named.items():
-        if not text.strip() or "\0" in text:
-            raise UserError(f"{name}={text.strip()}: must be a name, not empty and without null characters")
 
 
 def validate_new_name(name: str) -> None:

@@ -194,6 +194,13 @@ def test_what_a_declaration_refuses(ring: Ring, message: str | None) -> None:
         assert str(error.value) == f"{group}.{message.format(group, group)}"
 
 
+@pytest.mark.parametrize("name", ["run.name", "run.dir", "checkpoint.resume"])
+@pytest.mark.parametrize("value", ["", " ", "a\0b"])
+def test_names_are_not_empty(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name}=.*: must be a name, not empty and without null characters"):
+        check_keys(changed(AppConfig(), {name: value}))
+
+
 def test_defaults_that_are_lists_are_not_shared() -> None:
     Ring().stones.append(4)
     assert Ring().stones == [3]
