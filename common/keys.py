@@ -24,17 +24,28 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What `key` declares beside the type."""
+    """What is declared of a key beside its type; null and the default are always allowed.
 
-    default: Any
-    meaning: str
-    at_least: float | None
-    at_most: float | None
-    above: float | None
-    below: float | None
-    within: str | None
-    only_with: tuple[Any, ...]
-    is_name: bool
+    Attributes:
+        default: its value unless one is given; MISSING: one must be given.
+        meaning: with its unit; `--help` and docs print it.
+        at_least: smallest number that is allowed, or item of a list; `at_most`, `above` and `below` likewise. `above`
+            alone refuses what is infinite in single precision.
+        within: an interval instead of these, such as "[0, 1)".
+        only_with: the name of another key of the group and those of its values with which this one has an effect, so
+            that it is refused beside others; without values: any but null, false and 0.
+        is_name: a text must not be empty or blank.
+    """
+
+    default: Any = None
+    meaning: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    within: str | None = None
+    only_with: tuple[Any, ...] = ()
+    is_name: bool = False
 
     @property
     def rule(self) -> str:
@@ -64,31 +75,9 @@ class Key:
         )
 
 
-def key(
-    default: T,
-    meaning: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    within: str | None = None,
-    only_with: tuple[Any, ...] = (),
-    is_name: bool = False,
-) -> T:
-    """Declare a key as a dataclass's field.
-
-    Args:
-        default: its value unless one is given; MISSING: one must be given. A list or dict is copied.
-        meaning: with its unit; `--help` and docs print it.
-        at_least: smallest number that is allowed, or item of a list; `at_most`, `above` and `below` likewise. `above`
-            alone refuses what is infinite in single precision. Null and the default are always allowed.
-        within: an interval instead of these, such as "[0, 1)".
-        only_with: the name of another key of the group and those of its values with which this one has an effect, so
-            that it is refused beside others; without values: any but null, false and 0.
-        is_name: a text must not be empty or blank.
-    """
-    declared = {DECLARATION: Key(default, meaning, at_least, at_most, above, below, within, only_with, is_name)}
+def key(default: T, meaning: str, **limits: Any) -> T:
+    """Declare a key as a dataclass's field; limits: further attributes of `Key`. A list or dict is copied."""
+    declared = {DECLARATION: Key(default, meaning, **limits)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=declared)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=declared)
@@ -96,10 +85,7 @@ def key(
 
 def declaration(schema: Any, name: str) -> Key:
     """The declaration of a field of a dataclass, or of its instance."""
-    return next(field.metadata.get(DECLARATION, _PLAIN) for field in dataclasses.fields(schema) if field.name == name)
-
-
-_PLAIN = Key(None, "", None, None, None, None, None, (), False)
+    return next(field.metadata.get(DECLARATION, Key()) for field in dataclasses.fields(schema) if field.name == name)
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
@@ -142,7 +128,7 @@ def check_keys(config: Any, prefix: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_keys(value, f"{name}.")
             continue
-        declared: Key = field.metadata.get(DECLARATION, _PLAIN)
+        declared: Key = field.metadata.get(DECLARATION, Key())
         if value is None or value == declared.default:
             continue
         if declared.rule and not declared.allows(value):
