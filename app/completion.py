@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from app.__main__ import MODULES
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, ReportConfig, VerifyConfig
 from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
-from common.help import choices, groups_of, keys_of
+from common.help import groups_of
+from common.keys import choices, keys_of
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 

@@ -30,10 +30,12 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    trained.eval = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows)
+    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows)
+    trained = replace(trained, eval=evaluation)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
-        trained.runtime = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
+        exact = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
+        trained = replace(trained, runtime=exact)
     validate(trained)
     split = config.split or ("test" if trained.model.hstu is None else "val")
     with process_group.joined(trained, process_group.READING) as here:

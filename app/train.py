@@ -28,7 +28,7 @@ from app.training.state import require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
 from common.signals import Interrupted, StopRequest
-from data_prep.dataset.format import MANIFEST_NAME
+from data_prep.dataset.format import MANIFEST_NAME, Manifest
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
@@ -58,14 +58,27 @@ def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, bega
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     with process_group.joined(replace(config, runtime=arithmetic), advice) as here:
         agreement.require_same_program(config, here)
-        config.train = with_batch_of_all(config.train, here.world_size)
         record = RunDirectory(Path(config.run.dir), here.rank)
         try:
             if only_built:
-                return meta_build.write(config, here, record, began)
+                return meta_build.write(resolved(config, here), here, record, began)
             return _train(config, here, record, began)
         finally:
             record.release()
+
+
+def resolved(
+    config: AppConfig, here: platform.Runtime, root: Path = Path(), manifest: Manifest | None = None
+) -> AppConfig:
+    """The configuration with what depends on the number of processes, the dataset if there is one, and the machine.
+
+    It is what a run records and works by.
+    """
+    config = replace(config, train=with_batch_of_all(config.train, here.world_size))
+    if manifest is None:
+        return config
+    data = replace(prepare.in_force(config.data, manifest), path=str(root))
+    return replace(config, data=data, runtime=replace(config.runtime, num_threads=here.num_threads))
 
 
 def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, began: float) -> int:
@@ -99,9 +112,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
     if (unseen := unseen_values(manifest)) is not None:
         log.warning("%s: %s", root, unseen)
-    config.data = replace(prepare.in_force(config.data, manifest), path=str(root))
-    config.runtime = replace(config.runtime, num_threads=here.num_threads)
-    run = TrainingRun(session.build(config, here, root, manifest), record, began)
+    run = TrainingRun(session.build(resolved(config, here, root, manifest), here, root, manifest), record, began)
     if start is not None:
         run.restore(Path(start))
         status = here.on_rank_0(lambda: _status_if_done(run, record))

@@ -67,7 +67,7 @@ def main(config: VerifyConfig) -> int:
     validate(trained)
     launches = launches_of(read_manifest(directory))
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
-    trained.runtime = _runtime_of(first, config.runtime, trained.runtime)
+    trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
     with process_group.joined(trained, process_group.READING) as here:
         _log_layout(directory, launches, here)
         paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def run_bare(threads: str, overrides: list[str]) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     runtime = platform.start(RuntimeConfig(num_threads=int(threads)), seed=0, deterministic=False)
     root = prepare.dataset_path(config.data)
-    config.data.path = str(root)
+    config = replace(config, data=replace(config.data, path=str(root)))
     this = session.build(config, runtime, root, load_manifest(root))
     size, steps = config.train.global_batch_size, config.train.max_steps or 1
 

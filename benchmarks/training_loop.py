@@ -29,6 +29,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,14 @@ def compiled_steps(this: session.Session) -> dict[str, Step]:
     """The run's own model by precision, eager and compiled; both have the same parameters."""
     model = this.model.module
     model.compile_dense_layers()
-    compiled = model._compiled
+    config, compiled = this.config, model._compiled
 
     def make(precision: Precision, program: Any) -> Step:
         inner = sharded_step(this)
 
         def step(batch: Batch) -> None:
-            this.config.runtime.precision, model._compiled = precision, program
+            this.config = replace(config, runtime=replace(config.runtime, precision=precision))
+            model._compiled = program
             inner(batch)
 
         return step

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
 from common import signals
-from common.compose import compose_config, compose_partly
+from common.compose import compose_config, compose_partly, plain_values
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.help import describe, groups_of
 from common.redact import redact, redact_message
@@ -102,6 +100,4 @@ def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path,
     module = sys.modules[main.__module__]
     print((module.__doc__ or "").strip(), end="\n\n")
     groups = groups_of(config_dir) if name == "config" else {}  # only the main configuration uses groups
-    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False, enum_to_str=True)
-    assert isinstance(values, dict)
-    print("\n".join(describe(schema, redact(values), groups)))
+    print("\n".join(describe(schema, redact(plain_values(config)), groups)))

@@ -1,12 +1,14 @@
 """The configuration of a command: ready-made values and the command line's, composed by Hydra into a dataclass."""
 
+import copy
+import dataclasses
 import difflib
 import functools
 import json
 import re
 import shlex
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError
-from common.help import groups_of, keys_of
+from common.help import groups_of
+from common.keys import check_keys, group_of, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
@@ -30,13 +33,15 @@ ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "tr
 REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
            RecursionError)  # fmt: skip
 
+SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
+
 ConfigT = TypeVar("ConfigT")
 
 
 def compose_config(
     schema: type[ConfigT], config_dir: Path, overrides: Sequence[str] = (), name: str = "config"
 ) -> ConfigT:
-    """Compose `config_dir`/<name>.yaml with Hydra overrides into an instance of the dataclass `schema`.
+    """Compose `config_dir`/<name>.yaml, if there is one, with Hydra overrides into an instance of `schema`.
 
     A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
     Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
@@ -44,16 +49,72 @@ def compose_config(
     place of an override that looks as if it worked. Texts are taken as they are typed.
 
     Raises:
-        UserError: an unknown key or option, a value of the wrong type, or an override that does not parse.
+        UserError: an unknown key or option, a value of the wrong type or beyond its key's limits, or an override that
+            does not parse.
     """
     composed = compose_partly(schema, config_dir, overrides, name)
     try:
         missing = sorted(map(str, OmegaConf.missing_keys(composed)))
         if missing:
             raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-        return OmegaConf.to_object(composed)  # type: ignore[return-value]
+        config = _instance(schema, OmegaConf.to_object(composed))
     except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
         raise UserError(_one_line(error)) from error
+    check_keys(config)
+    return config
+
+
+class ConversionError(ValueError):
+    """Values that do not fit a dataclass of keys, in one line; `key` is the dotted key, or empty."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        self.key: str = getattr(error, "full_key", None) or ""
+
+
+def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
+    """An instance of the dataclass `schema` from nested plain values, of which later ones take precedence.
+
+    Raises:
+        ConversionError: an unknown key or a value of the wrong type.
+    """
+    try:
+        return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(schema), *levels)))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConversionError(error) from error
+
+
+def as_today(schema: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded configuration by the names of keys of `schema`, without nulls where there is a default now."""
+    recorded: dict[str, Any] = copy.deepcopy(dict(content))
+    for old, new in getattr(schema, "other_names", {}).items():
+        group, name = _group_of(recorded, old)
+        if name in group:
+            owner, own_name = _group_of(recorded, new, make=True)
+            owner[own_name] = group.pop(name)
+    for key, _, _, kind in keys_of(schema):
+        group, name = _group_of(recorded, key)
+        if kind is not Any and type(None) not in typing.get_args(kind) and name in group and group[name] is None:
+            del group[name]
+    return recorded
+
+
+def _group_of(values: dict[str, Any], key: str, make: bool = False) -> tuple[dict[str, Any], str]:
+    """The group of nested values that a dotted key is in, and its name there; `make`: add the group if need be."""
+    *groups, name = key.split(".")
+    for group in groups:
+        if make and values.get(group) is None:
+            values[group] = {}
+        values = values[group] if values.get(group) is not None else {}
+    return values, name
+
+
+def plain_values(config: Any) -> dict[str, Any]:
+    """A partly composed configuration, or a dataclass of keys, as nested plain values."""
+    node = _node(config) if isinstance(config, type) else config
+    values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]
 
 
 def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
@@ -71,6 +132,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         _refuse_unquoted(override)
     typed, overrides = overrides, _by_own_names(schema, overrides)
     structured = _stored(schema)
+    name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir), version_base="1.3"):
@@ -152,8 +214,39 @@ def _quoted(value: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _stored(schema: type) -> Any:
     """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
-    ConfigStore.instance().store(name="schema", node=schema)
-    return OmegaConf.structured(schema)
+    node = _node(schema)
+    ConfigStore.instance().store(name=SCHEMA, node=node)
+    return node
+
+
+def _node(schema: type) -> Any:
+    """OmegaConf's representation of a schema."""
+    return OmegaConf.structured(_twin(schema))
+
+
+@functools.cache
+def _twin(schema: type) -> type:
+    """A dataclass of the same fields that is not frozen: of one that is, OmegaConf takes no value but the default."""
+    kinds = typing.get_type_hints(schema)
+    members: list[Any] = []
+    for each in dataclasses.fields(schema):
+        kind: Any = kinds[each.name]
+        default, factory = each.default, each.default_factory
+        if (group := group_of(kind)) is not None:
+            twin: Any = _twin(group)
+            kind, factory = (twin, twin) if kind is group else (twin | None, factory)
+        members.append((each.name, kind, dataclasses.field(default=default, default_factory=factory)))
+    return dataclasses.make_dataclass(schema.__name__, members)
+
+
+def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
+    """The instance of a schema with the values of one of its twin."""
+    kinds = typing.get_type_hints(schema)
+    values: dict[str, Any] = {}
+    for each in dataclasses.fields(typing.cast(Any, schema)):
+        value, group = getattr(twin, each.name), group_of(kinds[each.name])
+        values[each.name] = value if group is None or value is None else _instance(group, value)
+    return schema(**values)
 
 
 def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:

@@ -5,8 +5,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omegaconf import DictConfig, OmegaConf
-
 from app.config.data import INSTEAD, OTHER_NAMES, OTHER_TEXTS, DataConfig, DataScale, require_source, validate_data
 from app.config.model import ModelConfig, require_dlrm, validate_model
 from app.config.optimizer import (
@@ -15,8 +13,8 @@ from app.config.optimizer import (
     validate_optimizer,
     validate_schedule,
 )
-from app.config.published import PublishedConfig, validate_published
-from app.config.record import MLPerfConfig, RecordConfig, validate_record
+from app.config.published import PublishedConfig
+from app.config.record import MLPerfConfig, RecordConfig
 from app.config.runtime import (
     Compile,
     EnvironmentConfig,
@@ -29,7 +27,6 @@ from app.config.sharding import (
     ShardingConfig,
     TopologyConfig,
     validate_sharding,
-    validate_topology,
 )
 from app.config.train import (
     CheckpointConfig,
@@ -38,18 +35,18 @@ from app.config.train import (
     RunConfig,
     TrainConfig,
     validate_checkpoint,
-    validate_eval,
     validate_loss,
-    validate_names,
     validate_new_name,
     validate_train,
 )
+from common.compose import as_today, convert
 from common.errors import UserError
+from common.keys import check_keys, key
 
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
-@dataclass
+@dataclass(frozen=True)
 class AppConfig:
     """The whole configuration of `python -m app.train`."""
 
@@ -69,14 +66,14 @@ class AppConfig:
     published: PublishedConfig = field(default_factory=PublishedConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
-    tiny: dict[str, Any] = field(default_factory=dict)  # what data.scale=tiny changes, by dotted key
+    tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key")
 
     other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     other_texts: ClassVar[set[str]] = OTHER_TEXTS
     instead: ClassVar[dict[str, str]] = INSTEAD
 
     @staticmethod
-    def implied(composed: DictConfig) -> dict[str, Any]:
+    def implied(composed: Any) -> dict[str, Any]:
         """The recipe's tiny values, if data.scale=tiny: common.compose puts them below the user's own.
 
         Raises:
@@ -101,16 +98,12 @@ def to_plain(config: Any) -> Any:
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:
-    """The other way, for a configuration read from a run's directory.
+    """The other way, for a configuration read from a run's directory; of older code, too.
 
     Raises:
-        OmegaConfBaseException: unknown keys or wrong types.
+        ConversionError: unknown keys or wrong types.
     """
-    config = OmegaConf.create(content)
-    synthetic = OmegaConf.select(config, "data.synthetic") or {}
-    for key in [key for key, value in synthetic.items() if value is None]:  # of runs before this key was data_prep's
-        del synthetic[key]
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AppConfig), config))  # type: ignore
+    return convert(AppConfig, as_today(AppConfig, content))
 
 
 def validate_new_run(config: AppConfig) -> None:
@@ -130,10 +123,9 @@ def validate(config: AppConfig) -> None:
     Raises:
         UserError: names the key, its value and what is allowed.
     """
+    check_keys(config)
     validate_train(config.train)
-    validate_eval(config.eval)
     validate_checkpoint(config.checkpoint)
-    validate_names(config.run, config.checkpoint)
     validate_data(config.data)
     validate_runtime(config.runtime)
     validate_optimizer(config.optimizer)
@@ -143,8 +135,5 @@ def validate(config: AppConfig) -> None:
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     require_source(config.data, config.model.hstu is not None)
     validate_loss(config.loss)
-    validate_published(config.published)
-    validate_record(config.record)
     validate_sharding(config.sharding, config.optimizer.name)
-    validate_topology(config.topology)
     validate_environment(config.environment)

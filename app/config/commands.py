@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from omegaconf import MISSING
-
 from app.config.app_config import AppConfig
-from app.config.checks import require_at_least, require_place, require_positive
+from app.config.checks import require_place
+from app.config.data import OLD_NAMES
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
 from common.errors import UserError
+from common.keys import MISSING, key
 
 STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
 FAMILIES = (*STEP_FAMILIES, "inference")
@@ -45,34 +45,40 @@ def row_bytes(precision: TablePrecision, dim: int) -> int:
     return dim * BITS[precision] // 8 + (SCALE_AND_BIAS_BYTES if integer else 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShapeConfig:
     """Sizes that replace the recipe's; null: the recipe's own."""
 
-    batch_size: int | None = None  # of each process; null: train.global_batch_size over the processes
-    num_dense: int | None = None  # null: Criteo's 13
-    num_embeddings: list[int] | None = None  # rows of each table; null: those the recipe's source publishes …
-    most_rows: int = 1_000_000  # … but no table beyond this
-    bag_sizes: list[int] | None = None  # ids a bag of each feature; null: data.multi_hot.sizes, or one
+    batch_size: int | None = key(None, "of each process; null: train.global_batch_size over the processes", at_least=1)
+    num_dense: int | None = key(None, "null: Criteo's 13", at_least=1)
+    num_embeddings: list[int] | None = key(
+        None, "rows of each table; null: those the recipe's source publishes …", at_least=1
+    )
+    most_rows: int = key(1_000_000, "… but no table beyond this", at_least=1)
+    bag_sizes: list[int] | None = key(None, "ids a bag of each feature; null: data.multi_hot.sizes, or one", at_least=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class InferenceConfig:
     """The latency and throughput of scoring."""
 
-    batch_sizes: list[int] = field(default_factory=lambda: [4**power for power in range(9)])  # of each process
-    least_runs: int = 100  # timed one by one at each size, however long that takes: fewer have no 99th percentile
+    batch_sizes: list[int] = key([4**power for power in range(9)], "of each process", at_least=1)
+    least_runs: int = key(
+        100, "timed one by one at each size, however long that takes: fewer have no 99th percentile", at_least=1
+    )
 
 
-@dataclass
+@dataclass(frozen=True)
 class BenchConfig(AppConfig):
     """Operators to measure, sizes, and duration."""
 
-    operators: Any = None  # families or family/variant prefixes, a list; null: all but inference, which takes minutes
-    seconds: float = 0.5  # spent on each
+    operators: Any = key(
+        None, "families or family/variant prefixes, a list; null: all but inference, which takes minutes"
+    )
+    seconds: float = key(0.5, "spent on each", above=0)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
-    out: str | None = None  # also write the JSON to this file
+    out: str | None = key(None, "also write the JSON to this file")
 
 
 def chosen_operators(operators: Any) -> list[str]:
@@ -94,59 +100,40 @@ def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
     chosen_operators(config.operators)
     require_place("out", config.out)
-    shape = config.shape
-    require_positive({"seconds": config.seconds})
-    require_at_least(
-        {
-            "shape.batch_size": (shape.batch_size, 1),
-            "shape.num_dense": (shape.num_dense, 1),
-            "shape.most_rows": (shape.most_rows, 1),
-            "inference.least_runs": (config.inference.least_runs, 1),
-        }
-    )
-    lists = {
-        "shape.num_embeddings": shape.num_embeddings,
-        "shape.bag_sizes": shape.bag_sizes,
-        "inference.batch_sizes": config.inference.batch_sizes,
-    }
-    for key, values in lists.items():
-        if values is not None and (not values or min(values) < 1):
-            raise UserError(f"{key}={values}: must be a list of numbers of at least 1")
 
 
-OTHER_NAMES = {"data_path": "data.path"}  # of commands, up to version 0.1
-
-
-@dataclass
+@dataclass(frozen=True)
 class DatasetConfig:
     """The dataset that a command other than train reads."""
 
-    path: str | None = None  # its directory; null: where the run found it
+    path: str | None = key(None, "its directory; null: where the run found it")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DoctorConfig:
     """The directories to check, and the form of the result."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     data: DatasetConfig = field(default_factory=DatasetConfig)  # null: all datasets in `datasets`
-    datasets: str = "data"  # directory of the datasets
-    runs: str = "runs"  # directory of the runs
-    json: bool = False  # print JSON instead of lines
-    out: str | None = None  # also write the JSON to this file
+    datasets: str = key("data", "directory of the datasets")
+    runs: str = key("runs", "directory of the runs")
+    json: bool = key(False, "print JSON instead of lines")
+    out: str | None = key(None, "also write the JSON to this file")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExportConfig:
     """The run to export and the file to write."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
-    run: str = MISSING  # the run's directory
-    out: str = MISSING  # the file, NAME.pt2
-    tables: TablePrecision = TablePrecision.fp32  # fp16, int8 and int4: whoever loads the file must import fbgemm_gpu
-    checkpoint: str | None = None  # null: the run's newest
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
+    run: str = key(MISSING, "the run's directory")
+    out: str = key(MISSING, "the file, NAME.pt2")
+    tables: TablePrecision = key(
+        TablePrecision.fp32, "fp16, int8 and int4: whoever loads the file must import fbgemm_gpu"
+    )
+    checkpoint: str | None = key(None, "null: the run's newest")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    tolerance: float = 1e-5  # largest difference in a logit between the file and the model that it was made of
+    tolerance: float = key(1e-5, "largest difference in a logit between the file and the model that it was made of")
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
 
 
@@ -161,17 +148,19 @@ def validate_export(config: ExportConfig) -> None:
         raise UserError(f"tolerance={config.tolerance}: must be at least 0")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanConfig:
     """Beside the tables and hardware of the other groups."""
 
-    num_embeddings: Any = None  # rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's
-    bag_sizes: Any = None  # mean ids a bag of each feature, a list; null: the dataset's or the recipe's
-    out: str | None = None  # the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout
-    against: str | None = None  # another plan's JSON to compare with
-    topologies: list[str] = field(default_factory=list)  # what if: these instead, names or YAML files
-    batch_sizes: list[int] = field(default_factory=list)  # what if: these global batches instead
-    devices: list[int] = field(default_factory=list)  # what if: these numbers of devices a machine instead
+    num_embeddings: Any = key(
+        None, "rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's"
+    )
+    bag_sizes: Any = key(None, "mean ids a bag of each feature, a list; null: the dataset's or the recipe's")
+    out: str | None = key(None, 'the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout')
+    against: str | None = key(None, "another plan's JSON to compare with")
+    topologies: list[str] = key([], "what if: these instead, names or YAML files")
+    batch_sizes: list[int] = key([], "what if: these global batches instead", at_least=1)
+    devices: list[int] = key([], "what if: these numbers of devices a machine instead", at_least=1)
 
 
 def validate_plan(plan: PlanConfig) -> None:
@@ -185,61 +174,61 @@ def validate_plan(plan: PlanConfig) -> None:
     bags = plan.bag_sizes
     if bags is not None and (not isinstance(bags, list) or not all(isinstance(n, (int, float)) for n in bags)):
         raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
-    for key in ("batch_sizes", "devices"):
-        require_at_least({f"plan.{key}": (min(getattr(plan, key), default=None), 1)})
 
 
-@dataclass
+@dataclass(frozen=True)
 class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
-    run: str = MISSING  # the run's directory
-    candidates: str = MISSING  # TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates
-    user: str | None = None  # a file of one row, in any of these forms: the columns that the candidates lack
-    time: int | None = None  # events, with user=ID candidates=FILE|all: seconds up to which the history goes; null: all
-    id_column: str = "id"  # names the candidates, if there is such a column; else they are numbered from 1
-    top_k: int | None = 10  # how many to show, best first; null: all
-    out: str | None = None  # also write them to this .json or .csv file
-    checkpoint: str | None = None  # null: the run's newest
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
+    run: str = key(MISSING, "the run's directory")
+    candidates: str = key(MISSING, "TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates")
+    user: str | None = key(None, "a file of one row, in any of these forms: the columns that the candidates lack")
+    time: int | None = key(
+        None, "events, with user=ID candidates=FILE|all: seconds up to which the history goes; null: all"
+    )
+    id_column: str = key("id", "names the candidates, if there is such a column; else they are numbered from 1")
+    top_k: int | None = key(10, "how many to show, best first; null: all", at_least=1)
+    out: str | None = key(None, "also write them to this .json or .csv file")
+    checkpoint: str | None = key(None, "null: the run's newest")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
 def validate_recommend(config: RecommendConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"top_k": (config.top_k, 1)})
     require_place("out", config.out)
     if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
         raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanAppConfig(AppConfig):
     """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
 
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
-    run: str = MISSING  # the run's directory
-    split: str | None = None  # null: test; of a dataset of events val, its evaluated window
-    tables: TablePrecision | None = None  # score with tables in another precision; null: as they were trained
-    checkpoint: str | None = None  # null: the run's newest
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
+    run: str = key(MISSING, "the run's directory")
+    split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window")
+    tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
+    checkpoint: str | None = key(None, "null: the run's newest")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    out: str | None = None  # also write the metrics to this JSON file
-    global_batch_size: int | None = None  # null: the run's eval.global_batch_size
-    exact_rows: int = EvalConfig.exact_rows  # of a larger split the AUC is from a histogram, with its error's bound
+    out: str | None = key(None, "also write the metrics to this JSON file")
+    global_batch_size: int | None = key(None, "null: the run's eval.global_batch_size", at_least=1)
+    exact_rows: int = key(
+        EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
+    )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
 def validate_evaluate(config: EvaluateConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"global_batch_size": (config.global_batch_size, 1), "exact_rows": (config.exact_rows, 0)})
     if config.tables is not None and config.runtime.precision not in (None, Precision.fp32):
         raise UserError(
             f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
@@ -248,22 +237,24 @@ def validate_evaluate(config: EvaluateConfig) -> None:
     require_place("out", config.out)
 
 
-@dataclass
+@dataclass(frozen=True)
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
-    run: str = MISSING  # the run's directory
+    other_names: ClassVar[dict[str, str]] = OLD_NAMES
+    run: str = key(MISSING, "the run's directory")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    tolerance: float = 1e-4  # on losses relative, on parameters absolute, where bits cannot be equal
+    tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal")
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReportConfig:
     """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
 
-    runs: list[str] = MISSING  # directories; one gives its report, several a comparison
-    out: str | None = None  # the HTML file; null: report.html in the run, compare.html beside the first of several
-    auc_tolerance: float = 0.001  # largest difference in AUC between platforms
-    loss_tolerance: float = 0.01  # largest mean relative difference of the windows' losses between platforms
+    runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison")
+    out: str | None = key(None, "the HTML file; null: report.html in the run, compare.html beside the first of several")
+    auc_tolerance: float = key(0.001, "largest difference in AUC between platforms", above=0)
+    loss_tolerance: float = key(
+        0.01, "largest mean relative difference of the windows' losses between platforms", above=0
+    )

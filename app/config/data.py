@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from app.config.checks import require_at_least
 from app.config.published import published_tables
 from common.errors import UserError
-from common.help import keys_of
+from common.keys import key, keys_of
 from data_prep.config import keys
 from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
@@ -58,20 +57,22 @@ class WindowRest(Enum):
     drop = "drop"
 
 
-@dataclass
+@dataclass(frozen=True)
 class EventConfig:
     """How samples are made of a dataset of events (docs/sequences.md); it has no effect on other datasets."""
 
-    min_history: int | None = None  # events of its user before a sample; null: the dataset's own
-    window_seconds: int | None = None  # length of the windows of time; null: the dataset's own
-    eval_window: int | None = None  # window that is evaluated, training uses those before; null: the last
-    order: AnchorOrder = AnchorOrder.user  # of samples inside a window
-    rest: WindowRest = WindowRest.carry  # what becomes of samples that fill no batch at a window's end
-    history: HistoryKind = HistoryKind.interleaved  # which earlier events a history is made of
-    history_length: int = 200  # events of a history; interleaved: divided by the number of actions
-    scan_events: int = 20_000  # events before a sample among which its history is looked for
-    tasks: list[str] = field(default_factory=list)  # actions to predict besides the label; their losses are added
-    max_history: int | None = None  # a history is cut to its last events, this many; null: it is not
+    min_history: int | None = key(None, "events of its user before a sample; null: the dataset's own", at_least=0)
+    window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
+    eval_window: int | None = key(
+        None, "window that is evaluated, training uses those before; null: the last", at_least=1
+    )
+    order: AnchorOrder = key(AnchorOrder.user, "of samples inside a window")
+    rest: WindowRest = key(WindowRest.carry, "what becomes of samples that fill no batch at a window's end")
+    history: HistoryKind = key(HistoryKind.interleaved, "which earlier events a history is made of")
+    history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
+    scan_events: int = key(20_000, "events before a sample among which its history is looked for", at_least=1)
+    tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
+    max_history: int | None = key(None, "a history is cut to its last events, this many; null: it is not", at_least=1)
 
     @property
     def num_tasks(self) -> int:
@@ -79,45 +80,48 @@ class EventConfig:
         return 1 + len(self.tasks)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
 
-    directory: str | None = None  # where the bags of all ids are kept; null: <data.path>/multi_hot
+    directory: str | None = key(None, "where the bags of all ids are kept; null: <data.path>/multi_hot")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
 
-    path: str | None = None  # dataset directory; null with data.raw null: default_path
-    raw: Any = None  # raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet
-    default_path: str = "data/synthetic"  # data.path where neither is given
-    source: str | None = (
-        None  # make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next
+    path: str | None = key(None, "dataset directory; null with data.raw null: default_path")
+    raw: Any = key(None, "raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet")
+    default_path: str = key("data/synthetic", "data.path where neither is given")
+    source: str | None = key(
+        None, "make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next"
     )
-    default_source: str | None = "synthetic"  # data.source where neither data.path nor data.raw is given
-    scale: DataScale = DataScale.full
-    default_prep: dict[str, Any] = field(
-        default_factory=dict
-    )  # further keys of data_prep, of data.default_source alone
-    published_tables: str | None = None  # sizes for building the model where there is no data (train.max_steps=0)
-    prep: dict[str, Any] = field(default_factory=dict)  # further keys of data_prep: data.KEY is data.prep.KEY
-    encoding: str | None = None  # as of data_prep (docs/data.md), as are the next four; null: its default
-    frequency_threshold: int | None = None  # as of data_prep; null: its default
-    max_ind_range: int | None = None  # as of data_prep; null: its default
-    schema: str | None = None  # as of data_prep: YAML file that describes your own table; null: Criteo's rows
-    workers: int | None = None  # as of data_prep: number of processes; null: its default
+    default_source: str | None = key("synthetic", "data.source where neither data.path nor data.raw is given")
+    scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own")
+    default_prep: dict[str, Any] = key({}, "further keys of data_prep, of data.default_source alone")
+    published_tables: str | None = key(None, "sizes for building the model where there is no data (train.max_steps=0)")
+    prep: dict[str, Any] = key({}, "further keys of data_prep: data.KEY is data.prep.KEY")
+    encoding: str | None = key(None, "as of data_prep (docs/data.md), as are the next four; null: its default")
+    frequency_threshold: int | None = key(None, "as of data_prep; null: its default", at_least=0)
+    max_ind_range: int | None = key(None, "as of data_prep; null: its default", within=f"[1, {keys.MAX_TABLE_ROWS}]")
+    schema: str | None = key(None, "as of data_prep: YAML file that describes your own table; null: Criteo's rows")
+    workers: int | None = key(None, "as of data_prep: number of processes; null: its default", at_least=1)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     events: EventConfig = field(default_factory=EventConfig)
-    verify: VerifyData = VerifyData.auto
-    shuffle: bool = True  # reorder the training split in every epoch
-    shuffle_block_rows: int = 65_536  # rows read in one piece; blocks are permuted …
-    shuffle_window_blocks: int = (
-        4  # … and rows are permuted within this number of blocks (a process holds its own twice)
+    verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
+    shuffle: bool = key(True, "reorder the training split in every epoch")
+    shuffle_block_rows: int = key(65_536, "rows read in one piece; blocks are permuted …", at_least=1)
+    shuffle_window_blocks: int = key(
+        4, "… and rows are permuted within this number of blocks (a process holds its own twice)", at_least=1
     )
-    shuffle_lanes: int = 1  # processes that permute windows apart from each other: give about as many as there are
+    shuffle_lanes: int = key(
+        1,
+        "processes that permute windows apart from each other: give about as many as there are",
+        at_least=1,
+        only_with=("shuffle",),
+    )
 
 
 OF_EVENTS = ("events", "synthetic_events", "yambda")  # beginnings of sources
@@ -132,14 +136,15 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
 def _theirs() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
     mine = {each.name for each in fields(DataConfig)}
-    for key, *_ in keys_of(keys.DataConfig):
-        if key.partition(".")[0] not in mine:
-            parts = key.split(".")
+    for name, *_ in keys_of(keys.DataConfig):
+        if name.partition(".")[0] not in mine:
+            parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
-OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
+OLD_NAMES = {"data_path": "data.path"}  # up to version 0.1
+OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
     "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
@@ -189,19 +194,3 @@ def validate_data(data: DataConfig) -> None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:
         published_tables(data.published_tables)
-    if data.shuffle_lanes > 1 and not data.shuffle:
-        raise UserError("data.shuffle_lanes: has no effect with data.shuffle=false; leave it out")
-    events = data.events
-    require_at_least(
-        {
-            "data.events.min_history": (events.min_history, 0),
-            "data.events.window_seconds": (events.window_seconds, 1),
-            "data.events.eval_window": (events.eval_window, 1),
-            "data.events.history_length": (events.history_length, 1),
-            "data.events.scan_events": (events.scan_events, 1),
-            "data.events.max_history": (events.max_history, 1),
-            "data.shuffle_block_rows": (data.shuffle_block_rows, 1),
-            "data.shuffle_window_blocks": (data.shuffle_window_blocks, 1),
-            "data.shuffle_lanes": (data.shuffle_lanes, 1),
-        }
-    )

@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from app.config.checks import require_at_least
 from common.errors import UserError
+from common.keys import key
 
 
 class Attention(Enum):
@@ -33,27 +33,33 @@ class AttentionScale(Enum):
     max_seq_len = "max_seq_len"
 
 
-@dataclass
+@dataclass(frozen=True)
 class HSTUConfig:
     """Layers, widths and attention; tables have the width model.embedding_dim."""
 
-    dim: int = 64  # width of a position
-    num_layers: int = 2
-    num_heads: int = 2
-    attention_dim: int = 32  # of a head's queries and keys
-    hidden_dim: int = 32  # of a head's values and gates
-    preprocessor_dim: int = 64  # hidden width of the perceptrons that make positions of rows and actions
-    item_dim: int = 128  # hidden width of the candidate's perceptron and of the head
-    action_dim: int = 8  # of each kind of action
-    input_dropout: float = 0.0  # of positions
-    linear_dropout: float = 0.0  # of each layer's output
-    max_seq_len: int = 4096  # positions of a sequence: context, history and candidate
-    num_positions: int = 8192  # learned position vectors; more distant ones share the last
-    num_time_buckets: int = 2048  # learned vectors of age, in steps of sqrt(minutes); older ones share the last
-    position_bound: float | None = None  # those vectors are uniform in ± this at first; null: 1/sqrt(their number)
-    attention: Attention = Attention.bucketed
-    attention_scale: AttentionScale = AttentionScale.global_batch
-    loss_weight: float = 1.0  # the loss is multiplied by it; MLPerf's reference has 0.2
+    dim: int = key(64, "width of a position", at_least=1)
+    num_layers: int = key(2, "layers of attention", at_least=1)
+    num_heads: int = key(2, "heads of a layer", at_least=1)
+    attention_dim: int = key(32, "of a head's queries and keys", at_least=1)
+    hidden_dim: int = key(32, "of a head's values and gates", at_least=1)
+    preprocessor_dim: int = key(
+        64, "hidden width of the perceptrons that make positions of rows and actions", at_least=1
+    )
+    item_dim: int = key(128, "hidden width of the candidate's perceptron and of the head", at_least=1)
+    action_dim: int = key(8, "of each kind of action", at_least=1)
+    input_dropout: float = key(0.0, "of positions", at_least=0, below=1)
+    linear_dropout: float = key(0.0, "of each layer's output", at_least=0, below=1)
+    max_seq_len: int = key(4096, "positions of a sequence: context, history and candidate", at_least=2)
+    num_positions: int = key(8192, "learned position vectors; more distant ones share the last", at_least=1)
+    num_time_buckets: int = key(
+        2048, "learned vectors of age, in steps of sqrt(minutes); older ones share the last", at_least=1
+    )
+    position_bound: float | None = key(
+        None, "those vectors are uniform in ± this at first; null: 1/sqrt(their number)", above=0
+    )
+    attention: Attention = key(Attention.bucketed, "how it is computed")
+    attention_scale: AttentionScale = key(AttentionScale.global_batch, "what attention is divided by")
+    loss_weight: float = key(1.0, "the loss is multiplied by it; MLPerf's reference has 0.2", above=0)
 
 
 def triton_problem(device_type: str) -> str | None:
@@ -69,19 +75,3 @@ def require_attention(hstu: HSTUConfig | None, device_type: str) -> None:
     """Raises UserError if attention cannot be computed on such a device as configured."""
     if hstu is not None and hstu.attention is Attention.triton and (problem := triton_problem(device_type)):
         raise UserError(f"model.hstu.attention=triton: {problem}")
-
-
-def validate_hstu(hstu: HSTUConfig) -> None:
-    """Raises UserError for values that cannot work."""
-    widths = ("dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim",
-              "action_dim", "num_positions", "num_time_buckets")  # fmt: skip
-    require_at_least({f"model.hstu.{key}": (getattr(hstu, key), 1) for key in widths})
-    require_at_least({"model.hstu.max_seq_len": (hstu.max_seq_len, 2)})
-    for key in ("input_dropout", "linear_dropout"):
-        if not 0 <= getattr(hstu, key) < 1:
-            raise UserError(f"model.hstu.{key}={getattr(hstu, key)}: must be at least 0 and below 1")
-    bound = hstu.position_bound
-    if bound is not None and not 0 < bound < float("inf"):
-        raise UserError(f"model.hstu.position_bound={bound}: must be a finite number above 0, or null")
-    if not 0 < hstu.loss_weight < float("inf"):
-        raise UserError(f"model.hstu.loss_weight={hstu.loss_weight}: must be a finite number above 0")

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from omegaconf import MISSING
-
-from app.config.checks import require_at_least
-from app.config.hstu import HSTUConfig, validate_hstu
+from app.config.hstu import HSTUConfig
 from app.config.tables import TablesConfig, validate_tables
 from common.errors import UserError
+from common.keys import MISSING, key
 
 MAX_WIDTH = 1_000_000
 
@@ -39,24 +37,43 @@ class DenseInit(Enum):
     facebookresearch = "facebookresearch"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or HSTU, over events."""
 
-    interaction: Interaction = Interaction.dot
-    interaction_itself: bool = False  # dot: a vector's product with itself too
-    mixes_samples: bool = False  # scalar_pairs: the blog's defect, vectors of one sample stand in other samples' rows
-    dense_final_relu: bool = True  # a ReLU after dense_arch's last layer too
-    embedding_dim: int = MISSING  # D, of every feature's vector; a multiple of 4 (FBGEMM)
-    dense_arch: list[int] = MISSING  # widths of its layers, the last being D; HSTU has none
-    over_arch: list[int] = MISSING  # widths of its layers, the last being 1; HSTU has none
-    dcn_num_layers: int | None = None  # dcn: cross layers; null: 3
-    dcn_low_rank_dim: int | None = None  # dcn: rank of their matrices; null: a quarter of their width (F + 1) * D
-    projection_branch1: list[int] | None = None  # projection: widths of a branch's layers, the last a multiple of D …
-    projection_branch2: list[int] | None = None  # … null: one layer of 16 * D
-    dense_init: DenseInit = DenseInit.torch  # of linear layers
+    interaction: Interaction = key(Interaction.dot, "how the features' vectors are combined")
+    interaction_itself: bool = key(
+        False, "dot: a vector's product with itself too", only_with=("interaction", Interaction.dot)
+    )
+    mixes_samples: bool = key(
+        False,
+        "scalar_pairs: the blog's defect, vectors of one sample stand in other samples' rows",
+        only_with=("interaction", Interaction.scalar_pairs),
+    )
+    dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
+    embedding_dim: int = key(MISSING, "D, of every feature's vector; a multiple of 4 (FBGEMM)")
+    dense_arch: list[int] = key(MISSING, "widths of its layers, the last being D; HSTU has none")
+    over_arch: list[int] = key(MISSING, "widths of its layers, the last being 1; HSTU has none")
+    dcn_num_layers: int | None = key(
+        None, "dcn: cross layers; null: 3", at_least=1, only_with=("interaction", Interaction.dcn)
+    )
+    dcn_low_rank_dim: int | None = key(
+        None,
+        "dcn: rank of their matrices; null: a quarter of their width (F + 1) * D",
+        at_least=1,
+        only_with=("interaction", Interaction.dcn),
+    )
+    projection_branch1: list[int] | None = key(
+        None,
+        "projection: widths of a branch's layers, the last a multiple of D …",
+        only_with=("interaction", Interaction.projection),
+    )
+    projection_branch2: list[int] | None = key(
+        None, "… null: one layer of 16 * D", only_with=("interaction", Interaction.projection)
+    )
+    dense_init: DenseInit = key(DenseInit.torch, "of linear layers")
     tables: TablesConfig = field(default_factory=TablesConfig)
-    hstu: HSTUConfig | None = None  # the sequence model, over a dataset of events; null: DLRM, over rows
+    hstu: HSTUConfig | None = key(None, "the sequence model, over a dataset of events; null: DLRM, over rows")
 
 
 def validate_model(model: ModelConfig) -> None:
@@ -64,7 +81,6 @@ def validate_model(model: ModelConfig) -> None:
     if model.embedding_dim < 4 or model.embedding_dim % 4:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be a multiple of 4 (FBGEMM)")
     if model.hstu is not None:
-        validate_hstu(model.hstu)
         _validate_beside_hstu(model)
         return
     _require_widths("model.dense_arch", model.dense_arch)
@@ -75,16 +91,16 @@ def validate_model(model: ModelConfig) -> None:
         )
     if model.over_arch[-1] != 1:
         raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
-    _validate_interaction(model)
+    _validate_branches(model)
     validate_tables(model.tables, model.embedding_dim)
 
 
 def _validate_beside_hstu(model: ModelConfig) -> None:
     """DLRM's own settings would do nothing."""
     usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], hstu=model.hstu)
-    for key, value in vars(usual).items():
-        if getattr(model, key) != value:
-            raise UserError(f"model.{key}: is DLRM's and has no effect with model.hstu; leave it out, and give "
+    for name, value in vars(usual).items():
+        if getattr(model, name) != value:
+            raise UserError(f"model.{name}: is DLRM's and has no effect with model.hstu; leave it out, and give "
                             "model=hstu for the sequence model")  # fmt: skip
 
 
@@ -104,32 +120,15 @@ def require_own_scores(model: ModelConfig, what: str) -> None:
         )
 
 
-def _validate_interaction(model: ModelConfig) -> None:
-    """Each interaction has its own settings; those of another would do nothing."""
-    owners = {
-        "interaction_itself": Interaction.dot,
-        "mixes_samples": Interaction.scalar_pairs,
-        "dcn_num_layers": Interaction.dcn,
-        "dcn_low_rank_dim": Interaction.dcn,
-        "projection_branch1": Interaction.projection,
-        "projection_branch2": Interaction.projection,
-    }
-    for key, owner in owners.items():
-        value = getattr(model, key)
-        if value not in (None, False) and model.interaction is not owner:
-            raise UserError(
-                f"model.{key}={str(value).lower()}: has no meaning with model.interaction={model.interaction.value}; "
-                f"use model.interaction={owner.value}"
-            )
-    require_at_least({f"model.{key}": (getattr(model, key), 1) for key in ("dcn_num_layers", "dcn_low_rank_dim")})
-    for key in ("projection_branch1", "projection_branch2"):
-        widths = getattr(model, key)
+def _validate_branches(model: ModelConfig) -> None:
+    for name in ("projection_branch1", "projection_branch2"):
+        widths = getattr(model, name)
         if widths is None:
             continue
-        _require_widths(f"model.{key}", widths)
+        _require_widths(f"model.{name}", widths)
         if widths[-1] % model.embedding_dim:
             raise UserError(
-                f"model.{key}={widths}: its last width must be a multiple of model.embedding_dim={model.embedding_dim}"
+                f"model.{name}={widths}: its last width must be a multiple of model.embedding_dim={model.embedding_dim}"
             )
 
 

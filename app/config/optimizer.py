@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from omegaconf import MISSING
-
-from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+from common.keys import MISSING, key
 
 
 class OptimizerName(Enum):
@@ -50,18 +48,24 @@ class ScheduleName(Enum):
     warmup = "warmup"
 
 
-@dataclass
+WITH_DECAY = (ScheduleName.warmup_poly, ScheduleName.cosine)
+NOT_CONSTANT = (ScheduleName.warmup, *WITH_DECAY)
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The algorithms and their rates."""
 
-    name: OptimizerName = MISSING  # for tables, and for dense parameters unless `dense` names another
-    lr: float = MISSING  # at schedule factor 1
-    eps: float | None = None  # all but SGD: added to the root of the second moment
-    dense: OptimizerName | None = None  # for dense parameters; null: `name` without its rowwise_
-    sparse_lr: float | None = None  # of tables, at schedule factor 1; null: lr
-    beta1: float | None = None  # Adam and LAMB: decay of the first moment a step
-    beta2: float | None = None  # and of the second
-    max_grad_norm: float | None = None  # clip the dense gradients' common 2-norm to this; null: leave them
+    name: OptimizerName = key(MISSING, "for tables, and for dense parameters unless `dense` names another")
+    lr: float = key(MISSING, "at schedule factor 1", above=0)
+    eps: float | None = key(None, "all but SGD: added to the root of the second moment", above=0)
+    dense: OptimizerName | None = key(None, "for dense parameters; null: `name` without its rowwise_")
+    sparse_lr: float | None = key(None, "of tables, at schedule factor 1; null: lr", above=0)
+    beta1: float | None = key(None, "Adam and LAMB: decay of the first moment a step", within="[0, 1)")
+    beta2: float | None = key(None, "and of the second", within="[0, 1)")
+    max_grad_norm: float | None = key(
+        None, "clip the dense gradients' common 2-norm to this; null: leave them", above=0
+    )
 
     @property
     def table_lr(self) -> float:
@@ -74,21 +78,19 @@ class OptimizerConfig:
         return self.dense or PLAIN.get(self.name, self.name)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Factor on the learning rates at each step; all values in steps but `end_factor`."""
 
-    name: ScheduleName = MISSING
-    warmup_steps: int = 0
-    decay_start_step: int = 0
-    decay_steps: int = 0
-    end_factor: float = 0.0  # cosine: final factor
+    name: ScheduleName = key(MISSING, "set by schedule=NAME")
+    warmup_steps: int = key(0, "steps of the linear warm-up", at_least=0, only_with=("name", *NOT_CONSTANT))
+    decay_start_step: int = key(0, "step at which the decay begins", at_least=0, only_with=("name", *WITH_DECAY))
+    decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with=("name", *WITH_DECAY))
+    end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with=("name", ScheduleName.cosine))
 
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
-    require_positive({f"optimizer.{key}": getattr(optimizer, key) for key in ("lr", "sparse_lr", "eps",
-                                                                             "max_grad_norm")})  # fmt: skip
     if optimizer.dense in PLAIN:
         raise UserError(
             f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {PLAIN[optimizer.dense].value}"
@@ -96,36 +98,18 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
     used = {optimizer.name, optimizer.dense_name}
     names = " and ".join(sorted(name.value for name in used))
     has_eps, has_betas = used != {OptimizerName.sgd}, bool(used & set(ADAMS))
-    for key, needed, example in (("eps", has_eps, "1e-8"), ("beta1", has_betas, "0.9"), ("beta2", has_betas, "0.999")):
-        value = getattr(optimizer, key)
+    for name, needed, example in (("eps", has_eps, "1e-8"), ("beta1", has_betas, "0.9"), ("beta2", has_betas, "0.999")):
+        value = getattr(optimizer, name)
         if needed and value is None:
-            raise UserError(f"optimizer.{key}=null: {names} needs one, such as {example}")
+            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {example}")
         if not needed and value is not None:
-            raise UserError(f"optimizer.{key}={value}: has no effect with {names}")
-    for key in ("beta1", "beta2"):
-        value = getattr(optimizer, key)
-        if value is not None and not 0 <= value < 1:
-            raise UserError(f"optimizer.{key}={value}: must be in [0, 1)")
+            raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
-    keys = ("warmup_steps", "decay_start_step", "decay_steps")
-    require_at_least({f"schedule.{key}": (getattr(schedule, key), 0) for key in keys})
-    if schedule.name is ScheduleName.constant:
-        for key in keys:
-            if getattr(schedule, key):
-                raise UserError(f"schedule.{key}={getattr(schedule, key)}: has no effect with schedule=constant")
-    if schedule.name is ScheduleName.warmup:
-        require_at_least({"schedule.warmup_steps": (schedule.warmup_steps, 1)})
-        for key in ("decay_start_step", "decay_steps"):
-            if getattr(schedule, key):
-                raise UserError(f"schedule.{key}={getattr(schedule, key)}: has no effect with schedule=warmup")
-    if schedule.end_factor and schedule.name is not ScheduleName.cosine:
-        raise UserError(f"schedule.end_factor={schedule.end_factor}: has no effect with "
-                        f"schedule={schedule.name.value}")  # fmt: skip
-    if not 0 <= schedule.end_factor <= 1:
-        raise UserError(f"schedule.end_factor={schedule.end_factor}: must be in [0, 1]")
+    if schedule.name is ScheduleName.warmup and not schedule.warmup_steps:
+        raise UserError("schedule.warmup_steps=0: must be at least 1 with schedule=warmup")
     if schedule.name is ScheduleName.cosine and not schedule.decay_steps:
         raise UserError("schedule.decay_steps=0: schedule=cosine needs the steps that its decay takes")
     if schedule.decay_steps and schedule.decay_start_step < schedule.warmup_steps:

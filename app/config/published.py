@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+from common.keys import key
 
 _CRITEO = [f"cat_{i}" for i in range(26)]
 PUBLISHED_TABLES: dict[str, dict[str, int]] = {
@@ -42,37 +42,30 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class PublishedConfig:
     """Figures to compare a run with; null where there is none. They do not affect training.
 
     A run on other data is not held to them: the report compares only where `train_rows` agrees.
     """
 
-    recipe: str | None = None  # the recipe's name
-    source: str | None = None  # who published it, where and when, and which line or table of theirs
-    data: str | None = None  # the data it was measured on
-    train_rows: int | None = None  # rows of its training split; null: comparable with a run on any data
-    hardware: str | None = None  # hardware and precision it was measured with
-    auc: float | None = None
-    logloss: float | None = None  # nats
-    accuracy: float | None = None
-    samples_per_second: float | None = None  # global, over all devices
-    num_devices: int | None = None  # that samples_per_second is of
-    parameters: int | None = None  # of the whole model
-    tolerance: float | None = None  # largest absolute difference in auc, logloss and accuracy that counts as reproduced
-    least_auc: float | None = None  # minimum AUC that the recipe promises on any machine
-
-
-def validate_published(published: PublishedConfig) -> None:
-    """Raises UserError for values that cannot be."""
-    shares = {key: getattr(published, key) for key in ("auc", "accuracy", "least_auc", "tolerance")}
-    for key, value in shares.items():
-        if value is not None and not 0 <= value <= 1:
-            raise UserError(f"published.{key}={value}: must be in [0, 1]")
-    require_at_least({f"published.{key}": (getattr(published, key), 1)
-                      for key in ("train_rows", "num_devices", "parameters")})  # fmt: skip
-    require_positive({f"published.{key}": getattr(published, key) for key in ("logloss", "samples_per_second")})
+    recipe: str | None = key(None, "the recipe's name")
+    source: str | None = key(None, "who published it, where and when, and which line or table of theirs")
+    data: str | None = key(None, "the data it was measured on")
+    train_rows: int | None = key(
+        None, "rows of its training split; null: comparable with a run on any data", at_least=1
+    )
+    hardware: str | None = key(None, "hardware and precision it was measured with")
+    auc: float | None = key(None, "of the evaluated split", within="[0, 1]")
+    logloss: float | None = key(None, "nats", above=0)
+    accuracy: float | None = key(None, "at a threshold of 0.5", within="[0, 1]")
+    samples_per_second: float | None = key(None, "global, over all devices", above=0)
+    num_devices: int | None = key(None, "that samples_per_second is of", at_least=1)
+    parameters: int | None = key(None, "of the whole model", at_least=1)
+    tolerance: float | None = key(
+        None, "largest absolute difference in auc, logloss and accuracy that counts as reproduced", within="[0, 1]"
+    )
+    least_auc: float | None = key(None, "minimum AUC that the recipe promises on any machine", within="[0, 1]")
 
 
 def published_tables(name: str) -> dict[str, int]:

@@ -3,29 +3,21 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from app.config.checks import require_at_least
-from common.errors import UserError
-
-MAX_PORT = 65_535
+from common.keys import key
 
 
-@dataclass
+@dataclass(frozen=True)
 class RecordConfig:
     """Views of a run for other tools; its own files are always written."""
 
-    tensorboard: bool = True  # events in the run's tensorboard/, if the tensorboard package is here
-    prometheus_port: int | None = None  # serve the newest figures as text on this port while training
-    prometheus_host: str = "127.0.0.1"  # the address to listen at; 0.0.0.0 in a container
-    mlflow: str | None = None  # tracking URI (a server's, or file:DIR); needs the mlflow package
-    mlflow_experiment: str = "clickwork"
-    wandb: str | None = None  # project of Weights & Biases; needs the wandb package
-
-
-def validate_record(record: RecordConfig) -> None:
-    """Raises UserError for values that cannot work."""
-    require_at_least({"record.prometheus_port": (record.prometheus_port, 1)})
-    if (record.prometheus_port or 0) > MAX_PORT:
-        raise UserError(f"record.prometheus_port={record.prometheus_port}: must be at most {MAX_PORT}")
+    tensorboard: bool = key(True, "events in the run's tensorboard/, if the tensorboard package is here")
+    prometheus_port: int | None = key(
+        None, "serve the newest figures as text on this port while training", at_least=1, at_most=65_535
+    )
+    prometheus_host: str = key("127.0.0.1", "the address to listen at; 0.0.0.0 in a container")
+    mlflow: str | None = key(None, "tracking URI (a server's, or file:DIR); needs the mlflow package")
+    mlflow_experiment: str = key("clickwork", "experiment that MLflow files the run under")
+    wandb: str | None = key(None, "project of Weights & Biases; needs the wandb package")
 
 
 class MLPerfDivision(Enum):
@@ -35,13 +27,13 @@ class MLPerfDivision(Enum):
     open = "open"
 
 
-@dataclass
+@dataclass(frozen=True)
 class MLPerfConfig:
     """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
 
-    enabled: bool = False
-    benchmark: str = "dlrm_dcnv2"
-    division: MLPerfDivision = MLPerfDivision.open
-    organization: str = "reference_implementation"
-    platform: str = "reference_implementation"
-    status: str = "onprem"
+    enabled: bool = key(False, "write the log")
+    benchmark: str = key("dlrm_dcnv2", "name of MLPerf's benchmark")
+    division: MLPerfDivision = key(MLPerfDivision.open, "closed: MLPerf's own model, data and target")
+    organization: str = key("reference_implementation", "who submits")
+    platform: str = key("reference_implementation", "name of the system")
+    status: str = key("onprem", "of the system: onprem, cloud, preview, research")

@@ -2,13 +2,12 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+from common.keys import key
 
-MAX_MINUTES, MAX_THREADS = 100_000, 4_096
 THREADS_PER_CORE = 4  # a few more than cores only slow a run down; many stop the machine
 
 
@@ -37,30 +36,28 @@ class Compile(Enum):
     step = "step"  # CUDA graphs of none's kernels
 
 
-@dataclass
+@dataclass(frozen=True)
 class RuntimeConfig:
     """Platform, threads, precision, and limits of waiting."""
 
-    platform: Platform = Platform.auto
-    num_threads: int | None = None  # torch's threads a process; null: cores / processes here. Changes CPU bits
-    precision: Precision | None = None  # null: fp32; for a run that is there, its own
-    compile: Compile | None = None  # null: none; for a run that is there, its own. dense changes bits
-    timeout_minutes: float = 30.0  # longest wait of a process for another
-    different_releases: bool = False  # let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy
-    profile_steps: list[int] | None = None  # first and last step, counted from 1, of a torch.profiler trace
+    platform: Platform = key(
+        Platform.auto, "devices to compute on; auto: the GPUs that torch was built for, if it sees any"
+    )
+    num_threads: int | None = key(
+        None, "torch's threads a process; null: cores / processes here. Changes CPU bits", at_least=1, at_most=4_096
+    )
+    precision: Precision | None = key(None, "null: fp32; for a run that is there, its own")
+    compile: Compile | None = key(None, "null: none; for a run that is there, its own. dense changes bits")
+    timeout_minutes: float = key(30.0, "longest wait of a process for another", above=0, at_most=100_000)
+    different_releases: bool = key(False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy")
+    profile_steps: list[int] | None = key(None, "first and last step, counted from 1, of a torch.profiler trace")
 
 
 def validate_runtime(runtime: RuntimeConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"runtime.num_threads": (runtime.num_threads, 1)})
-    require_positive({"runtime.timeout_minutes": runtime.timeout_minutes})
     steps = runtime.profile_steps
     if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
-    if runtime.timeout_minutes > MAX_MINUTES:
-        raise UserError(f"runtime.timeout_minutes={runtime.timeout_minutes}: must be at most {MAX_MINUTES}")
-    if (runtime.num_threads or 0) > MAX_THREADS:
-        raise UserError(f"runtime.num_threads={runtime.num_threads}: must be at most {MAX_THREADS}")
 
 
 def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
@@ -78,13 +75,13 @@ def validate_threads(runtime: RuntimeConfig) -> None:
                         f"runtime.num_threads={cores}")  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class EnvironmentConfig:
     """Environment variables set before the process group is made, unless the user has set them."""
 
-    name: str = "none"
-    variables: dict[str, str] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # purpose of each
+    name: str = key("none", "set by environment=NAME")
+    variables: dict[str, str] = key({}, "name: value")
+    reasons: dict[str, str] = key({}, "purpose of each")
 
 
 def validate_environment(environment: EnvironmentConfig) -> None:

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from app.config.checks import require_at_least, require_positive
 from app.config.optimizer import NEEDS_WHOLE_ROWS, OptimizerName
+from common.compose import ConversionError, convert
 from common.errors import UserError
+from common.keys import check_keys, key
 
 # TorchRec's ShardingType, in words: whole on every process; whole on one; blocks of rows over all; blocks of columns
 # over all; blocks of rows over one machine's; blocks of columns over one machine's; columns over machines and each
@@ -34,25 +32,25 @@ class CommPrecision(Enum):
     bf16 = "bf16"
 
 
-@dataclass
+@dataclass(frozen=True)
 class QCommConfig:
     """Embeddings (forward) and their gradients (backward) on the wire; data-parallel tables travel as fp32."""
 
-    forward: CommPrecision = CommPrecision.fp32
-    backward: CommPrecision = CommPrecision.fp32
+    forward: CommPrecision = key(CommPrecision.fp32, "of embeddings")
+    backward: CommPrecision = key(CommPrecision.fp32, "of their gradients")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableShardingConfig:
     """Exceptions for one table; null: as configured for all tables."""
 
-    types: Any = None
-    kernels: Any = None
-    min_partition: int | None = None
-    cache_load_factor: float | None = None
+    types: Any = key(None, "as sharding.types")
+    kernels: Any = key(None, "as sharding.kernels")
+    min_partition: int | None = key(None, "as sharding.min_partition", at_least=4)
+    cache_load_factor: float | None = key(None, "as sharding.cache_load_factor", within="(0, 1)")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShardingConfig:
     """Distribution of tables over processes.
 
@@ -60,16 +58,21 @@ class ShardingConfig:
     it for the `topology`.
     """
 
-    types: Any = None  # one of SHARDING_TYPES, a list to choose from, or auto (all that fit but grid_shard);
-    # null: auto among several GPUs, else table_wise
-    kernels: Any = None  # one of KERNELS or a list; null: fused, and dense for data_parallel
-    min_partition: int | None = (
-        None  # minimum columns of a shard of the column types; null: an equal part for each process
+    types: Any = key(
+        None,
+        "one of SHARDING_TYPES, a list to choose from, or auto (all that fit but grid_shard); null: auto among several "
+        "GPUs, else table_wise",
     )
-    cache_load_factor: float | None = None  # fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2
-    tables: dict[str, Any] = field(default_factory=dict)  # table's or feature's name: keys of TableShardingConfig
+    kernels: Any = key(None, "one of KERNELS or a list; null: fused, and dense for data_parallel")
+    min_partition: int | None = key(
+        None, "minimum columns of a shard of the column types; null: an equal part for each process", at_least=4
+    )
+    cache_load_factor: float | None = key(
+        None, "fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2", within="(0, 1)"
+    )
+    tables: dict[str, Any] = key({}, "table's or feature's name: keys of TableShardingConfig")
     qcomm: QCommConfig = field(default_factory=QCommConfig)
-    plan: str | None = None  # a file written by `python -m app.plan plan.out=FILE`, in place of the keys above
+    plan: str | None = key(None, "a file written by `python -m app.plan plan.out=FILE`, in place of the keys above")
 
 
 def with_default_types(config: ShardingConfig, world_size: int, device_type: str) -> ShardingConfig:
@@ -160,9 +163,8 @@ def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
         UserError: an unknown key or a value of the wrong type.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TableShardingConfig), config.tables[name])
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        return convert(TableShardingConfig, config.tables[name])
+    except ConversionError as error:
         keys = ", ".join(part.name for part in fields(TableShardingConfig))
         raise UserError(f"sharding.tables.{name}={config.tables[name]}: must be keys of {keys}") from error
 
@@ -171,20 +173,19 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
     parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
-    for key, own in parts.items():
-        part = own if own is config else of_table(config, key.split(".")[-1], [])[1]
-        types = types_allowed("table_wise" if part.types is None else part.types, optimizer, f"{key}.types")
-        kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{key}.kernels")
-        require_at_least({f"{key}.min_partition": (own.min_partition, 4)})
+    for path, own in parts.items():
+        if own is not config:
+            check_keys(own, f"{path}.")
+        part = own if own is config else of_table(config, path.split(".")[-1], [])[1]
+        types = types_allowed("table_wise" if part.types is None else part.types, optimizer, f"{path}.types")
+        kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{path}.kernels")
         if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
-            raise UserError(f"{key}.min_partition={own.min_partition}: has no effect without a column-wise type")
+            raise UserError(f"{path}.min_partition={own.min_partition}: has no effect without a column-wise type")
         if own.min_partition is not None and own.min_partition % 4:
-            raise UserError(f"{key}.min_partition={own.min_partition}: must be a multiple of 4 (FBGEMM)")
+            raise UserError(f"{path}.min_partition={own.min_partition}: must be a multiple of 4 (FBGEMM)")
         factor = own.cache_load_factor
-        if factor is not None and not 0 < factor < 1:
-            raise UserError(f"{key}.cache_load_factor={factor}: must be in (0, 1)")
         if factor is not None and "fused_uvm_caching" not in kernels:
-            raise UserError(f"{key}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
+            raise UserError(f"{path}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):
         raise UserError(
             f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels "
@@ -192,41 +193,37 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TopologyConfig:
     """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
 
     Figures are the vendor's peak; `link_efficiency` is the share of it that collectives are assumed to reach.
     """
 
-    name: str = AUTO_TOPOLOGY  # auto: the device here is looked for among conf/topology/*.yaml
-    file: str | None = None  # a YAML file with these keys, for a device that is not there
-    architecture: str | None = None  # gfx942, sm_90, …: as ROCm and CUDA name it; cpu
-    memory_gib: float | None = None  # of the device; null for cpu: this machine's, divided among its processes
-    memory_gb_per_s: float | None = None
-    host_memory_gib: float | None = None  # for each device
-    host_memory_gb_per_s: float | None = None  # for each device
-    host_link_gb_per_s: float | None = None  # between the device and host memory
-    intra_host_gb_per_s: float | None = None  # between devices of a machine, all links of one device together
-    inter_host_gb_per_s: float | None = None  # between machines, for each device
-    link_efficiency: float | None = None  # of intra_host and inter_host; null: the file's, else 0.8
-    reserve: float | None = (
-        None  # of memory, free for dense layers, activations, allocator; null: the file's, else 0.15
+    name: str = key(AUTO_TOPOLOGY, "auto: the device here is looked for among conf/topology/*.yaml")
+    file: str | None = key(None, "a YAML file with these keys, for a device that is not there")
+    architecture: str | None = key(None, "gfx942, sm_90, …: as ROCm and CUDA name it; cpu")
+    memory_gib: float | None = key(
+        None, "of the device; null for cpu: this machine's, divided among its processes", above=0
     )
-    sources: dict[str, str] = field(default_factory=dict)  # where each figure is from
-    nodes: int | None = None  # machines; null: those of the run, 1 for a plan
-    devices_per_node: int | None = None  # null: those of the run; for a plan, the GPUs here, or 1
+    memory_gb_per_s: float | None = key(None, "of the device", above=0)
+    host_memory_gib: float | None = key(None, "for each device", above=0)
+    host_memory_gb_per_s: float | None = key(None, "for each device", above=0)
+    host_link_gb_per_s: float | None = key(None, "between the device and host memory", above=0)
+    intra_host_gb_per_s: float | None = key(
+        None, "between devices of a machine, all links of one device together", above=0
+    )
+    inter_host_gb_per_s: float | None = key(None, "between machines, for each device", above=0)
+    link_efficiency: float | None = key(
+        None, "of intra_host and inter_host; null: the file's, else 0.8", within="(0, 1]"
+    )
+    reserve: float | None = key(
+        None, "of memory, free for dense layers, activations, allocator; null: the file's, else 0.15", within="[0, 1)"
+    )
+    sources: dict[str, str] = key({}, "where each figure is from")
+    nodes: int | None = key(None, "machines; null: those of the run, 1 for a plan", at_least=1)
+    devices_per_node: int | None = key(None, "null: those of the run; for a plan, the GPUs here, or 1", at_least=1)
 
 
 HARDWARE = ("architecture", "memory_gib", "memory_gb_per_s", "host_memory_gib", "host_memory_gb_per_s",
             "host_link_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s")  # fmt: skip
-
-
-def validate_topology(topology: TopologyConfig) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
-    require_at_least({f"topology.{key}": (getattr(topology, key), 1) for key in ("nodes", "devices_per_node")})
-    require_positive({f"topology.{key}": getattr(topology, key) for key in HARDWARE[1:]})
-    if topology.link_efficiency is not None and not 0 < topology.link_efficiency <= 1:
-        raise UserError(f"topology.link_efficiency={topology.link_efficiency}: must be in (0, 1]")
-    if topology.reserve is not None and not 0 <= topology.reserve < 1:
-        raise UserError(f"topology.reserve={topology.reserve}: must be in [0, 1)")

@@ -1,15 +1,13 @@
 """`model.tables`: how tables are made, all of them or single ones. Formulas and sources: docs/models.md."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from app.config.checks import require_at_least, require_positive
+from common.compose import ConversionError, convert
 from common.errors import UserError
+from common.keys import check_keys, key
 
 
 class TableKind(Enum):
@@ -60,37 +58,43 @@ class Storage(Enum):
     bf16 = "bf16"
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableConfig:
     """Settings of a table. Null: in an override, the value of model.tables; in model.tables, the default given here."""
 
-    kind: TableKind | None = None  # null: plain
-    qr_operation: QROperation | None = None  # qr; null: mult
-    qr_collisions: int | None = None  # qr: rows of the remainder table; null: 4
-    dim: int | None = None  # mixed_dimension: width of the table; null: by the alpha rule
-    pooling: Pooling | None = None  # null: sum
-    row_weights: RowWeights | None = None  # weighted; null: learned
-    init: TableInit | None = None  # null: torchrec
-    init_std: float | None = None  # normal: its standard deviation; null: 0.01
-    storage: Storage | None = None  # null: fp32
+    kind: TableKind | None = key(None, "null: plain")
+    qr_operation: QROperation | None = key(None, "qr; null: mult")
+    qr_collisions: int | None = key(None, "qr: rows of the remainder table; null: 4", at_least=2)
+    dim: int | None = key(None, "mixed_dimension: width of the table; null: by the alpha rule")
+    pooling: Pooling | None = key(None, "null: sum")
+    row_weights: RowWeights | None = key(None, "weighted; null: learned")
+    init: TableInit | None = key(None, "null: torchrec")
+    init_std: float | None = key(None, "normal: its standard deviation; null: 0.01", above=0)
+    storage: Storage | None = key(None, "null: fp32")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableOverride(TableConfig):
     """Settings of one table, beside model.tables' own."""
 
-    row_weights_path: str | None = None  # weighted: a .npy file of its weights, [rows] float; learned ones start there
+    row_weights_path: str | None = key(
+        None, "weighted: a .npy file of its weights, [rows] float; learned ones start there"
+    )
 
 
-@dataclass
+@dataclass(frozen=True)
 class TablesConfig(TableConfig):
     """Settings of all tables, and which are exceptions."""
 
-    min_rows: int | None = None  # only tables of more rows are of the kind, the others plain; null: 200
-    alpha: float | None = None  # mixed_dimension: how fast widths fall with the number of rows; null: 0.3
-    power_of_2: bool | None = None  # mixed_dimension: round widths to powers of 2; null: true
-    shared: dict[str, list[str]] = field(default_factory=dict)  # a name for each table that serves several features
-    overrides: dict[str, Any] = field(default_factory=dict)  # feature or shared table: keys of TableOverride
+    min_rows: int | None = key(
+        None, "only tables of more rows are of the kind, the others plain; null: 200", at_least=0
+    )
+    alpha: float | None = key(
+        None, "mixed_dimension: how fast widths fall with the number of rows; null: 0.3", at_least=0
+    )
+    power_of_2: bool | None = key(None, "mixed_dimension: round widths to powers of 2; null: true")
+    shared: dict[str, list[str]] = key({}, "a name for each table that serves several features")
+    overrides: dict[str, Any] = key({}, "feature or shared table: keys of TableOverride")
 
 
 DEFAULTS = TableConfig(
@@ -121,11 +125,10 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
     if isinstance(own, TableOverride):
         return own
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TableOverride), own)
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        return convert(TableOverride, own)
+    except ConversionError as error:
         raise UserError(
-            f"model.tables.overrides.{name}={own}: {str(error).splitlines()[0]}; its keys are "
+            f"model.tables.overrides.{name}={own}: {error}; its keys are "
             f"{', '.join(item.name for item in fields(TableOverride))}"
         ) from error
 
@@ -148,12 +151,10 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
         _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
     if tables.min_rows is not None and every.kind is TableKind.plain:
         raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
-    require_at_least({"model.tables.min_rows": (tables.min_rows, 0), "model.tables.alpha": (tables.alpha, 0)})
     levels: dict[str, TableConfig] = {"model.tables": tables}
     levels |= {f"model.tables.overrides.{name}": override for name, override in overrides.items()}
     for path, level in levels.items():
-        require_at_least({f"{path}.qr_collisions": (level.qr_collisions, 2)})
-        require_positive({f"{path}.init_std": level.init_std})
+        check_keys(level, f"{path}.")
         if level.dim is not None and (level.dim < 4 or level.dim % 4 or level.dim > embedding_dim):
             raise UserError(
                 f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
@@ -173,8 +174,8 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
 
 def _require_use(path: str, given: TableConfig, tables: Iterable[TableConfig]) -> None:
     """Each setting that was given must matter to one of the tables."""
-    for key, (owner, has_use) in _HAS_USE.items():
-        value = getattr(given, key, None)
+    for name, (owner, has_use) in _HAS_USE.items():
+        value = getattr(given, name, None)
         if value is not None and not any(has_use(table) for table in tables):
             shown = value.value if isinstance(value, Enum) else value
-            raise UserError(f"{path}.{key}={shown}: has no effect without {owner}")
+            raise UserError(f"{path}.{name}={shown}: has no effect without {owner}")

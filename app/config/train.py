@@ -5,10 +5,8 @@ import unicodedata
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from omegaconf import MISSING
-
-from app.config.checks import require_at_least, require_positive
 from common.errors import UserError
+from common.keys import MISSING, key
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
 MAX_NAME_BYTES = 200
@@ -38,67 +36,73 @@ class EvalGrid(Enum):
     dlrmv4 = "dlrmv4"
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """The run's name and directory."""
 
-    name: str = MISSING
-    dir: str = "runs/${run.name}"
+    name: str = key(MISSING, "names the run and its directory", is_name=True)
+    dir: str = key("runs/${run.name}", "directory of the run", is_name=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     """Length of the run, batch size, evaluation and logging."""
 
-    global_batch_size: int = 0  # samples a step over all processes; 0: local_batch_size times their number
-    local_batch_size: int | None = None  # samples a step of each process
-    epochs: int | None = None  # null: one, or as many as max_steps or max_samples take
-    max_steps: int | None = None  # stop after this number of steps; 0 builds the run and ends
-    max_samples: int | None = None  # stop before the step that would exceed this number of samples
-    max_minutes: float | None = None  # stop resumably after this time
-    seed: int = 0  # initial values and data order
-    eval_every_steps: int | None = None  # null: only at the end
-    eval_every_fraction: float | None = None  # the same as a share of an epoch: 0.05: 20 times in each, 1: at its end
-    eval_grid: EvalGrid = EvalGrid.down  # steps that eval_every_fraction means
-    target_auc: float | None = None  # stop once an evaluation reaches it
-    target_accuracy: float | None = None  # likewise
-    log_every_steps: int = 50  # steps in one window: a line of metrics.jsonl
-    print_windows: bool = False  # each window on the terminal too, as benchmarks print them
-    warmup_steps_excluded: int = 10  # first steps of this process left out of throughput figures
-    on_nan: OnNan = OnNan.stop  # skip: waits for the device at each step
-    pipeline: Pipeline = Pipeline.auto  # auto: sparse_dist where several processes have a GPU each
-    deterministic: bool = False  # GPU: slower kernels with fixed summation order. On CPU always so
+    global_batch_size: int = key(
+        0, "samples a step over all processes; 0: local_batch_size times their number", at_least=0
+    )
+    local_batch_size: int | None = key(None, "samples a step of each process", at_least=1)
+    epochs: int | None = key(None, "null: one, or as many as max_steps or max_samples take", at_least=1)
+    max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
+    max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
+    max_minutes: float | None = key(None, "stop resumably after this time", above=0)
+    seed: int = key(0, "initial values and data order", at_least=0, below=2**63)
+    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1)
+    eval_every_fraction: float | None = key(
+        None, "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end", within="(0, 1]"
+    )
+    eval_grid: EvalGrid = key(EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",))
+    target_auc: float | None = key(None, "stop once an evaluation reaches it", within="(0, 1]")
+    target_accuracy: float | None = key(None, "likewise", within="(0, 1]")
+    log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
+    print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them")
+    warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
+    on_nan: OnNan = key(OnNan.stop, "skip: waits for the device at each step")
+    pipeline: Pipeline = key(Pipeline.auto, "auto: sparse_dist where several processes have a GPU each")
+    deterministic: bool = key(False, "GPU: slower kernels with fixed summation order. On CPU always so")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvalConfig:
     """Evaluation during and after training."""
 
-    split: str = "val"
-    train_split: bool = False  # evaluate the training split as well, each time, and compare both
-    global_batch_size: int = 16_384
-    exact_rows: int = 1 << 28  # of a larger split the AUC is from a histogram, with its error's bound
+    split: str = key("val", "split to evaluate")
+    train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
+    global_batch_size: int = key(16_384, "samples an evaluation step over all processes", at_least=1)
+    exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Intervals of saving, checkpoints kept, and the one to start from."""
 
-    every_steps: int | None = None
-    every_minutes: float | None = None
-    keep: int = 2  # newest whole checkpoints that stay
-    keep_best: bool = True  # and the one of the highest eval AUC; an evaluation that is the best so far saves it
-    asynchronous: bool = True  # training waits for a copy in host memory only; a thread writes it
-    resume: str = "auto"  # auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run
-    overwrite: bool = False  # let `resume` remove checkpoints of this run: all, or those after the one it starts from
-
-
-def validate_names(run: RunConfig, checkpoint: CheckpointConfig) -> None:
-    """Raises UserError for a name that is empty."""
-    named = {"run.name": run.name, "run.dir": run.dir, "checkpoint.resume": checkpoint.resume}
-    for key, text in named.items():
-        if not text.strip() or "\0" in text:
-            raise UserError(f"{key}={text.strip()}: must be a name, not empty and without null characters")
+    every_steps: int | None = key(
+        None, "steps between checkpoints; null: by every_minutes, or one at the end", at_least=1
+    )
+    every_minutes: float | None = key(
+        None, "minutes between checkpoints; null: by every_steps, or one at the end", above=0
+    )
+    keep: int = key(2, "newest whole checkpoints that stay", at_least=1)
+    keep_best: bool = key(True, "and the one of the highest eval AUC; an evaluation that is the best so far saves it")
+    asynchronous: bool = key(True, "training waits for a copy in host memory only; a thread writes it")
+    resume: str = key(
+        "auto",
+        "auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run",
+        is_name=True,
+    )
+    overwrite: bool = key(
+        False, "let `resume` remove checkpoints of this run: all, or those after the one it starts from"
+    )
 
 
 def validate_new_name(name: str) -> None:
@@ -120,24 +124,11 @@ def validate_new_name(name: str) -> None:
 def validate_train(train: TrainConfig) -> None:
     """Raises UserError for values that cannot work."""
     _validate_batch(train)
-    minima = {"epochs": 1, "max_steps": 0, "max_samples": 0, "seed": 0, "eval_every_steps": 1,
-             "log_every_steps": 1, "warmup_steps_excluded": 0}  # fmt: skip
-    require_at_least({f"train.{key}": (getattr(train, key), bound) for key, bound in minima.items()})
-    require_positive({"train.max_minutes": train.max_minutes})
-    for key in ("target_auc", "target_accuracy", "eval_every_fraction"):
-        share = getattr(train, key)
-        if share is not None and not 0 < share <= 1:
-            raise UserError(f"train.{key}={share}: must be in (0, 1]")
     if train.eval_every_steps is not None and train.eval_every_fraction is not None:
         raise UserError(
             f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
             f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
         )
-    if train.eval_grid is not EvalGrid.down and train.eval_every_fraction is None:
-        raise UserError(f"train.eval_grid={train.eval_grid.value}: has no effect without train.eval_every_fraction; "
-                        "set it to down, or give a fraction such as train.eval_every_fraction=0.001")  # fmt: skip
-    if train.seed >= 2**63:
-        raise UserError(f"train.seed={train.seed}: must be below 2^63")
     if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
         raise UserError(
             f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
@@ -151,8 +142,8 @@ def _validate_batch(train: TrainConfig) -> None:
             f"train.global_batch_size={total}: has no effect with train.local_batch_size={local}; set "
             "train.local_batch_size=null or train.global_batch_size=0"
         )
-    key, value = ("global", total) if local is None else ("local", local)
-    require_at_least({f"train.{key}_batch_size": (value, 1)})
+    if local is None and not total:
+        raise UserError("train.global_batch_size=0: must be at least 1, or give train.local_batch_size")
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
@@ -179,23 +170,11 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     """Raises UserError for values that cannot work."""
-    require_at_least({"checkpoint.every_steps": (checkpoint.every_steps, 1), "checkpoint.keep": (checkpoint.keep, 1)})
-    require_positive({"checkpoint.every_minutes": checkpoint.every_minutes})
     if checkpoint.overwrite and checkpoint.resume == "auto":
         raise UserError(
             "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
             "checkpoint.resume=never to start over"
         )
-
-
-def validate_eval(evaluation: EvalConfig) -> None:
-    """Raises UserError for values that cannot work."""
-    require_at_least(
-        {
-            "eval.global_batch_size": (evaluation.global_batch_size, 1),
-            "eval.exact_rows": (evaluation.exact_rows, 0),
-        }
-    )
 
 
 class LossName(Enum):
@@ -206,13 +185,18 @@ class LossName(Enum):
     mse = "mse"
 
 
-@dataclass
+@dataclass(frozen=True)
 class LossConfig:
     """The training loss; evaluation's metrics do not depend on it. Formulas: docs/models.md."""
 
-    name: LossName = MISSING
-    class_weights: list[float] | None = None  # weighted_bce: of samples of label 0 and of label 1
-    threshold: float = 0.0  # the loss sees predictions clamped to [threshold, 1 - threshold], and no gradient beyond
+    name: LossName = key(MISSING, "set by loss=NAME")
+    class_weights: list[float] | None = key(None, "weighted_bce: of samples of label 0 and of label 1")
+    threshold: float = key(
+        0.0,
+        "the loss sees predictions clamped to [threshold, 1 - threshold], and no gradient beyond",
+        at_least=0,
+        below=0.5,
+    )
 
     @property
     def is_logloss(self) -> bool:
@@ -230,5 +214,3 @@ def validate_loss(loss: LossConfig) -> None:
             )
     elif weights is not None:
         raise UserError(f"loss.class_weights={weights}: has no effect with loss={loss.name.value}")
-    if not 0 <= loss.threshold < 0.5:
-        raise UserError(f"loss.threshold={loss.threshold}: must be at least 0 and below 0.5")

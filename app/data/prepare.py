@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,17 @@ def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
 
 def _given(config: DataConfig) -> dict[str, Any]:
     """Keys of preparation that the user or the recipe gave, by their names in data_prep, with plain values."""
-    given = {key: value for key, value in given_keys(preprocessing(config)).items() if key not in NOT_OF_ROWS}
+    given = given_keys(preprocessing(config), list(_dotted(config.prep)))
+    given = {key: value for key, value in given.items() if key not in NOT_OF_ROWS}
     return {"encoding": config.encoding, **given} if config.encoding is not None else given
+
+
+def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of nested values."""
+    for key, value in values.items():
+        yield prefix + key
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
 
 
 def _typed(key: str) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -121,7 +121,7 @@ def make_embeddings(
         own = override_of(tables, name)
         min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
         if own.kind is None and rows[name] <= min_rows:
-            settings.kind = TableKind.plain
+            settings = replace(settings, kind=TableKind.plain)
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
             width = as_stored(by_rule, width) if settings.dim is None else settings.dim

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from app.config import CONFIG_DIR, ReportConfig
-from app.config.checks import require_place, require_positive
+from app.config.checks import require_place
 from app.report.page import write_page, write_report
 from app.report.read import read_run, refusing_other_versions
 from app.report.side_by_side import COMPARE, Comparison
@@ -19,7 +19,6 @@ from common.errors import UserError
 
 def main(config: ReportConfig) -> int:
     """Write what is asked for and print where it is; return the exit status."""
-    require_positive({"auc_tolerance": config.auc_tolerance, "loss_tolerance": config.loss_tolerance})
     require_place("out", config.out)
     directories = [Path(run) for run in config.runs]
     if not directories:

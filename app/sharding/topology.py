@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torchrec.distributed.planner.types import Topology
 
 from app.config import CONFIG_DIR, TopologyConfig
-from app.config.sharding import AUTO_TOPOLOGY, HARDWARE, validate_topology
+from app.config.sharding import AUTO_TOPOLOGY, HARDWARE
+from common.compose import ConversionError, convert
 from common.errors import UserError
+from common.keys import check_keys
 
 log = logging.getLogger("clickwork")
 
@@ -87,7 +87,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
         if getattr(config, key) is None:
             raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
     config = _over(TopologyConfig(link_efficiency=LINK_EFFICIENCY, reserve=RESERVE), config)
-    validate_topology(config)  # a file's figures too
+    check_keys(config, "topology.")  # a file's figures too
     return config
 
 
@@ -143,11 +143,10 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
 def _read(path: Path) -> TopologyConfig:
     try:
         content = yaml.safe_load(path.read_text())
-        merged = OmegaConf.merge(OmegaConf.structured(TopologyConfig), content)
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        return convert(TopologyConfig, content)
     except OSError as error:
         raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ConversionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"topology.file={path}: not a topology ({reason})") from error
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf.errors import OmegaConfBaseException
 
 from app.checkpoint.files import (
     CHECKPOINTS,
@@ -26,6 +25,7 @@ from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
 from app.training.state import RunState
+from common.compose import ConversionError
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 
@@ -285,14 +285,12 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
     """
     try:
         config = from_plain(read_config(run))
-    except OmegaConfBaseException as error:
-        raise UserError(f"run={run}: {CONFIG} is of another version ({str(error).splitlines()[0]})") from error
-    config.runtime = replace(
+    except ConversionError as error:
+        raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
+    runtime = replace(
         asked,
         precision=asked.precision or config.runtime.precision,
         compile=asked.compile or config.runtime.compile,
         num_threads=asked.num_threads or config.runtime.num_threads,
     )
-    if data_path:
-        config.data = replace(config.data, path=data_path)
-    return config
+    return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))

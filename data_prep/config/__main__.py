@@ -3,16 +3,14 @@
 python -m data_prep.config
 """
 
-from omegaconf import OmegaConf
-
+from common.compose import plain_values
 from common.help import key_table
 from data_prep.config.keys import PrepConfig
 
 
 def table() -> str:
     """The table in Markdown."""
-    values = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
-    return "\n".join(key_table(PrepConfig, values))  # type: ignore[arg-type]
+    return "\n".join(key_table(PrepConfig, plain_values(PrepConfig)))
 
 
 if __name__ == "__main__":

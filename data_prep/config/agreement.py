@@ -43,17 +43,22 @@ class Difference(NamedTuple):
     recorded: Any
 
 
-def given_keys(data: DataConfig) -> dict[str, Any]:
-    """Keys that are not as by default, with plain values."""
-    return _changed(data, DataConfig(), "")
+def given_keys(data: DataConfig, named: Collection[str] = ()) -> dict[str, Any]:
+    """Keys that are not as by default, with plain values; of `named` also those as by default that decide rows."""
+    return _changed(data, DataConfig(), "", {key for key in named if _decides_rows(key, GENERATORS)})
 
 
-def _changed(config: object, usual: object, prefix: str) -> dict[str, Any]:
+def _decides_rows(key: str, generators: Collection[str]) -> bool:
+    """Whether a key decides the rows of a dataset, of generated ones by one of these generators."""
+    return key in IN_ENCODING or key.partition(".")[0] in generators
+
+
+def _changed(config: object, usual: object, prefix: str, named: Collection[str] = ()) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for name, value in vars(config).items():
         if is_dataclass(value):
-            changed |= _changed(value, getattr(usual, name), f"{prefix}{name}.")
-        elif value is not None and value != getattr(usual, name):
+            changed |= _changed(value, getattr(usual, name), f"{prefix}{name}.", named)
+        elif value is not None and (value != getattr(usual, name) or prefix + name in named):
             changed[prefix + name] = value.value if isinstance(value, Enum) else value
     return changed
 
@@ -78,7 +83,7 @@ def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
 def compared_keys(given: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Of the given keys those that decide a dataset's rows, of generators those of the dataset's own."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
-    return {key: value for key, value in given.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
+    return {key: value for key, value in given.items() if _decides_rows(key, groups)}
 
 
 def first_difference(given: Mapping[str, Any], manifest: Manifest) -> Difference | None:

@@ -1,14 +1,12 @@
 """Values out of range, and keys that would have no effect, are refused before anything is read."""
 
 import math
-import re
-from collections.abc import Mapping
 
 from common.errors import UserError
+from common.keys import check_keys
 from data_prep.config.keys import (
     CHUNKS_PER_BUDGET,
     HELD_OUT,
-    MAX_TABLE_ROWS,
     MIN_MEMORY_BUDGET,
     DataConfig,
     SplitConfig,
@@ -18,7 +16,6 @@ from data_prep.config.keys import (
     parse_size,
 )
 from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
-from data_prep.dataset.table_spec import COMPARISONS
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace"}
@@ -32,17 +29,6 @@ GROUPS = {
     "random": (DataSource.random,),
     "trace": (DataSource.trace,),
 }
-RANGE = re.compile(r"(\S+) (<=?) x(?: (<=?) (\S+))?")
-SEED_RANGE = f"0 <= x < {2**32}"
-SYNTHETIC_RANGES = {
-    "days": "1 <= x",
-    "seed": "0 <= x",
-    "max_cardinality": "3 <= x",
-    "click_rate": "0 < x < 1",
-    "difficulty": "0.1 <= x < inf",
-    "interaction": "0 <= x <= 10",  # beyond, all probabilities are 0 or 1
-    "drift": f"0 <= x <= {math.pi / 2}",
-}
 
 
 def validate(data: DataConfig) -> None:
@@ -52,8 +38,7 @@ def validate(data: DataConfig) -> None:
         UserError: naming the key, its value and the limit.
     """
     dataset_path(data)
-    ranges = {"frequency_threshold": "0 <= x", "workers": "1 <= x", "max_ind_range": f"1 <= x <= {MAX_TABLE_ROWS}"}
-    check_ranges("data", data, ranges)
+    check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
     _validate_memory(data)
@@ -61,14 +46,9 @@ def validate(data: DataConfig) -> None:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    check_ranges("data.split", data.split, {"held_out": "0 <= x < 1", "seed": SEED_RANGE})
-    check_ranges("data.sampling", data.sampling, {"negative_drop_rate": "0 <= x <= 1", "seed": SEED_RANGE})
     multi_hot_bags(data)
-    check_ranges("data.synthetic", data.synthetic, SYNTHETIC_RANGES | {"rows": f"{data.synthetic.days} <= x"})
-    ranges = {"users": "1 <= x", "days": "2 <= x <= 40000", "events_per_day": "0 < x <= 10000", "items": "100 <= x",
-              "stay": "0 <= x < 1", "seed": "0 <= x"}  # fmt: skip
-    check_ranges("data.synthetic_events", data.synthetic_events, ranges)
-    check_ranges("data.remote", data.remote, {"tries": "1 <= x"})
+    if data.synthetic.rows < data.synthetic.days:
+        raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
     if data.days is not None:
         if data.source is not DataSource.remote:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
@@ -127,27 +107,6 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
         raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use signed_log1p, minmax or raw")
 
 
-def check_ranges(prefix: str, config: object, ranges: Mapping[str, str]) -> None:
-    """Check values of a configuration; None passes.
-
-    Args:
-        prefix: of the keys, e.g. "data.split".
-        ranges: by field: "1 <= x" or "0 <= x < 1".
-
-    Raises:
-        UserError: naming the key, its value and the range.
-    """
-    for name, text in ranges.items():
-        value, match = getattr(config, name), RANGE.fullmatch(text)
-        assert match is not None
-        low, lower, upper, high = match.groups()
-        if value is None or (
-            COMPARISONS[lower](float(low), value) and (high is None or COMPARISONS[upper](value, float(high)))
-        ):
-            continue
-        raise UserError(f"{prefix}.{name}={value}: must be {f'within {text}' if high else f'at least {low}'}")
-
-
 def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
     usual = DataConfig()
@@ -161,8 +120,6 @@ def refuse_unused_groups(data: DataConfig) -> None:
 def refuse_unused_choices(data: DataConfig) -> None:
     """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
     refuse_unused_groups(data)
-    if data.sampling.seed and not data.sampling.negative_drop_rate:
-        raise UserError("data.sampling.seed: has no effect without data.sampling.negative_drop_rate; leave it out")
     if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
         where = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
         raise UserError(f"data.keep_texts: has no effect with {where}; leave it out")

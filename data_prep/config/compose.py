@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
 
+from common.compose import ConversionError, convert
 from common.errors import UserError
-from common.help import groups_of, keys_of
+from common.help import groups_of
+from common.keys import keys_of
 from data_prep.config.keys import DataConfig
 
 # The only argument of `python -m data_prep` where its configuration is a pickled PrepConfig on standard input.
@@ -29,14 +30,23 @@ def compose_data(source: str, given: Mapping[str, Mapping[str, Any]]) -> DataCon
     sources = groups_of(CONFIG_DIRECTORY)["data"]
     if source not in sources:
         raise UserError(f"data.source={source}: must be one of {', '.join(sources)}")
-    config = OmegaConf.merge(DataConfig, OmegaConf.load(CONFIG_DIRECTORY / "data" / f"{source}.yaml"))
+    levels = [("", "", yaml.safe_load((CONFIG_DIRECTORY / "data" / f"{source}.yaml").read_text()))]
     for prefix, values in given.items():
-        for key, value in values.items():
-            try:
-                config = config if value is None else OmegaConf.merge(config, {key: value})
-            except OmegaConfBaseException as error:
-                named = error.full_key or key
-                close = difflib.get_close_matches(named, [known for known, *_ in keys_of(DataConfig)], n=1)
-                remedy = f"did you mean {prefix}.{close[0]}?" if close else "docs/data.md lists the keys"
-                raise UserError(f"{prefix}.{named}: {str(error).splitlines()[0]}; {remedy}") from error
-    return OmegaConf.to_object(config)  # type: ignore[return-value]
+        levels += [(prefix, key, {key: value}) for key, value in values.items() if value is not None]
+    try:
+        return convert(DataConfig, *(values for *_, values in levels))
+    except ConversionError:
+        for end, (prefix, key, _) in enumerate(levels, start=1):
+            _refuse(prefix, key, [values for *_, values in levels[:end]])
+        raise
+
+
+def _refuse(prefix: str, key: str, levels: list[Any]) -> None:
+    """Raises UserError if the last of the levels, the values of one key, does not fit."""
+    try:
+        convert(DataConfig, *levels)
+    except ConversionError as error:
+        named = error.key or key
+        close = difflib.get_close_matches(named, [known for known, *_ in keys_of(DataConfig)], n=1)
+        remedy = f"did you mean {prefix}.{close[0]}?" if close else "docs/data.md lists the keys"
+        raise UserError(f"{prefix}.{named}: {error}; {remedy}") from error

@@ -1,8 +1,9 @@
 """Every key of `python -m data_prep` and its other commands: type, default, meaning and unit.
 
-`--help` and the table in docs/data.md are made from the `Attributes` sections here.
+`--help` and the table in docs/data.md are made from these declarations.
 """
 
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.keys import key
 from data_prep.dataset.multi_hot import Distribution, MultiHot
 from data_prep.dataset.options import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
 
@@ -25,6 +27,7 @@ ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
+SEEDS = f"[0, {2**32})"
 HELD_OUT = 1 / 7  # of the rows, where data.split.held_out is not given
 
 
@@ -40,235 +43,206 @@ class IdDistribution(Enum):
     pareto = "pareto"
 
 
-@dataclass
+@dataclass(frozen=True)
 class SplitConfig:
-    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
+    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf."""
 
-    Attributes:
-        method: how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day
-            if there are several raw files, else fraction.
-        held_out: share of the rows that all methods but last_day hold out; null: a seventh, Criteo Kaggle's last day.
-        seed: of random and scikit_learn; null: 0.
-    """
+    method: SplitMethod | None = key(
+        None,
+        "how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day if "
+        "there are several raw files, else fraction",
+    )
+    held_out: float | None = key(
+        None,
+        "share of the rows that all methods but last_day hold out; null: a seventh, Criteo Kaggle's last day",
+        within="[0, 1)",
+    )
+    seed: int | None = key(None, "of random and scikit_learn; null: 0", within=SEEDS)
 
-    method: SplitMethod | None = None
-    held_out: float | None = None
-    seed: int | None = None
 
-
-@dataclass
+@dataclass(frozen=True)
 class SamplingConfig:
-    """Leaving rows out, of all splits, before anything else is done with them.
+    """Leaving rows out, of all splits, before anything else is done with them."""
 
-    Attributes:
-        negative_drop_rate: share of the rows with label 0 to leave out; facebookresearch/dlrm's data-sub-sample-rate,
-            0.875 in MLPerf v0.7; null: 0.
-        seed: of the choice of these rows; null: 0.
-    """
+    negative_drop_rate: float | None = key(
+        None,
+        "share of the rows with label 0 to leave out; facebookresearch/dlrm's data-sub-sample-rate, 0.875 in MLPerf "
+        "v0.7; null: 0",
+        within="[0, 1]",
+    )
+    seed: int | None = key(
+        None, "of the choice of these rows; null: 0", within=SEEDS, only_with=("negative_drop_rate",)
+    )
 
-    negative_drop_rate: float | None = None
-    seed: int | None = None
 
-
-@dataclass
+@dataclass(frozen=True)
 class RemoteConfig:
-    """Files to download from mirrors.
+    """Files to download from mirrors."""
 
-    Attributes:
-        name: name of the file; {day} stands for the number of a day in data.days.
-        days: number of days there are, counted from 0; null: unknown.
-        rows: total rows, to estimate disk space; null: estimated from file sizes.
-        mirrors: URLs, tried in turn until one gives the whole file; {day} as in name.
-        sha256: published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too.
-        member: file to take out of it, if it is a tar archive.
-        also: further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes.
-        directory: where the files are kept; null: `<data.path>/raw`.
-        tries: tries per mirror.
-        pause: seconds before the second try, doubled before each further one.
-        timeout: seconds without a byte after which a try fails.
-    """
-
-    name: str = ""
-    days: int | None = None
-    rows: int | None = None
-    mirrors: list[str] = field(default_factory=list)
-    sha256: Any = None
-    member: str | None = None
-    also: Any = None
-    directory: str | None = None
-    tries: int = 5
-    pause: float = 2.0
-    timeout: float = 60.0
+    name: str = key("", "name of the file; {day} stands for the number of a day in data.days")
+    days: int | None = key(None, "number of days there are, counted from 0; null: unknown")
+    rows: int | None = key(None, "total rows, to estimate disk space; null: estimated from file sizes")
+    mirrors: list[str] = key([], "URLs, tried in turn until one gives the whole file; {day} as in name")
+    sha256: Any = key(
+        None, "published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too"
+    )
+    member: str | None = key(None, "file to take out of it, if it is a tar archive")
+    also: Any = key(None, "further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes")
+    directory: str | None = key(None, "where the files are kept; null: `<data.path>/raw`")
+    tries: int = key(5, "tries per mirror", at_least=1)
+    pause: float = key(2.0, "seconds before the second try, doubled before each further one")
+    timeout: float = key(60.0, "seconds without a byte after which a try fails")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MultiHotConfig:
-    """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py).
+    """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
 
-    Attributes:
-        sizes: ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag.
-        distribution: distribution of a bag's further ids; null: uniform.
-        seed: of their draws; null: 0, the reference's.
-    """
-
-    sizes: Any = None
-    distribution: Distribution | None = None
-    seed: int | None = None
+    sizes: Any = key(None, "ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag")
+    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
+    seed: int | None = key(None, "of their draws; null: 0, the reference's")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SyntheticConfig:
-    """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py).
+    """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py)."""
 
-    Attributes:
-        rows: rows over all days.
-        days: files to write, day_0.tsv and so on, with equal shares of the rows.
-        seed: decides every byte: of the columns, the model and the rows.
-        click_rate: expected share of positive labels.
-        max_cardinality: distinct values of the largest categorical column; the others shrink in proportion to the
-            square root of Criteo Kaggle's. 10131227: Kaggle's own.
-        difficulty: divides the effects of the columns on a click's logit; above 1, labels are noisier.
-        interaction: factor of the interactions between columns, of pairs and of threes; 0: there are none.
-        drift: angle in radians, up to pi / 2, by which effects and interactions turn from day to day; those of days d
-            apart correlate by cos(drift * d).
-        direct: write rows straight to shards: the same rows, but no raw files.
-    """
+    rows: int = key(200_000, "rows over all days", at_least=1)
+    days: int = key(1, "files to write, day_0.tsv and so on, with equal shares of the rows", at_least=1)
+    seed: int = key(0, "decides every byte: of the columns, the model and the rows", at_least=0)
+    click_rate: float = key(0.25, "expected share of positive labels", within="(0, 1)")
+    max_cardinality: int = key(
+        50_000,
+        "distinct values of the largest categorical column; the others shrink in proportion to the square root of "
+        "Criteo Kaggle's. 10131227: Kaggle's own",
+        at_least=3,
+    )
+    difficulty: float = key(
+        1.0, "divides the effects of the columns on a click's logit; above 1, labels are noisier", within="[0.1, inf)"
+    )
+    interaction: float = key(
+        1.0, "factor of the interactions between columns, of pairs and of threes; 0: there are none", within="[0, 10]"
+    )
+    drift: float = key(
+        0.1,
+        "angle in radians, up to pi / 2, by which effects and interactions turn from day to day; those of days d "
+        "apart correlate by cos(drift * d)",
+        within=f"[0, {math.pi / 2}]",
+    )
+    direct: bool = key(False, "write rows straight to shards: the same rows, but no raw files")
 
-    rows: int = 200_000
-    days: int = 1
-    seed: int = 0
-    click_rate: float = 0.25
-    max_cardinality: int = 50_000
-    difficulty: float = 1.0
-    interaction: float = 1.0
-    drift: float = 0.1
-    direct: bool = False
 
-
-@dataclass
+@dataclass(frozen=True)
 class RandomConfig:
-    """Rows for pure speed: nothing can be learned from them, as labels are drawn independently of them.
+    """Rows for pure speed: nothing can be learned from them, as labels are drawn independently of them."""
 
-    Attributes:
-        rows: rows of the train split.
-        eval_rows: rows of val and of test each, which are other rows than train's.
-        tables: rows of every feature's table, a list; or mlperf_v2, criteo_kaggle for theirs.
-        max_rows_per_table: larger tables are cut to this; null: they are not.
-        num_dense: number of dense features, uniform between 0 and 1.
-        distribution: distribution of the ids.
-        exponent: of zipf (null: 1.05) or pareto (null: 0.25).
-        bag_sizes: ids per bag, of every feature or a list; or mlperf_v2.
-        bags_vary: a bag has from 1 to bag_sizes ids, each number being as likely.
-        click_rate: share of positive labels.
-        seed: decides every byte.
-    """
-
-    rows: int = 200_000
-    eval_rows: int = 20_000
-    tables: Any = "mlperf_v2"
-    max_rows_per_table: int | None = None
-    num_dense: int = 13
-    distribution: IdDistribution = IdDistribution.uniform
-    exponent: float | None = None
-    bag_sizes: Any = 1
-    bags_vary: bool = False
-    click_rate: float = 0.25
-    seed: int = 0
+    rows: int = key(200_000, "rows of the train split", at_least=1)
+    eval_rows: int = key(20_000, "rows of val and of test each, which are other rows than train's", at_least=0)
+    tables: Any = key("mlperf_v2", "rows of every feature's table, a list; or mlperf_v2, criteo_kaggle for theirs")
+    max_rows_per_table: int | None = key(None, "larger tables are cut to this; null: they are not", at_least=1)
+    num_dense: int = key(13, "number of dense features, uniform between 0 and 1", at_least=0)
+    distribution: IdDistribution = key(IdDistribution.uniform, "distribution of the ids")
+    exponent: float | None = key(
+        None,
+        "of zipf (null: 1.05) or pareto (null: 0.25)",
+        within="(0, 100)",
+        only_with=("distribution", IdDistribution.zipf, IdDistribution.pareto),
+    )
+    bag_sizes: Any = key(1, "ids per bag, of every feature or a list; or mlperf_v2")
+    bags_vary: bool = key(False, "a bag has from 1 to bag_sizes ids, each number being as likely")
+    click_rate: float = key(0.25, "share of positive labels", within="[0, 1]")
+    seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TraceConfig:
-    """Rows whose ids have the locality of a trace (see data_prep/traces/histogram.py and docs/synthetic.md).
+    """Rows whose ids have the locality of a trace (see data_prep/traces/histogram.py and docs/synthetic.md)."""
 
-    Attributes:
-        profile: file that `python -m data_prep.profile` wrote.
-        rows: rows of the train split; null: as many as the profiled trace had.
-        eval_rows: rows of val and of test each, which follow after train's.
-        click_rate: share of positive labels, roughly; they come from a ground-truth model as in data=synthetic.
-        difficulty: as of data.synthetic.
-        seed: decides every byte.
-    """
-
-    profile: str | None = None
-    rows: int | None = None
-    eval_rows: int = 20_000
-    click_rate: float = 0.25
-    difficulty: float = 1.0
-    seed: int = 0
+    profile: str | None = key(None, "file that `python -m data_prep.profile` wrote")
+    rows: int | None = key(None, "rows of the train split; null: as many as the profiled trace had", at_least=1)
+    eval_rows: int = key(20_000, "rows of val and of test each, which follow after train's", at_least=0)
+    click_rate: float = key(
+        0.25,
+        "share of positive labels, roughly; they come from a ground-truth model as in data=synthetic",
+        within="(0, 1)",
+    )
+    difficulty: float = key(1.0, "as of data.synthetic", within="[0.1, inf)")
+    seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SyntheticEventsConfig:
-    """Events whose labels come from a known model of their user's history (see data_prep/synthetic/events.py).
+    """Events whose labels come from a known model of their user's history (see data_prep/synthetic/events.py)."""
 
-    Attributes:
-        users: number of users.
-        days: days of the log.
-        events_per_day: listens of a user and day in the mean; a listen in twenty or so is liked besides.
-        items: number of items.
-        stay: probability that a listen is of the genre that its user is in the mood for; else of any.
-        seed: decides every byte.
-    """
-
-    users: int = 2_000
-    days: int = 20
-    events_per_day: float = 8.0
-    items: int = 500
-    stay: float = 0.9
-    seed: int = 0
+    users: int = key(2_000, "number of users", at_least=1)
+    days: int = key(20, "days of the log", within="[2, 40000]")
+    events_per_day: float = key(
+        8.0, "listens of a user and day in the mean; a listen in twenty or so is liked besides", within="(0, 10000]"
+    )
+    items: int = key(500, "number of items", at_least=100)
+    stay: float = key(
+        0.9, "probability that a listen is of the genre that its user is in the mood for; else of any", within="[0, 1)"
+    )
+    seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
 
     A key that decides the rows is null unless it is given: only given ones are compared with a dataset that is there.
-
-    Attributes:
-        source: where the rows come from; set by data=NAME.
-        raw: path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days.
-        path: directory of the finished dataset.
-        overwrite: replace a dataset at data.path that was made from other rows or with other parameters.
-        encoding: how categories become ids; null: vocabulary.
-        frequency_threshold: values seen fewer times than this in the train split have no id of their own; null: 1.
-        max_ind_range: maximum rows per table; hash: the modulus; vocabulary: the most frequent max_ind_range - 1
-            values keep ids; null: no limit.
-        max_categories: amd_blog: columns of more values are dropped; null: 10,000, as the blog.
-        vocabulary_order: vocabulary: order of the ids; null: by frequency.
-        dense_transform: how integers become numbers; null: the encoding's own, for your own table signed_log1p.
-        scheduler: address of a Dask scheduler whose workers do the work, and must see the same files; null: processes
-            of this machine.
-        workers: number of processes; null: one per usable CPU, as far as memory_budget allows.
-        memory_budget: memory of all processes together, at least 512MiB; with a scheduler, of each worker.
-        chunk_bytes: uncompressed bytes of raw rows per chunk, and so per shard, at most a sixteenth of memory_budget;
-            null: that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold
-            any number of values.
-        schema: YAML file that describes your own table; null: Criteo's rows.
-        keep_texts: your own table with encoding=vocabulary: keep the values' texts in the dataset, so that reports can
-            name them; they may be personal data; null: true.
-        days: numbers of the days to download, in this order; set by data=criteo_1tb.
     """
 
-    source: DataSource = DataSource.local
-    raw: Any = None
-    path: str | None = None
-    overwrite: bool = False
-    encoding: Encoding | None = None
-    frequency_threshold: int | None = None
-    max_ind_range: int | None = None
-    max_categories: int | None = None
-    vocabulary_order: VocabularyOrder | None = None
-    dense_transform: DenseTransform | None = None
+    source: DataSource = key(DataSource.local, "where the rows come from; set by data=NAME")
+    raw: Any = key(
+        None, "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days"
+    )
+    path: str | None = key(None, "directory of the finished dataset")
+    overwrite: bool = key(
+        False, "replace a dataset at data.path that was made from other rows or with other parameters"
+    )
+    encoding: Encoding | None = key(None, "how categories become ids; null: vocabulary")
+    frequency_threshold: int | None = key(
+        None, "values seen fewer times than this in the train split have no id of their own; null: 1", at_least=0
+    )
+    max_ind_range: int | None = key(
+        None,
+        "maximum rows per table; hash: the modulus; vocabulary: the most frequent max_ind_range - 1 values keep "
+        "ids; null: no limit",
+        within=f"[1, {MAX_TABLE_ROWS}]",
+    )
+    max_categories: int | None = key(None, "amd_blog: columns of more values are dropped; null: 10,000, as the blog")
+    vocabulary_order: VocabularyOrder | None = key(None, "vocabulary: order of the ids; null: by frequency")
+    dense_transform: DenseTransform | None = key(
+        None, "how integers become numbers; null: the encoding's own, for your own table signed_log1p"
+    )
     split: SplitConfig = field(default_factory=SplitConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
-    scheduler: str | None = None
-    workers: int | None = None
-    memory_budget: str = "2GiB"
-    chunk_bytes: str | None = None
-    schema: str | None = None
-    keep_texts: bool | None = None
-    days: list[int] | None = None
+    scheduler: str | None = key(
+        None,
+        "address of a Dask scheduler whose workers do the work, and must see the same files; null: processes of "
+        "this machine",
+    )
+    workers: int | None = key(
+        None, "number of processes; null: one per usable CPU, as far as memory_budget allows", at_least=1
+    )
+    memory_budget: str = key(
+        "2GiB", "memory of all processes together, at least 512MiB; with a scheduler, of each worker"
+    )
+    chunk_bytes: str | None = key(
+        None,
+        "uncompressed bytes of raw rows per chunk, and so per shard, at most a sixteenth of memory_budget; null: "
+        "that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold any "
+        "number of values",
+    )
+    schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows")
+    keep_texts: bool | None = key(
+        None,
+        "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that reports can name "
+        "them; they may be personal data; null: true",
+    )
+    days: list[int] | None = key(None, "numbers of the days to download, in this order; set by data=criteo_1tb")
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     synthetic_events: SyntheticEventsConfig = field(default_factory=SyntheticEventsConfig)
@@ -276,53 +250,33 @@ class DataConfig:
     trace: TraceConfig = field(default_factory=TraceConfig)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExchangeConfig:
-    """Keys of `python -m data_prep.interchange`.
+    """Keys of `python -m data_prep.interchange`."""
 
-    Attributes:
-        to: directory to export to.
-        source: directory to import from.
-        format: of the other program's files.
-        multi_hot_sizes: ids per bag of every feature that is exported; null: MLPerf v2's.
-        distribution: distribution of a bag's further ids; null: uniform.
-        seed: of their draws; null: 0.
-    """
-
-    to: str | None = None
-    source: str | None = None
-    format: ExchangeFormat = ExchangeFormat.npy
-    multi_hot_sizes: list[int] | None = None
-    distribution: Distribution | None = None
-    seed: int | None = None
+    to: str | None = key(None, "directory to export to")
+    source: str | None = key(None, "directory to import from")
+    format: ExchangeFormat = key(ExchangeFormat.npy, "of the other program's files")
+    multi_hot_sizes: list[int] | None = key(None, "ids per bag of every feature that is exported; null: MLPerf v2's")
+    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
+    seed: int | None = key(None, "of their draws; null: 0")
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalityConfig:
-    """Keys of `python -m data_prep.profile`, `.generate` and `.compare`.
+    """Keys of `python -m data_prep.profile`, `.generate` and `.compare`."""
 
-    Attributes:
-        trace: a dataset's directory, a profile, or text files, one per table.
-        other: likewise, to be compared with it.
-        split: split of a dataset.
-        profile: file to write (profile), or to generate from (generate).
-        to: directory for generated text traces.
-        accesses: accesses to generate per table; null: as many as the profiled trace had.
-        seed: of what is generated.
-        plot: file for the hit rates of both, an SVG.
-    """
-
-    trace: Any = None
-    other: Any = None
-    split: str = "train"
-    profile: str | None = None
-    to: str | None = None
-    accesses: int | None = None
-    seed: int = 0
-    plot: str | None = None
+    trace: Any = key(None, "a dataset's directory, a profile, or text files, one per table")
+    other: Any = key(None, "likewise, to be compared with it")
+    split: str = key("train", "split of a dataset")
+    profile: str | None = key(None, "file to write (profile), or to generate from (generate)")
+    to: str | None = key(None, "directory for generated text traces")
+    accesses: int | None = key(None, "accesses to generate per table; null: as many as the profiled trace had")
+    seed: int = key(0, "of what is generated")
+    plot: str | None = key(None, "file for the hit rates of both, an SVG")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepConfig:
     """The configuration of `python -m data_prep` and of its other commands."""
 

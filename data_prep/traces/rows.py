@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.checks import check_ranges
 from data_prep.config.keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
@@ -120,5 +119,3 @@ def validate_trace(config: TraceConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.profile:
         raise UserError("data.trace.profile: not given; make one with python -m data_prep.profile")
-    ranges = {"rows": "1 <= x", "eval_rows": "0 <= x", "seed": "0 <= x", "click_rate": "0 < x < 1"}
-    check_ranges("data.trace", config, ranges | {"difficulty": "0.1 <= x < inf"})

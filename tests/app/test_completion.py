@@ -7,7 +7,8 @@ import pytest
 
 from app import completion
 from app.config import CONFIG_DIR, AppConfig
-from common.help import groups_of, keys_of
+from common.help import groups_of
+from common.keys import keys_of
 
 SCRIPT = completion.script()
 ASK = """

@@ -22,6 +22,7 @@ from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command
+from tests.changed import changed
 from tests.reference import bce
 
 
@@ -94,8 +95,7 @@ class _Scores(torch.nn.Module):
 def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
     here: Runtime, dataset: Path, value: float, exact_rows: int
 ) -> None:
-    config = AppConfig()
-    config.eval.exact_rows = exact_rows
+    config = changed(AppConfig(), {"eval.exact_rows": exact_rows})
     manifest = load_manifest(dataset)
     scored = Predictor(config, here, dataset, manifest, _Scores(value, 0.99))
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.

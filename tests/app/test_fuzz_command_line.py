@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from app.config import CONFIG_DIR, AppConfig
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
-from common.help import choices, groups_of, keys_of
+from common.help import groups_of
+from common.keys import choices, keys_of
 from tests.app.conftest import SCHEMAS, SMALL
 from tests.forks import run_module
 

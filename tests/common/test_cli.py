@@ -13,7 +13,8 @@ import pytest
 from common import cli
 from common.compose import compose_config
 from common.errors import UserError
-from common.help import describe, groups_of, keys_of
+from common.help import describe, groups_of
+from common.keys import MISSING, key, keys_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ class Colour(Enum):
 class Inner:
     """A group."""
 
-    width: int = 3  # in metres
+    width: int = key(3, "in metres")
     colour: Colour | None = None
 
 
@@ -35,7 +36,7 @@ class Inner:
 class Outer:
     """All."""
 
-    name: str = "???"  # of the thing
+    name: str = key(MISSING, "of the thing")
     inner: Inner = field(default_factory=Inner)
 
 

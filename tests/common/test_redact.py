@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import AppConfig
-from common.help import keys_of
+from common.keys import keys_of
 from common.redact import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
 from data_prep.config.keys import DataConfig
 

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from common.compose import compose_config
 from common.errors import UserError
-from common.help import keys_of
+from common.keys import keys_of
 from data_prep import compare, generate, interchange, profile, verify
 from data_prep.__main__ import main as prepare
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from data_prep.pipeline import preprocess
+from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
 from tests.data_prep.mirror import make_archive
@@ -236,14 +236,15 @@ def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str
     for key, owner, field, _ in keys_of(PrepConfig):
         if key in READS[name]:
             continue
-        given = PrepConfig()
-        given.exchange.to = str(tmp_path / "new") if name == "interchange" else None
-        given.data.path = str(tmp_path / "none") if "data.path" in READS[name] else None
-        holder: Any = given
-        for part in key.split(".")[:-1]:
-            holder = getattr(holder, part)
         usual = getattr(owner(), field)
-        setattr(holder, field, "another" if usual is None or isinstance(usual, (str, Enum)) else [usual])
+        given = changed(
+            PrepConfig(),
+            {
+                "exchange.to": str(tmp_path / "new") if name == "interchange" else None,
+                "data.path": str(tmp_path / "none") if "data.path" in READS[name] else None,
+                key: "another" if usual is None or isinstance(usual, (str, Enum)) else [usual],
+            },
+        )
         with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
             (COMMANDS | {"data_prep": prepare})[name](given)
 

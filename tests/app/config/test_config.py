@@ -3,7 +3,7 @@
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
-from common.compose import compose_config
+from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module
@@ -60,10 +60,10 @@ def test_is_refused(override: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["model.interaction=cat", "model.interaction_itself=true"], "no meaning with model.interaction=cat"),
+        (["model.interaction=cat", "model.interaction_itself=true"], "no effect with model.interaction=cat"),
         (["loss=weighted_bce", "loss.class_weights=[1]"], "must be the weights of label 0 and of label 1"),
         (["loss=weighted_bce", "loss.class_weights=[1,0]"], "must be the weights of label 0 and of label 1"),
-        (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no meaning with model.interaction=dot"),
+        (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no effect with model.interaction=dot"),
         (["model.interaction=dcn", "model.dcn_low_rank_dim=0"], "model.dcn_low_rank_dim=0: must be at least 1"),
         (["model.interaction=projection", "model.projection_branch1=[8,24]"], "must be a multiple of .*=16"),
         (["model.interaction=projection", "model.projection_branch2=[]"], "must be a list of widths"),
@@ -79,7 +79,10 @@ def test_is_refused(override: str, said: str) -> None:
         (["train.eval_every_steps=9", "train.eval_every_fraction=0.1"], "set one of them to null"),
         (["train.target_accuracy=79"], r"train.target_accuracy=79.0: must be in \(0, 1\]"),
         (["data.published_tables=mine"], "must be one of dac_sample, criteo_kaggle"),
-        (["model.mixes_samples=true"], "no meaning with model.interaction=dot; use model.interaction=scalar_pairs"),
+        (
+            ["model.mixes_samples=true"],
+            "no effect with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs",
+        ),
         (["schedule=warmup", "schedule.decay_steps=5"], "has no effect with schedule=warmup"),
         (["schedule=warmup", "schedule.warmup_steps=0"], "schedule.warmup_steps=0: must be at least 1"),
         (["schedule=cosine"], "schedule.decay_steps=0: schedule=cosine needs"),
@@ -111,6 +114,17 @@ def test_a_configuration_of_an_older_run_is_read() -> None:
     plain = to_plain(config)
     plain["data"]["synthetic"] = dict.fromkeys(plain["data"]["synthetic"])
     assert from_plain(plain) == config
+
+
+def test_other_names_of_keys_are_known_in_an_older_configuration_too() -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=x", "data.memory_budget=1GiB", "data.split.seed=3"])
+    plain = to_plain(config)
+    old = {**plain, "data_path": plain["data"]["path"], "data": {**plain["data"], **plain["data"]["prep"]}}
+    del old["data"]["path"], old["data"]["prep"]
+    assert from_plain(old) == config
+    assert set(old["data"]) > {"memory_budget", "split"}, "the record is left as it is"
+    with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):
+        from_plain({**plain, "train": {**plain["train"], "speed": 1}})
 
 
 def test_run_dir_follows_its_name() -> None:

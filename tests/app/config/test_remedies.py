@@ -12,6 +12,7 @@ from app.config.commands import DoctorConfig, ExportConfig, RecommendConfig
 from app.data import prepare
 from common.compose import compose_config
 from common.errors import UserError
+from tests.changed import changed
 
 # what is typed; what its message must have; what is typed next, of its groups
 REMEDIES = {
@@ -98,16 +99,14 @@ NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_runs_that_are_refused(name: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR)
-    config.run.name = name
+    config = changed(compose_config(AppConfig, CONFIG_DIR), {"run.name": name})
     with pytest.raises(UserError, match=r"(?s)run\.name=.*run\.dir"):
         validate_new_run(config)
 
 
 @pytest.mark.parametrize("name", ["a", "a b", "数据", "lr=0.1,seed=2", "a.b", "e\u0301", "a-b_c+d@e%f"])
 def test_names_of_runs_that_are_taken(name: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR)
-    config.run.name = name
+    config = changed(compose_config(AppConfig, CONFIG_DIR), {"run.name": name})
     validate_new_run(config)
 
 

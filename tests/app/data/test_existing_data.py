@@ -1,9 +1,7 @@
 """Every key of preparation beside a dataset that is there: compared and recorded, or refused by its name."""
 
-import copy
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,13 @@ from app.config.data import DataConfig, validate_data
 from app.data import prepare
 from common.compose import compose_config
 from common.errors import UserError
-from common.help import keys_of
+from common.keys import keys_of
 from data_prep.config import keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import IdDistribution, PrepConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
+from tests.changed import changed
 from tests.data_prep import oracle
 from tests.once import made_once
 
@@ -90,21 +89,18 @@ def composed(*overrides: str) -> AppConfig:
 
 def agreed(root: Path, *overrides: str, **given: Any) -> DataConfig:
     """The configuration that a run on a dataset that is there records; `given`: keys, with __ in place of a dot."""
-    config = copy.deepcopy(composed(*overrides))
-    config.data.path = str(root)
+    data = changed(composed(*overrides).data, {"path": str(root)})
     for key, value in given.items():
         group, _, name = key.rpartition("__")
-        if group == "synthetic":
-            config.data.synthetic = replace(config.data.synthetic, **{name: value})
-        elif group or not hasattr(config.data, name):
-            (config.data.prep.setdefault(group, {}) if group else config.data.prep)[name] = value
+        if group == "synthetic" or (not group and hasattr(data, name)):
+            data = changed(data, {key.replace("__", "."): value})
         else:
-            setattr(config.data, name, value)
-    validate_data(config.data)
-    prepare.prepare(config.data)
+            (data.prep.setdefault(group, {}) if group else data.prep)[name] = value
+    validate_data(data)
+    prepare.prepare(data)
     manifest = load_manifest(root)
-    prepare.require_agreement(config.data, manifest)
-    in_force = prepare.in_force(config.data, manifest)
+    prepare.require_agreement(data, manifest)
+    in_force = prepare.in_force(data, manifest)
     validate_data(in_force)  # as commands do that read a run's configuration
     return in_force
 
@@ -164,6 +160,16 @@ def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
     assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).prep["random"]["eval_rows"] == 4
 
 
+def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
+    usual = keys.RandomConfig()
+    with pytest.raises(UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give another"):
+        agreed(random_ids, random__rows=usual.rows)
+    with pytest.raises(UserError, match=r"data\.random\.rows=200000: has no effect on the dataset at"):
+        agreed(rows, random__rows=usual.rows)
+    agreed(random_ids, random__num_dense=usual.num_dense)
+    agreed(rows, memory_budget=keys.DataConfig().memory_budget)  # decides no rows
+
+
 def test_nothing_given_records_what_was_in_force(rows: Path) -> None:
     config = agreed(rows)
     assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()} | {
@@ -183,8 +189,7 @@ def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
 
 def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
     """The values in a run's config.yaml, given to data_prep."""
-    config = agreed(rows)
-    config.raw, config.path = str(rows.parent / "day_0"), str(tmp_path / "again")
+    config = changed(agreed(rows), {"raw": str(rows.parent / "day_0"), "path": str(tmp_path / "again")})
     job = prepare._job(config)
     assert job is not None
     preprocess(job.data)
@@ -201,8 +206,7 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
     raw = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", f"data.encoding={encoding}"]
     raw += ["data.max_ind_range=20"] if encoding == "hash" else []
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*raw, "data.workers=1"]).data)
-    config = agreed(tmp_path / "out")
-    config.raw = str(tmp_path / "day_0")
+    config = changed(agreed(tmp_path / "out"), {"raw": str(tmp_path / "day_0")})
     job = prepare._job(config)
     assert job is not None
     preprocess(job.data)  # it is done already
@@ -218,7 +222,6 @@ def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={tmp_path}/out"]).data)
     config = agreed(tmp_path / "out")
     assert (config.encoding, config.prep["synthetic_events"]["users"]) == (None, 20)
-    config.source = "synthetic_events"
-    validate_data(config)
+    validate_data(changed(config, {"source": "synthetic_events"}))
     with pytest.raises(UserError, match=r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"):
         agreed(tmp_path / "out", synthetic_events__users=30)

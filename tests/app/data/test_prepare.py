@@ -12,6 +12,7 @@ from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import load_manifest
+from tests.changed import changed
 
 
 @pytest.mark.parametrize(
@@ -20,14 +21,13 @@ from data_prep.dataset.format import load_manifest
 def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, ["+data.prep.random.rows=40", "+data.prep.random.eval_rows=4"])
     config.data.prep["random"] |= {"tables": [3, 7], "num_dense": 2}
-    config.data.source, config.data.default_path = "random", str(tmp_path / path)
-    prepare.prepare(config.data)
+    data = changed(config.data, {"source": "random", "default_path": str(tmp_path / path)})
+    prepare.prepare(data)
     assert load_manifest(tmp_path / path).rows == 48
-    config.data.source = None
-    config.data.path, config.data.raw = str(tmp_path / path), [f"{tmp_path}/{path}/raw", "x"]
-    job = prepare._job(config.data)
+    data = changed(data, {"source": None, "path": str(tmp_path / path), "raw": [f"{tmp_path}/{path}/raw", "x"]})
+    job = prepare._job(data)
     assert job is not None
-    assert pickle.loads(pickle.dumps(job)).data.raw == config.data.raw
+    assert pickle.loads(pickle.dumps(job)).data.raw == data.raw
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tables of every kind against the oracle: what they give, how they are trained, where they begin."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from tests import reference
 from tests.app import loops
+from tests.changed import changed
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
 DIM, BATCH, NUM_DENSE = 16, 12, 5
@@ -109,7 +109,7 @@ def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi
 
 def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     config = _config({"s": TableOverride(kind=QR, qr_operation=QROperation.add), "a": CASES["weighted"]})
-    config.tables.shared = {"s": ["c", "d"], "w": ["a", "e"]}
+    config = changed(config, {"tables.shared": {"s": ["c", "d"], "w": ["a", "e"]}})
     config.tables.overrides["w"] = config.tables.overrides.pop("a")
     module = make_sparse_arch(config, FEATURES)
     assert {table.name: table.num_embeddings for table in module.tables} == {
@@ -181,12 +181,11 @@ MIX = {
 def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="mix"),
-        model=replace(_config(MIX), dense_arch=[8, DIM], over_arch=[8, 1]),
+        model=changed(_config(MIX), {"dense_arch": [8, DIM], "over_arch": [8, 1], "tables.shared": {"s": ["d", "e"]}}),
         optimizer=OptimizerConfig(algorithm, 0.05, eps=None if algorithm is OptimizerName.sgd else 1e-3),
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
-    config.model.tables.shared = {"s": ["d", "e"]}
     this = session.build(config, here, Path("mix"), _manifest())
     batches = [_bags(seed) for seed in range(6)]
     dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))

@@ -1,10 +1,9 @@
-from typing import Any
-
 import pytest
-from omegaconf import OmegaConf
 
+from common.compose import plain_values
 from common.errors import UserError
-from common.help import describe, keys_of, meanings
+from common.help import describe
+from common.keys import declaration, keys_of
 from data_prep.config.__main__ import table
 from data_prep.config.checks import validate
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
@@ -77,11 +76,10 @@ def test_the_documentation_has_the_table_of_every_key() -> None:
 
 def test_every_key_has_a_meaning() -> None:
     for key, owner, field, _ in keys_of(PrepConfig):
-        assert len(meanings(owner).get(field, "")) > 5, key
+        assert len(declaration(owner, field).meaning) > 5, key
 
 
 def test_help_prints_the_meaning_beside_the_value() -> None:
-    values: Any = OmegaConf.to_container(OmegaConf.structured(PrepConfig), enum_to_str=True)
-    lines = [" ".join(line.split()) for line in describe(PrepConfig, values, {})]
-    assert "data.overwrite=false # " + meanings(DataConfig)["overwrite"] in lines
+    lines = [" ".join(line.split()) for line in describe(PrepConfig, plain_values(PrepConfig), {})]
+    assert "data.overwrite=false # " + declaration(DataConfig, "overwrite").meaning in lines
     assert any(line.startswith("data.encoding=null # vocabulary | hash | ") for line in lines)

@@ -1,0 +1,168 @@
+"""Keys of a configuration: each is declared once, as a field of a dataclass, with default, meaning and limits.
+
+    max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
+
+Help, the tables in docs, completion and the checks are made from these declarations.
+"""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, TypeVar
+
+from common.errors import UserError
+
+MISSING: Any = "???"  # the default of a key that must be given
+MAX_FLOAT32 = 3.4028234e38
+INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
+DECLARATION = "key"  # where a field's metadata have its declaration
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What is declared of a key beside its type; null and the default are always allowed.
+
+    Attributes:
+        default: its value unless one is given; MISSING: one must be given.
+        meaning: with its unit; `--help` and docs print it.
+        at_least: smallest number that is allowed, or item of a list; `at_most`, `above` and `below` likewise. `above`
+            alone refuses what is infinite in single precision.
+        within: an interval instead of these, such as "[0, 1)".
+        only_with: the name of another key of the group and those of its values with which this one has an effect, so
+            that it is refused beside others; without values: any but null, false and 0.
+        is_name: a text must not be empty or blank.
+    """
+
+    default: Any = None
+    meaning: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    within: str | None = None
+    only_with: tuple[Any, ...] = ()
+    is_name: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What a number must be, in words; empty: any."""
+        if self.within is not None:
+            return f"in {self.within}"
+        if self.above is not None and self.below is None and self.at_most is None:
+            return f"a finite number above {self.above}"
+        bounds = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+
+    def allows(self, value: Any) -> bool:
+        """Whether a number, or each of a list of at least one, is within all limits; NaN is within none."""
+        if isinstance(value, list):
+            return len(value) > 0 and all(map(self.allows, value))
+        if self.within is not None:
+            match = INTERVAL.fullmatch(self.within)
+            assert match is not None, self.within
+            opening, low, high, closing = match.groups()
+            is_above = value > float(low) if opening == "(" else value >= float(low)
+            return bool(is_above and (value < float(high) if closing == ")" else value <= float(high)))
+        return bool(
+            (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.above is None or self.above < value <= MAX_FLOAT32)
+            and (self.below is None or value < self.below)
+        )
+
+
+def key(default: T, meaning: str, **limits: Any) -> T:
+    """Declare a key as a dataclass's field; limits: further attributes of `Key`. A list or dict is copied."""
+    declared = {DECLARATION: Key(default, meaning, **limits)}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=declared)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=declared)
+
+
+def declaration(schema: Any, name: str) -> Key:
+    """The declaration of a field of a dataclass, or of its instance."""
+    return next(field.metadata.get(DECLARATION, Key()) for field in dataclasses.fields(schema) if field.name == name)
+
+
+def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
+    """(dotted key, dataclass that has it, field name, type) of every key below a dataclass, in order."""
+    types = typing.get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        kind = types[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from keys_of(typing.cast(type, kind), f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", schema, field.name, kind
+
+
+def group_of(kind: Any) -> type | None:
+    """The dataclass that a field's type is, or is one of, such as of an optional one; None of a key's type."""
+    groups = (each for each in (kind, *typing.get_args(kind)) if isinstance(each, type))
+    return next((each for each in groups if dataclasses.is_dataclass(each)), None)
+
+
+def choices(kind: Any) -> list[str]:
+    """The values of an enumeration, or an optional one."""
+    for candidate in (kind, *typing.get_args(kind)):
+        if isinstance(candidate, type) and issubclass(candidate, Enum):
+            return [member.name for member in candidate]
+    return []
+
+
+def check_keys(config: Any, prefix: str = "") -> None:
+    """Refuse values beyond the limits of their keys, and keys without effect beside others of their group.
+
+    Args:
+        config: an instance of a dataclass of keys.
+        prefix: of its keys, such as "train.".
+
+    Raises:
+        UserError: names the first such key, its value and what is allowed.
+    """
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            check_keys(value, f"{name}.")
+            continue
+        declared: Key = field.metadata.get(DECLARATION, Key())
+        if value is None or value == declared.default:
+            continue
+        if declared.rule and not declared.allows(value):
+            numbers = "a list of numbers of " if isinstance(value, list) else ""
+            raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
+        if declared.is_name and (not value.strip() or "\0" in value):
+            raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
+        if declared.only_with and value:
+            _refuse_without(config, prefix, f"{name}={shown(value)}", *declared.only_with)
+
+
+def _refuse_without(config: Any, prefix: str, given: str, other: str, *values: Enum) -> None:
+    """Refuse `given`, a key with its value, unless the key `other` of its group has one of these values, or any."""
+    present = getattr(config, other)
+    if not values and not present:
+        raise UserError(f"{given}: has no effect without {prefix}{other}; leave it out")
+    if values and present not in values:
+        group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"
+        allowed = " or ".join(f"{group}={value.name}" for value in values)
+        raise UserError(f"{given}: has no effect with {group}={shown(present)}; leave it out, or use {allowed}")
+
+
+def shown(value: Any) -> str:
+    """Format a value as it would be typed."""
+    if value is None:
+        return "null"
+    if value == MISSING:
+        return "(must be given)"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{shown(item)}" for key, item in value.items()) + "}"
+    return str(value)

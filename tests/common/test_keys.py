@@ -1,0 +1,207 @@
+"""The limits of every key, held by a table of numbers just inside and just outside; what a declaration says."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from app.config import AppConfig, EvaluateConfig, PlanAppConfig, ReportConfig, VerifyConfig, sharding, tables
+from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
+from app.config.hstu import HSTUConfig
+from common.errors import UserError
+from common.keys import MISSING, check_keys, declaration, key, keys_of
+from data_prep.config.keys import PrepConfig
+from tests.changed import changed
+
+INF = math.inf
+Limits = tuple[Sequence[Any], Sequence[Any], str]
+ONE: Limits = ([0, -3], [1, 7], "at least 1")
+LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
+NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
+ZERO: Limits = ([-1], [0, 9], "at least 0")
+POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
+SHARE: Limits = ([-0.01, 1.01, math.nan], [0.0, 1.0], "in [0, 1]")
+BELOW_1: Limits = ([-0.01, 1.0, math.nan], [0.0, 0.99], "in [0, 1)")
+ABOVE_0: Limits = ([0.0, 1.01], [0.01, 1.0], "in (0, 1]")
+INSIDE: Limits = ([0.0, 1.0], [0.01, 0.99], "in (0, 1)")
+DROPOUT: Limits = ([-0.01, 1.0], [0.0, 0.99], "at least 0 and below 1")
+SEED: Limits = ([-1, 2**32], [0, 2**32 - 1], "in [0, 4294967296)")
+DIFFICULTY: Limits = ([0.09, INF], [0.1, 1e9], "in [0.1, inf)")
+
+# key: numbers that are refused, numbers that are taken, what the message says that they must be
+OF_RUNS: dict[str, Limits] = {
+    **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.eval_every_steps", "train.log_every_steps",
+                     "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.workers",
+                     "data.events.window_seconds", "data.events.eval_window", "data.events.history_length",
+                     "data.events.scan_events", "data.events.max_history", "data.shuffle_block_rows",
+                     "data.shuffle_window_blocks", "data.shuffle_lanes", "data.synthetic.rows", "data.synthetic.days",
+                     "model.dcn_num_layers", "model.dcn_low_rank_dim", "published.train_rows",
+                     "published.num_devices", "published.parameters", "topology.nodes",
+                     "topology.devices_per_node"), ONE),
+    **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
+                     "eval.exact_rows", "data.events.min_history", "data.frequency_threshold", "data.synthetic.seed",
+                     "schedule.warmup_steps", "schedule.decay_start_step", "schedule.decay_steps",
+                     "model.tables.min_rows", "model.tables.alpha"), ZERO),
+    **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
+                     "optimizer.eps", "optimizer.max_grad_norm", "published.logloss", "published.samples_per_second",
+                     "topology.memory_gib", "topology.memory_gb_per_s", "topology.host_memory_gib",
+                     "topology.host_memory_gb_per_s", "topology.host_link_gb_per_s", "topology.intra_host_gb_per_s",
+                     "topology.inter_host_gb_per_s", "model.tables.init_std"), POSITIVE),
+    **dict.fromkeys(("published.auc", "published.accuracy", "published.least_auc", "published.tolerance",
+                     "schedule.end_factor"), SHARE),
+    **dict.fromkeys(("optimizer.beta1", "optimizer.beta2", "topology.reserve"), BELOW_1),
+    **dict.fromkeys(("train.target_auc", "train.target_accuracy", "train.eval_every_fraction",
+                     "topology.link_efficiency"), ABOVE_0),
+    "sharding.cache_load_factor": INSIDE,
+    "sharding.min_partition": ([3, 0], [4, 8], "at least 4"),
+    "model.tables.qr_collisions": ([1], [2], "at least 2"),
+    "loss.threshold": ([-0.1, 0.5], [0.0, 0.49], "at least 0 and below 0.5"),
+    "train.seed": ([-1, 2**63], [0, 2**63 - 1], f"at least 0 and below {2**63}"),
+    "runtime.num_threads": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
+    "runtime.timeout_minutes": ([0.0, 100_000.1], [0.1, 1e5], "above 0 and at most 100000"),
+    "record.prometheus_port": ([0, 65536], [1, 65535], "at least 1 and at most 65535"),
+    "data.max_ind_range": ([0, 2**31], [1, 2**31 - 1], "in [1, 2147483647]"),
+    "data.synthetic.max_cardinality": ([2], [3], "at least 3"),
+    "data.synthetic.click_rate": INSIDE,
+    "data.synthetic.difficulty": DIFFICULTY,
+    "data.synthetic.interaction": ([-0.1, 10.1], [0.0, 10.0], "in [0, 10]"),
+    "data.synthetic.drift": ([-0.1, 1.571], [0.0, 1.57], "in [0, 1.5707963267948966]"),
+}  # fmt: skip
+OF_COMMANDS: dict[type, dict[str, Limits]] = {
+    AppConfig: OF_RUNS,
+    PlanAppConfig: {**OF_RUNS, **dict.fromkeys(("plan.batch_sizes", "plan.devices"), LIST)},
+    BenchConfig: {
+        **OF_RUNS,
+        **dict.fromkeys(("shape.batch_size", "shape.num_dense", "shape.most_rows", "inference.least_runs"), ONE),
+        **dict.fromkeys(("shape.num_embeddings", "shape.bag_sizes", "inference.batch_sizes"), NOT_EMPTY),
+        "seconds": POSITIVE,
+    },
+    EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO},
+    RecommendConfig: {"top_k": ONE},
+    ExportConfig: {},
+    VerifyConfig: {},
+    DoctorConfig: {},
+    ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
+    HSTUConfig: {
+        **dict.fromkeys(("dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim",
+                         "item_dim", "action_dim", "num_positions", "num_time_buckets"), ONE),
+        **dict.fromkeys(("input_dropout", "linear_dropout"), DROPOUT),
+        **dict.fromkeys(("position_bound", "loss_weight"), POSITIVE),
+        "max_seq_len": ([1], [2], "at least 2"),
+    },
+    tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
+    sharding.TableShardingConfig: {"min_partition": ([3], [4], "at least 4"), "cache_load_factor": INSIDE},
+    PrepConfig: {
+        **{name: limits for name, limits in OF_RUNS.items() if name.startswith("data.synthetic.")},
+        **{name: OF_RUNS[name] for name in ("data.workers", "data.frequency_threshold", "data.max_ind_range")},
+        **dict.fromkeys(("data.remote.tries", "data.synthetic_events.users", "data.random.rows",
+                         "data.random.max_rows_per_table", "data.trace.rows"), ONE),
+        **dict.fromkeys(("data.synthetic_events.seed", "data.random.eval_rows", "data.random.num_dense",
+                         "data.random.seed", "data.trace.eval_rows", "data.trace.seed"), ZERO),
+        **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
+        **dict.fromkeys(("data.split.held_out", "data.synthetic_events.stay"), BELOW_1),
+        **dict.fromkeys(("data.split.seed", "data.sampling.seed"), SEED),
+        "data.trace.click_rate": INSIDE,
+        "data.trace.difficulty": DIFFICULTY,
+        "data.random.exponent": ([0.0, 100.0], [0.1, 99.9], "in (0, 100)"),
+        "data.synthetic_events.days": ([1, 40_001], [2, 40_000], "in [2, 40000]"),
+        "data.synthetic_events.events_per_day": ([0.0, 10_000.1], [0.1, 10_000.0], "in (0, 10000]"),
+        "data.synthetic_events.items": ([99], [100], "at least 100"),
+    },
+}  # fmt: skip
+OF_RUNTIME = {name: limits for name, limits in OF_RUNS.items() if name.startswith("runtime.")}
+for _schema in (EvaluateConfig, RecommendConfig, ExportConfig, VerifyConfig):
+    OF_COMMANDS[_schema] |= OF_RUNTIME
+
+
+def without_limits(schema: type) -> Any:
+    """A configuration of nulls, which all limits let pass, so that one key is looked at."""
+    return changed(schema(), {name: None for name, *_ in keys_of(schema)})
+
+
+@pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
+def test_each_limit_is_where_the_table_says(schema: type) -> None:
+    usual = without_limits(schema)
+    declarations = {name: declaration(owner, own) for name, owner, own, _ in keys_of(schema)}
+    for name, (refused, taken, rule) in OF_COMMANDS[schema].items():
+        for value in refused:
+            with pytest.raises(UserError) as error:
+                check_keys(changed(usual, {name: value}))
+            assert str(error.value) == f"{name}={value}: must be {rule}"
+        for value in taken:
+            assert declarations[name].allows(value), (name, value)
+
+
+@pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
+def test_the_table_has_every_key_with_limits(schema: type) -> None:
+    limited = {name for name, owner, own, _ in keys_of(schema) if declaration(owner, own).rule}
+    assert limited == set(OF_COMMANDS[schema])
+
+
+@pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
+def test_every_key_has_a_meaning(schema: type) -> None:
+    for name, owner, own, _ in keys_of(schema):
+        assert len(declaration(owner, own).meaning) > 3, name
+
+
+class Metal(Enum):
+    iron = "iron"
+    gold = "gold"
+
+
+@dataclass
+class Ring:
+    """A group."""
+
+    name: Metal = key(MISSING, "of what it is made")
+    stones: list[int] = key([3], "how many, in each row")
+    carat: int = key(0, "of gold, in 24 parts", within="[0, 24]", only_with=("name", Metal.gold))
+    engraved: bool = key(False, "with a text")
+    text: str | None = key(None, "the text", only_with=("engraved",))
+    depth: float = key(0.1, "of the text, in millimetres", above=0, below=1)
+
+
+@dataclass
+class Box:
+    """All."""
+
+    ring: Ring = field(default_factory=Ring)
+    spare: Ring | None = key(None, "a second one")
+
+
+@pytest.mark.parametrize(
+    ("ring", "message"),
+    [
+        (Ring(Metal.gold, carat=18, engraved=True, text="x"), None),
+        (Ring(Metal.iron, carat=0), None),
+        (Ring(Metal.iron, carat=18), "carat=18: has no effect with {}=iron; leave it out, or use {}=gold"),
+        (Ring(Metal.gold, carat=25), "carat=25: must be in [0, 24]"),
+        (Ring(Metal.gold, text="x"), "text=x: has no effect without {}.engraved; leave it out"),
+        (Ring(Metal.gold, depth=1.0), "depth=1.0: must be above 0 and below 1"),
+    ],
+)
+def test_what_a_declaration_refuses(ring: Ring, message: str | None) -> None:
+    for group, box in (("ring", Box(ring)), ("spare", Box(Ring(Metal.gold), ring))):
+        if message is None:
+            check_keys(box)
+            continue
+        with pytest.raises(UserError) as error:
+            check_keys(box)
+        assert str(error.value) == f"{group}.{message.format(group, group)}"
+
+
+@pytest.mark.parametrize("name", ["run.name", "run.dir", "checkpoint.resume"])
+@pytest.mark.parametrize("value", ["", " ", "a\0b"])
+def test_names_are_not_empty(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name}=.*: must be a name, not empty and without null characters"):
+        check_keys(changed(AppConfig(), {name: value}))
+
+
+def test_defaults_that_are_lists_are_not_shared() -> None:
+    Ring().stones.append(4)
+    assert Ring().stones == [3]
+    assert next(each.default for each in dataclasses.fields(Ring)) == "???"
