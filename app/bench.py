@@ -33,7 +33,7 @@ from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
-from data_prep.dataset.format import write_atomically
+from common.files import write_atomically
 
 log = logging.getLogger("clickwork")
 

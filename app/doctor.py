@@ -15,8 +15,8 @@ from app.config import CONFIG_DIR
 from app.config.checks import require_place
 from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
+from common.files import write_atomically
 from common.terminal import coloured
-from data_prep.dataset.format import write_atomically
 
 EXIT_FAILED = 1
 COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}

@@ -21,7 +21,7 @@ from app.training import resume, session
 from app.training.resume import TrainedRun
 from app.training.session import Predictor
 from common.cli import run_command
-from data_prep.dataset.format import write_atomically
+from common.files import write_atomically
 
 
 def main(config: EvaluateConfig) -> int:

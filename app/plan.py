@@ -30,9 +30,10 @@ from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from common.files import write_atomically
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
 from data_prep.dataset.manifest import load_rows_manifest
 
 

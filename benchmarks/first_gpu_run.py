@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from app.record import provenance
-from data_prep.dataset.format import write_atomically
+from common.files import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false"]

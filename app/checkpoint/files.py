@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from app.config import CheckpointConfig
 from common.errors import UserError
-from data_prep.dataset.format import FileDigest, digest_file, sync, write_atomically
+from common.files import FileDigest, digest_file, sync, write_atomically
 
 log = logging.getLogger("clickwork")
 

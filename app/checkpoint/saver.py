@@ -21,9 +21,9 @@ from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import shared_files
 from app.runtime.background import background_thread
 from common.errors import UserError
+from common.files import digest_file
 from common.sizes import in_words
 from common.streams import without_native_stdout
-from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
 

@@ -31,8 +31,8 @@ from app.record.reading import (
     read_json,
 )
 from common.errors import UserError
+from common.files import write_atomically
 from common.redact import RedactingFormatter, redact
-from data_prep.dataset.format import write_atomically
 
 log = logging.getLogger("clickwork")
 

@@ -14,7 +14,7 @@ from app.report.charts import Chart
 from app.report.read import RunFiles, read_run, refusing_other_versions
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent
-from data_prep.dataset.format import write_atomically
+from common.files import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"

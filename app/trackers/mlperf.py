@@ -10,8 +10,8 @@ from typing import Any
 
 from app.config import AppConfig, OptimizerName
 from app.config.optimizer import ADAGRADS
+from common.files import write_atomically
 from common.redact import RedactingFormatter
-from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "

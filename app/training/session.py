@@ -35,9 +35,10 @@ from app.sharding.execute import distribute, fill_tables, table_blocks, table_we
 from app.sharding.plan import Plan
 from app.training.window import FiniteChecks
 from common.errors import UserError
+from common.files import digest_file
 from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import Manifest, digest_file
+from data_prep.dataset.format import Manifest
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from common.errors import UserError
+from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.manifest_schema import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import UNKNOWN, manifest_fault
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
-from data_prep.io.atomic import FileDigest, write_atomically
 
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"

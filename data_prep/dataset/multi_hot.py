@@ -21,12 +21,12 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import FileDigest, digest_file, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from common.sizes import in_words
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import to_json
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
-from data_prep.io.atomic import FileDigest, digest_file, sync, write_atomically
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)

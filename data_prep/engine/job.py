@@ -25,13 +25,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from common.files import Crc32, FileDigest, is_unchanged, temporary_path
 from data_prep.config.presets import Rules
-from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, FileDigest
+from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.executor import Worker
-from data_prep.io.atomic import Crc32, is_unchanged, temporary_path
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
 

@@ -13,18 +13,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from common.files import digest_file, sync, write_atomically
 from data_prep.config.agreement import first_difference, given_keys
 from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    SPLITS,
-    Manifest,
-    digest_file,
-    load_manifest,
-    save_manifest,
-    sync,
-    write_atomically,
-)
+from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, load_manifest, save_manifest
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.table_spec import is_same_table

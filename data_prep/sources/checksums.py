@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from common.errors import UserError
-from data_prep.io.atomic import FileDigest, write_atomically
+from common.files import FileDigest, write_atomically
 from data_prep.sources.discover import own_path
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")

@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 
 from common.disk_space import Need, require_room
 from common.errors import UserError
+from common.files import digest_file, sync, write_atomically
 from common.redact import redact, split_login
 from common.sizes import in_words
-from data_prep.io.atomic import digest_file, sync, write_atomically
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import PUBLISHED
 from data_prep.sources.discover import DAMAGE, GZIP_MAGIC, open_gzip

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import write_atomically
 from common.jit import compile_notice
 from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
-from data_prep.dataset.format import write_atomically
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config.keys import DataConfig, SyntheticEventsConfig
-from data_prep.io.atomic import write_atomically
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.io.atomic import temporary_path
+from common.files import temporary_path
 from data_prep.traces.stack_distance import LruStack
 
 # Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
