@@ -23,6 +23,7 @@ from app.scoring.export_program import Program
 from app.sharding import from_config
 from app.training import resume
 from common.cli import EXIT_DONE, run_command
+from common.documents import plain_object
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -57,10 +58,10 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     exported = export_program.export(program, num_dense, manifest.num_embeddings)
     imports = ["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else []
     about = {
-        **provenance.describe_run(),
+        **plain_object(provenance.describe_run()),
         "run": str(Path(config.run)),
         "checkpoint": path.name,
-        "step": state["step"],
+        "step": state.step,
         "dataset_digest": manifest.digest,
         "tables": config.tables.value,
         "imports": imports,
@@ -80,7 +81,7 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
 
     export_program.save(exported, out, about, check)
     log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
-             out.stat().st_size / 1e6, state["step"], config.tables.value, found["largest_difference"],
+             out.stat().st_size / 1e6, state.step, config.tables.value, found["largest_difference"],
              " after import fbgemm_gpu" if imports else " alone")  # fmt: skip
     print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs")} | found))
 

@@ -71,7 +71,7 @@ def main(config: RecommendConfig) -> int:
             about = {
                 "run": str(directory),
                 "checkpoint": run.path.name,
-                "step": run.state["step"],
+                "step": run.state.step,
                 "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
                 **scored.about,

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from common.documents import UNKNOWN
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.manifest_schema import EVENTS as EVENTS
-from data_prep.dataset.manifest_schema import UNKNOWN, manifest_fault
+from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
 
