@@ -54,7 +54,7 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
     yield system.check_processors()
     yield system.check_memory()
     yield system.check_shared_memory()
-    yield from system.check_limits(has_gpu=bool(probe and probe["devices"]))
+    yield from system.check_limits(has_gpu=bool(probe and probe.devices))
     yield system.check_host_name()
     root = Path(config.data.path or config.datasets)
     yield system.check_disk("disk for data", root)
