@@ -32,8 +32,9 @@ from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE, run_command
+from common.documents import plain_object
 from common.errors import UserError
-from data_prep.dataset.format import write_atomically
+from common.files import write_atomically
 
 log = logging.getLogger("clickwork")
 
@@ -144,7 +145,7 @@ def _report(
 ) -> None:
     """Print the table; write the JSON, if it is wanted."""
     document = {
-        **provenance.describe_run(),
+        **plain_object(provenance.describe_run()),
         "shape": vars(shape),
         "model": {"interaction": config.model.interaction.value, "dense_arch": list(config.model.dense_arch),
                   "over_arch": list(config.model.over_arch)},

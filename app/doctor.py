@@ -15,8 +15,8 @@ from app.config import CONFIG_DIR
 from app.config.checks import require_place
 from app.config.commands import DoctorConfig
 from common.cli import EXIT_DONE, run_command
+from common.files import write_atomically
 from common.terminal import coloured
-from data_prep.dataset.format import write_atomically
 
 EXIT_FAILED = 1
 COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}
@@ -54,7 +54,7 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
     yield system.check_processors()
     yield system.check_memory()
     yield system.check_shared_memory()
-    yield from system.check_limits(has_gpu=bool(probe and probe["devices"]))
+    yield from system.check_limits(has_gpu=bool(probe and probe.devices))
     yield system.check_host_name()
     root = Path(config.data.path or config.datasets)
     yield system.check_disk("disk for data", root)

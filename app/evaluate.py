@@ -7,13 +7,13 @@ unsharded, the whole model on each process.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.checkpoint.model_state import load_tensors
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Precision, validate
 from app.config.commands import validate_evaluate
 from app.config.model import require_dlrm
 from app.data.shards import verify_splits
+from app.metrics.documents import EvaluationFigures
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
@@ -21,7 +21,8 @@ from app.training import resume, session
 from app.training.resume import TrainedRun
 from app.training.session import Predictor
 from common.cli import run_command
-from data_prep.dataset.format import write_atomically
+from common.documents import plain_object
+from common.files import write_atomically
 
 
 def main(config: EvaluateConfig) -> int:
@@ -44,10 +45,10 @@ def main(config: EvaluateConfig) -> int:
         result = {
             "run": str(directory),
             "checkpoint": run.path.name,
-            "step": run.state["step"],
+            "step": run.state.step,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
-            **_measure(run, trained, here, config, split),
+            **plain_object(_measure(run, trained, here, config, split)),
         }
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
@@ -57,7 +58,9 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
-def _measure(run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str) -> dict[str, Any]:
+def _measure(
+    run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str
+) -> EvaluationFigures:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         this = session.build(trained, here, run.root, run.manifest, initial=False)

@@ -8,9 +8,9 @@ before it gets its name.
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
+from msgspec import structs
 
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.config.commands import ExportConfig, validate_export
@@ -19,6 +19,7 @@ from app.record import provenance
 from app.runtime import platform, process_group
 from app.runtime.platform import Runtime
 from app.scoring import export_program, served_model
+from app.scoring.documents import ExportedProgram
 from app.scoring.export_program import Program
 from app.sharding import from_config
 from app.training import resume
@@ -55,20 +56,19 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     multi_hot = from_config.multi_hot_features(trained, manifest)
     program = export_program.program_of(model, manifest.num_embeddings, multi_hot)
     exported = export_program.export(program, num_dense, manifest.num_embeddings)
-    imports = ["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else []
-    about = {
-        **provenance.describe_run(),
-        "run": str(Path(config.run)),
-        "checkpoint": path.name,
-        "step": state["step"],
-        "dataset_digest": manifest.digest,
-        "tables": config.tables.value,
-        "imports": imports,
-        "inputs": _inputs(one_id_each=not multi_hot),
-        "dense_features": manifest.schema["dense"],
-        "sparse_features": manifest.num_embeddings,
-        "tolerance": config.tolerance,
-    }
+    about = ExportedProgram(
+        **structs.asdict(provenance.describe_run()),
+        run=str(Path(config.run)),
+        checkpoint=path.name,
+        step=state.step,
+        dataset_digest=manifest.digest,
+        tables=config.tables.value,
+        imports=["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else [],
+        inputs=_inputs(one_id_each=not multi_hot),
+        dense_features=manifest.schema["dense"],
+        sparse_features=manifest.num_embeddings,
+        tolerance=config.tolerance,
+    )
     found = {}
 
     def check(loaded: torch.export.ExportedProgram) -> None:
@@ -80,9 +80,10 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
 
     export_program.save(exported, out, about, check)
     log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
-             out.stat().st_size / 1e6, state["step"], config.tables.value, found["largest_difference"],
-             " after import fbgemm_gpu" if imports else " alone")  # fmt: skip
-    print(json.dumps({key: about[key] for key in ("checkpoint", "tables", "imports", "inputs")} | found))
+             out.stat().st_size / 1e6, state.step, config.tables.value, found["largest_difference"],
+             " after import fbgemm_gpu" if about.imports else " alone")  # fmt: skip
+    shown = {key: getattr(about, key) for key in ("checkpoint", "tables", "imports", "inputs")}
+    print(json.dumps(shown | found))
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:
@@ -96,7 +97,7 @@ def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dens
     return max(differences)
 
 
-def _inputs(one_id_each: bool) -> dict[str, Any]:
+def _inputs(one_id_each: bool) -> dict[str, str]:
     """The program's inputs, in order."""
     dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
     if one_id_each:

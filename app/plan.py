@@ -4,14 +4,13 @@ No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x t
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from msgspec import structs
 
 from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
 from app.config.commands import validate_plan
@@ -24,15 +23,18 @@ from app.model.hstu import EventArch
 from app.model.make import make_tables
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
+from app.sharding.documents import PlanFile, WhatIf
 from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
 from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE, run_command
+from common.documents import encode
 from common.errors import UserError
+from common.files import write_atomically
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
 from data_prep.dataset.manifest import load_rows_manifest
 
 
@@ -48,19 +50,19 @@ def main(config: PlanAppConfig) -> int:
     config = replace(config, train=with_batch_of_all(config.train, world_size))
     what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
     try:
-        content = {**_planned(config, resolved, tables, bag_sizes), "what_if": what_if}
+        plan = structs.replace(_planned(config, resolved, tables, bag_sizes), what_if=what_if)
     except UserError:
         if what_if:
             print("\n".join(what_if_lines(what_if)))
         raise
-    lines = plan_lines(content)
-    if content["what_if"]:
-        lines += ["", *what_if_lines(content["what_if"])]
+    lines = plan_lines(plan, resolved.name)
+    if what_if:
+        lines += ["", *what_if_lines(what_if)]
     if config.plan.against is not None:
         _, before = load_plan("plan.against", Path(config.plan.against))
-        lines += ["", *diff_lines(before, content, config.plan.against)]
+        lines += ["", *diff_lines(before, plan, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
-    text = json.dumps(content, indent=1) + "\n"
+    text = encode(plan, indent=1) + "\n"
     if config.plan.out == "-":
         sys.stdout.write(text)
     elif config.plan.out is not None:
@@ -70,7 +72,7 @@ def main(config: PlanAppConfig) -> int:
 
 def _planned(
     config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
-) -> dict[str, Any]:
+) -> PlanFile:
     """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
@@ -82,21 +84,15 @@ def _planned(
         chosen = from_config.choices(config.sharding, name, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
-    costs, ranks, whole = forecast_plan(tables, plan, work, chosen, possible)
-    content = plan.to_json()
-    for table, cost in costs.items():
-        content["tables"][table].update(cost)
-    return {
-        **content,
-        "nodes": resolved.nodes,
-        "topology": asdict(resolved),
-        "global_batch_size": config.train.global_batch_size,
-        "optimizer": name.value,
-        "types": plan.summary(),
-        "ranks": ranks,
-        "forecast": whole,
-        "notes": _notes(config, tables, bag_sizes, work.local_batch_size),
-    }  # fmt: skip
+    return structs.replace(
+        forecast_plan(tables, plan, work, chosen, possible),
+        nodes=resolved.nodes,
+        topology=asdict(resolved),
+        global_batch_size=config.train.global_batch_size,
+        optimizer=name.value,
+        types=plan.summary(),
+        notes=_notes(config, tables, bag_sizes, work.local_batch_size),
+    )
 
 
 def _notes(
@@ -124,22 +120,28 @@ def _what_if(
     global_batch_size: int,
     tables: SparseArch | EventArch,
     bag_sizes: Mapping[str, float],
-) -> dict[str, Any]:
+) -> WhatIf:
     """One line of the comparison: planned anew for that hardware and batch."""
-    case = {"topology": resolved.name, "nodes": resolved.nodes, "devices_per_node": resolved.devices_per_node,
-            "world_size": (resolved.nodes or 1) * (resolved.devices_per_node or 1),
-            "global_batch_size": global_batch_size}  # fmt: skip
+    case = WhatIf(
+        topology=resolved.name,
+        nodes=resolved.nodes,
+        devices_per_node=resolved.devices_per_node,
+        world_size=(resolved.nodes or 1) * (resolved.devices_per_node or 1),
+        global_batch_size=global_batch_size,
+        forecast=None,
+    )
     other = replace(
         config,
         train=replace(config.train, global_batch_size=global_batch_size),
         sharding=replace(config.sharding, plan=None),
     )
     try:
-        content = _planned(other, resolved, tables, bag_sizes)
+        plan = _planned(other, resolved, tables, bag_sizes)
     except UserError as error:
-        return {**case, "forecast": None, "problem": str(error).split(";")[0]}
-    slowest = max(content["ranks"], key=lambda rank: rank["total_ms"])
-    return {**case, "forecast": content["forecast"], "slowest": slowest, "types": content["types"]}
+        case.problem = str(error).split(";")[0]
+        return case
+    slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
+    return structs.replace(case, forecast=plan.forecast or None, slowest=slowest, types=plan.types)
 
 
 def _device(resolved: TopologyConfig) -> torch.device:

@@ -30,9 +30,9 @@ from app.training.resume import TrainedRun
 from app.training.session import Session
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from common.files import write_atomically
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
 from data_prep.dataset.events import flag_value, known_items, text_key
-from data_prep.dataset.format import write_atomically
 from data_prep.encoding.encoder import EncodedBlock, Encoder
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows, to_list
 
@@ -71,7 +71,7 @@ def main(config: RecommendConfig) -> int:
             about = {
                 "run": str(directory),
                 "checkpoint": run.path.name,
-                "step": run.state["step"],
+                "step": run.state.step,
                 "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
                 **scored.about,

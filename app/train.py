@@ -127,7 +127,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         require_steps_left(run.length, run.state.step, Path(start))
     run.checkpointer.require_space(run.state.step, run.length)
     if start is not None and run.continues:
-        best = (run.state.best or {}).get("step")
+        best = run.state.best.step if run.state.best else None
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     return run
 
@@ -135,7 +135,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
 def _status_if_done(run: TrainingRun, record: RunDirectory) -> str | None:
     """The recorded status of a run that had come to the end that the configuration asks for; None of others."""
     before = read_summary(record.path) if run.continues else None
-    return str(before["status"]) if before is not None and run.is_done(before) else None
+    return before.status if before is not None and run.is_done(before) else None
 
 
 def _prepare(data: DataConfig, root: Path) -> str | None:

@@ -16,7 +16,6 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,18 +37,20 @@ from app.config import (
 )
 from app.data.shards import verify_splits
 from app.record.directory import RunDirectory
-from app.record.reading import METRICS, SUMMARY, read_events, read_manifest, read_summary
+from app.record.documents import RunManifest, Summary
+from app.record.reading import METRICS, SUMMARY, read_evaluations, read_manifest, read_summary, read_windows
 from app.replay.compare import BitwiseDifference, ReplayComparison, bitwise_difference
 from app.replay.launches import Launch, changes, launches_of
 from app.replay.records import compare_records
 from app.runtime import platform as runtime
 from app.runtime import process_group
-from app.sharding.plan import FORMAT
+from app.sharding.documents import FORMAT, PlanFile
 from app.training import resume, session
 from app.training.loop import target_reached
 from app.training.run import TrainingRun
 from app.training.state import RunLength, RunState, run_length
 from common.cli import EXIT_DONE, run_command
+from common.documents import decode, encode
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
@@ -70,10 +71,10 @@ def main(config: VerifyConfig) -> int:
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
     with process_group.joined(trained, process_group.READING) as here:
         _log_layout(directory, launches, here)
-        paths = json.loads(here.on_rank_0(lambda: json.dumps([str(path) for path in files.undamaged(directory)])))
-        checkpoints = {read(Path(path)).state["step"]: Path(path) for path in paths}
+        paths = decode(here.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
+        checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
         steps = _steps(directory, checkpoints)
-        root, manifest = resume.open_dataset(trained, directory, first["dataset"]["path"], first["dataset"]["digest"])
+        root, manifest = resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
         here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         scratch = Path(here.on_rank_0(tempfile.mkdtemp))
         try:
@@ -94,10 +95,10 @@ def main(config: VerifyConfig) -> int:
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _runtime_of(launch: Mapping[str, Any], given: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
+def _runtime_of(launch: RunManifest, given: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
     """A run's runtime as its first launch had it, but for what is given."""
-    threads = given.num_threads or launch.get("num_threads") or trained.num_threads
-    before = Compile[launch["compile"]] if "compile" in launch else trained.compile  # older manifests lack it
+    threads = given.num_threads or launch.num_threads or trained.num_threads
+    before = Compile[launch.compile] if launch.compile else trained.compile  # older manifests lack it
     return replace(trained, num_threads=threads, compile=given.compile or before)
 
 
@@ -107,8 +108,9 @@ def _steps(directory: Path, checkpoints: dict[int, Path]) -> int:
     Raises:
         UserError: there are none.
     """
-    figures = read_summary(directory) or {}
-    steps = max([*checkpoints, 0 if checkpoints and figures.get("status") == "failed" else figures.get("steps", 0)])
+    summary = read_summary(directory)
+    is_known = summary is not None and not (checkpoints and summary.status == "failed")
+    steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
     if not steps:
         raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
     return int(steps)
@@ -119,15 +121,15 @@ def _replay_config(trained: AppConfig, directory: Path, steps: int) -> AppConfig
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None)
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
-    evaluation = replace(trained.eval, train_split=bool(read_events(directory, "eval_train")))
+    evaluation = replace(trained.eval, train_split=bool(read_evaluations(directory, "eval_train")))
     return replace(trained, train=train, eval=evaluation, checkpoint=never, record=RecordConfig(tensorboard=False))
 
 
 def _recorded_length(length: RunLength, directory: Path) -> RunLength:
     """With the evaluations and the windows of steps that a run recorded."""
-    windows = read_events(directory, "train")
-    reports = {event["step"] for event in windows} | {event["step"] - event["steps"] for event in windows}
-    evaluations = frozenset(event["step"] for event in read_events(directory, "eval"))
+    windows = read_windows(directory)
+    reports = {event.step for event in windows} | {event.step - (event.steps or 0) for event in windows}
+    evaluations = frozenset(event.step for event in read_evaluations(directory))
     return length._replace(evaluations=evaluations, reports=frozenset(reports))
 
 
@@ -146,13 +148,14 @@ def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) 
     return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
 
 
-def _as_planned(config: AppConfig, then: Mapping[str, Any], here: runtime.Runtime, scratch: Path) -> AppConfig:
+def _as_planned(config: AppConfig, then: RunManifest, here: runtime.Runtime, scratch: Path) -> AppConfig:
     """With the plan that the run recorded, where the processes are the same: a planner may choose another today."""
     layout = {"world_size": here.world_size, "local_world_size": here.local_world_size, "platform": here.platform.value}
-    if any(then.get(key) != value for key, value in layout.items()):
+    if any(getattr(then, key) != value for key, value in layout.items()):
         return config
-    path = scratch / "plan.json"
-    here.on_rank_0(lambda: str(path.write_text(json.dumps({"format": FORMAT, **layout, "tables": then["plan"]}))))
+    path, tables = scratch / "plan.json", then.plan or {}
+    plan = PlanFile(format=FORMAT, world_size=here.world_size, local_world_size=here.local_world_size, tables=tables)
+    here.on_rank_0(lambda: str(path.write_text(encode(plan))))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
@@ -168,23 +171,30 @@ def _compare(then: Path, now: Path, status: str, report: dict[str, Any]) -> dict
         first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
         largest = max(one.size for one in windows)
         report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
-    figures, again = read_summary(then) or {"eval": {}}, read_summary(now) or {}
-    digests = {} if figures.get("steps") != report["steps"] else figures.get("digest") or {}
+    recorded, again = read_summary(then), read_summary(now)
+    digests = _digests(recorded) if recorded is not None and recorded.steps == report["steps"] else {}
+    digests_now = _digests(again)
     differing = {one.figure: one.size for one in comparison.differences if one.where == f"{SUMMARY}, eval"}
-    evaluation = {key: differing.get(key, 0.0) for key in EVAL_FIGURES if figures["eval"].get(key) is not None}
+    known = [key for key in EVAL_FIGURES if recorded is not None and recorded.eval.figure(key) is not None]
     return {
         **report,
         "figures": [one._asdict() for one in comparison.differences],
         "figures_compared": comparison.compared,
         "not_compared": comparison.not_compared,
-        "evaluation": evaluation,
-        "same_digests": {key: value == again["digest"][key] for key, value in digests.items() if value is not None},
+        "evaluation": {key: differing.get(key, 0.0) for key in known},
+        "same_digests": {key: value == digests_now[key] for key, value in digests.items() if value is not None},
         "largest_difference": max([report["largest_difference"], *(one.size for one in comparison.differences)]),
     }
 
 
+def _digests(summary: Summary | None) -> dict[str, str | None]:
+    if summary is None or not summary.digest:
+        return {}
+    return {"parameters": summary.digest.parameters, "losses": summary.digest.losses}
+
+
 def _log_layout(directory: Path, launches: list[Launch], here: runtime.Runtime) -> None:
-    sizes = {launch.start: launch.manifest["world_size"] for launch in launches if launch.manifest is not None}
+    sizes = {launch.start: launch.manifest.world_size for launch in launches if launch.manifest is not None}
     others = {start: size for start, size in sizes.items() if size != here.world_size}
     if others:
         start = min(others)

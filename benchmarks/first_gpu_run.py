@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from app.record import provenance
-from data_prep.dataset.format import write_atomically
+from common.documents import plain_object
+from common.files import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false"]
@@ -83,7 +84,11 @@ class FirstRun:
             except (StageError, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
                 found = {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[-2000:]}"}
             results[name] = {**found, "seconds": round(time.monotonic() - began, 1)}
-            document = {"made by": provenance.describe_run(), "pretended": self._pretend, "stages": results}
+            document = {
+                "made by": plain_object(provenance.describe_run()),
+                "pretended": self._pretend,
+                "stages": results,
+            }
             write_atomically(self._out / "results.json", (json.dumps(document, indent=1) + "\n").encode())
             print(
                 f"{name}: {results[name]['status']}, {results[name]['seconds']} s {found.get('reason', '')}", flush=True

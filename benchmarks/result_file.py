@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.record import provenance
+from common.documents import plain_object
 
 
 def write_result(arguments: argparse.Namespace, results: Any) -> None:
@@ -13,6 +14,6 @@ def write_result(arguments: argparse.Namespace, results: Any) -> None:
     if arguments.out is None:
         return
     asked = {key: value for key, value in vars(arguments).items() if key != "out" and not isinstance(value, Path)}
-    run = {key: value for key, value in provenance.describe_run().items() if key != "argv"}
+    run = {key: value for key, value in plain_object(provenance.describe_run()).items() if key != "argv"}
     document = {"arguments": asked, "made by": run, "results": results}
     arguments.out.write_text(json.dumps(document, indent=1) + "\n")

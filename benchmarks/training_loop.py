@@ -45,6 +45,7 @@ from torch import nn
 
 from app.config import CONFIG_DIR, AppConfig, Precision, RuntimeConfig
 from app.data.batch import Batch
+from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
@@ -117,9 +118,9 @@ class Batches:
 class NotMeasured:
     """In place of the loop's evaluator, checkpointer, recorder, profiler and stop check: does nothing."""
 
-    def evaluate(self, step: int) -> dict[str, Any]:
+    def evaluate(self, step: int) -> EvaluationFigures:
         """No AUC."""
-        return {"step": step, "auc": None}
+        return EvaluationFigures(step=step, auc=None)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None

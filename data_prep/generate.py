@@ -13,10 +13,10 @@ import numpy as np
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from common.files import temporary_path
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required
-from data_prep.io.atomic import temporary_path
 from data_prep.traces.histogram import load_profiles
 from data_prep.traces.sampler import AccessGenerator, warn_of_length
 

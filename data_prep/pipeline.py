@@ -18,12 +18,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from common.errors import UserError
+from common.files import FileDigest
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
 from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
 from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, usable_cpus
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
-from data_prep.dataset.format import SPLITS, FileDigest, Manifest, build_manifest
+from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE, run_command
 from common.errors import UserError
+from common.files import FileDigest
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
@@ -21,7 +22,6 @@ from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
     SPLITS,
-    FileDigest,
     Manifest,
     Shard,
     load_manifest,

@@ -6,21 +6,24 @@ torch.distributed.checkpoint would leave the old metadata over new, truncated da
 """
 
 import hashlib
-import json
 import logging
 import os
 import shutil
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from app.checkpoint.documents import SUMMED, SavedState
 from app.config import CheckpointConfig
+from common.documents import decode, encode
 from common.errors import UserError
-from data_prep.dataset.format import FileDigest, digest_file, sync, write_atomically
+from common.files import FileDigest, digest_file, sync, write_atomically
 
 log = logging.getLogger("clickwork")
 
@@ -29,22 +32,13 @@ LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and th
 STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second as sha256sum writes and checks it
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
-FILES = "files"  # key of state.json: size and digest of every file but itself and its checksum
-FORMAT, SUMMED = "format", 2  # key of state.json, which has a checksum from this format on
-KINDS_IN_STATE: tuple[tuple[type, tuple[str, ...]], ...] = (  # keys that every version has written
-    (int, ("step", "epoch", "step_in_epoch", "skipped", "world_size")),
-    (float, ("input_wait",)),
-    (dict, ("seconds", "layout", "fingerprint")),
-    (str, ("dataset", "dataset_digest")),
-)
-KEYS_OF_LAYOUT = ("processes", "threads", "platform", "sharding")
 
 
 @dataclass
 class CheckpointState:
     """A checkpoint's contents besides tensors: JSON values, and arrays by name."""
 
-    state: dict[str, Any]
+    state: SavedState
     arrays: dict[str, NDArray[Any]]
 
 
@@ -119,14 +113,14 @@ def verify(checkpoint: Path) -> None:
     Raises:
         UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
     """
-    for name, expected in read_state(checkpoint)[FILES].items():
+    for name, expected in (read_state(checkpoint).files or {}).items():
         path = checkpoint / name
         try:
-            damaged = path.stat().st_size != expected["bytes"] or digest_file(path) != FileDigest(**expected)
+            damaged = path.stat().st_size != expected.bytes or digest_file(path) != expected
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
-        except (KeyError, TypeError, ValueError) as error:  # older ones, whose state.json has no checksum
-            raise _damaged(checkpoint / STATE, f"{FILES}: {name!r}: {error}") from error
+        except ValueError as error:  # of older ones, whose state.json has no checksum: a name with a null byte
+            raise _damaged(checkpoint / STATE, f"files: {name!r}: {error}") from error
         if damaged:
             raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
@@ -150,7 +144,7 @@ def last_line(error: BaseException) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
-def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any]) -> None:
+def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest]) -> None:
     """Write the arrays and state.json, sync all files, and give the checkpoint its name.
 
     digests: size and digest of the tensors' files by name, as far as known.
@@ -159,8 +153,8 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
     for path in sorted(part.iterdir()):
         if path.name not in digests:
             sync(path)
-            digests[path.name] = asdict(digest_file(path))
-    state = json.dumps({FORMAT: SUMMED, **saved.state, FILES: digests}, indent=1).encode()
+            digests[path.name] = digest_file(path)
+    state = encode(replace(saved.state, format=SUMMED, files=digests), indent=1).encode()
     write_atomically(part / STATE_SUM, checksum_line(state))
     write_atomically(part / STATE, state)
     if final.exists():
@@ -174,7 +168,7 @@ def checksum_line(state: bytes) -> bytes:
     return f"{hashlib.sha256(state).hexdigest()}  {STATE}\n".encode()
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> SavedState:
     """Read state.json and compare it with its checksum; checkpoints of older versions have none.
 
     Raises:
@@ -191,26 +185,15 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     if summed is not None and summed != checksum_line(content):
         raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
     try:
-        state = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        state = decode(content, SavedState)
+    except ValueError as error:
         raise _damaged(path, error) from error
-    if not isinstance(state, dict) or not isinstance(state.get(FILES), dict):
-        raise _damaged(path, f"no key {FILES!r}")
-    if missing := _missing_keys(state):
-        raise _damaged(path, f"no key {missing[0]!r}, or of another kind")
-    if summed is None and state.get(FORMAT) is not None:
+    if state.files is UNSET or (state.evaluation and state.evaluation.step is UNSET):
+        lacking = "files" if state.files is UNSET else "evaluation.step"
+        raise _damaged(path, f"key {lacking!r} is missing")
+    if summed is None and state.format is not UNSET:
         raise _damaged(path, f"{STATE_SUM} is missing")
     return state
-
-
-def _missing_keys(state: dict[str, Any]) -> list[str]:
-    """Keys that a state lacks, or that are of another kind: damage shows so where there is no checksum."""
-    missing = [key for kind, keys in KINDS_IN_STATE for key in keys if not isinstance(state.get(key), kind)]
-    for key in ("evaluation", "best"):
-        result = state.get(key, {})
-        if result is not None and not (isinstance(result, dict) and {"step", "auc"} <= result.keys()):
-            missing.append(key)
-    return missing or [f"layout.{key}" for key in KEYS_OF_LAYOUT if key not in state["layout"]]
 
 
 def _damaged(path: Path, reason: object) -> UserError:

@@ -5,7 +5,7 @@ import resource
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import shared_files
 from app.runtime.background import background_thread
 from common.errors import UserError
+from common.files import FileDigest, digest_file
 from common.sizes import in_words
 from common.streams import without_native_stdout
-from data_prep.dataset.format import digest_file
 
 log = logging.getLogger("clickwork")
 
@@ -155,11 +155,11 @@ class Saver:
         except (CheckpointException, OSError) as error:  # the first is a BaseException; all processes get it
             raise _unwritable(part, error) from error
 
-    def _digest_mine(self, part: Path) -> tuple[str | None, dict[str, Any]]:
+    def _digest_mine(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
         """An error message, if any, and size and digest of each file that this process wrote, by name."""
         try:
             mine = sorted(part.glob(f"__{dist.get_rank()}_*"))
-            return None, {path.name: asdict(digest_file(path)) for path in mine}
+            return None, {path.name: digest_file(path) for path in mine}
         except OSError as error:
             return str(_unwritable(part, error)), {}
 
@@ -175,7 +175,7 @@ class Saver:
         return None
 
     def _complete(
-        self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, Any], best: bool
+        self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest], best: bool
     ) -> str | None:
         """On rank 0, publish the checkpoint and prune old ones. Returns an error message, if any."""
         if dist.get_rank() == 0:
@@ -200,12 +200,12 @@ class Saver:
         return [theirs for _, theirs in everyones]
 
 
-def _missing_files(part: Path, digests: dict[str, Any]) -> str | None:
+def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:
     """An error message if files that all processes have written are not whole on this machine after a while."""
 
     def missing() -> list[str]:
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
-        return [name for name, digest in digests.items() if sizes.get(name) != digest["bytes"]]
+        return [name for name, digest in digests.items() if sizes.get(name) != digest.bytes]
 
     if shared_files.wait_until(lambda: not missing()):
         return None

@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from app.checks.check import Check, fail, ok, warn
 
@@ -14,32 +15,53 @@ NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/modu
 MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each major release of CUDA
 
 
-def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
+class ProbedDevice(Struct):
+    """A GPU that torch sees; memory in bytes, and what its lookup failed with, if it did."""
+
+    name: str
+    memory: int
+    architecture: str
+    fault: str | None
+
+
+class Probe(Struct):
+    """What an import of the stack found: releases, kernels, faults, devices."""
+
+    cuda: str | None
+    hip: str | None
+    kernels: list[str]
+    cpu_fault: str | None
+    devices: list[ProbedDevice]
+    nccl: str | None
+    gloo: bool
+
+
+def check_devices(probe: Probe) -> Iterator[Check]:
     """Check the GPUs that the probe of the stack found."""
-    built_for = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else None
-    devices: Sequence[Mapping[str, Any]] = probe["devices"]
+    built_for = f"CUDA {probe.cuda}" if probe.cuda else f"ROCm {probe.hip}" if probe.hip else None
+    devices = probe.devices
     if not devices:
         yield _without_devices(built_for)
         if NVIDIA_DRIVER.exists():
-            yield _check_driver(probe["cuda"])  # too old a driver is why torch sees nothing
+            yield _check_driver(probe.cuda)  # too old a driver is why torch sees nothing
         return
     for index, device in enumerate(devices):
         name = f"gpu {index}"
-        found = f"{device['name']}, {device['architecture']}, {device['memory'] / 2**30:.0f} GiB, {built_for}"
-        if not has_kernels_for(device["architecture"], probe["kernels"]):
-            kernels = " ".join(probe["kernels"])
+        found = f"{device.name}, {device.architecture}, {device.memory / 2**30:.0f} GiB, {built_for}"
+        if not has_kernels_for(device.architecture, probe.kernels):
+            kernels = " ".join(probe.kernels)
             yield fail(name, f"{found}; torch has kernels for {kernels}", "install a torch built for this GPU")
-        elif device["fault"]:
+        elif device.fault:
             remedy = "install an fbgemm_gpu built for this GPU and this torch"
-            yield fail(name, f"{found}; FBGEMM's lookup fails: {device['fault']}", remedy)
+            yield fail(name, f"{found}; FBGEMM's lookup fails: {device.fault}", remedy)
         else:
             yield ok(name, found)
-    library = "RCCL" if probe["hip"] else "NCCL"
-    if probe["nccl"]:
-        yield ok(library.lower(), probe["nccl"])
+    library = "RCCL" if probe.hip else "NCCL"
+    if probe.nccl:
+        yield ok(library.lower(), probe.nccl)
     elif len(devices) > 1:
         yield fail(library.lower(), "torch was built without it", "several GPUs need it: install another torch")
-    yield _check_driver(probe["cuda"])
+    yield _check_driver(probe.cuda)
 
 
 def _without_devices(built_for: str | None) -> Check:

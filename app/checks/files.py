@@ -1,6 +1,5 @@
 """Checks of datasets and runs on disk: complete, or what is missing."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 from app.checkpoint.files import CHECKPOINTS, LATEST, PART, read_state
 from app.checks.check import Check, fail, ok, warn
 from app.record.directory import BEFORE_MANIFEST
-from app.record.reading import FORMAT_NAME as RUN_FORMAT
-from app.record.reading import LOG, MANIFEST, SUMMARY, read_json
+from app.record.reading import LOG, MANIFEST, format_of, is_run, read_outcome
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
 from data_prep.dataset.manifest import FORMAT_NAME
@@ -22,7 +20,7 @@ def check_datasets(directory: Path) -> Iterator[Check]:
     found = []
     for above, directories, names in os.walk(directory):
         root = Path(above)
-        theirs = (read_json(root / MANIFEST_NAME) or {}).get("format", FORMAT_NAME) != FORMAT_NAME
+        theirs = format_of(root / MANIFEST_NAME) not in (None, FORMAT_NAME)
         if UNFINISHED in directories or (MANIFEST_NAME in names and not theirs):
             found.append(root)
             directories.clear()
@@ -64,7 +62,7 @@ def check_runs(directory: Path) -> Iterator[Check]:
         yield ok(f"runs in {directory}", "none yet")
     for run in runs:
         deeper = [] if (run / MANIFEST).exists() else sorted(run.glob(f"*/**/{MANIFEST}"))  # run.dir may lie there
-        runs_within = [path.parent for path in deeper if (read_json(path) or {}).get("format") == RUN_FORMAT]
+        runs_within = [path.parent for path in deeper if is_run(path.parent)]
         yield from map(check_run, runs_within or [run])
 
 
@@ -76,7 +74,8 @@ def check_run(run: Path) -> Check:
         if others:
             return warn(name, f"no {MANIFEST}, but {others[0]}: no run's directory", "move it out of here")
         return warn(name, f"no {MANIFEST}: it never began", "remove the directory, or train again")
-    status, step = _status(run / SUMMARY)
+    outcome = read_outcome(run)
+    status, step = (outcome.status, outcome.steps) if outcome is not None else ("running or killed", None)
     checkpoints = run / CHECKPOINTS
     leftovers = sorted(checkpoints.glob(f"*{PART}")) if checkpoints.is_dir() else []
     latest = _latest(checkpoints)
@@ -95,14 +94,6 @@ def check_run(run: Path) -> Check:
     if leftovers:
         return warn(name, f"{found}; {len(leftovers)} unfinished checkpoint(s)", f"remove {leftovers[0]}")
     return ok(name, found)
-
-
-def _status(path: Path) -> tuple[str, int | None]:
-    try:
-        summary = json.loads(path.read_bytes())
-        return str(summary["status"]), int(summary["steps"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "running or killed", None
 
 
 def _latest(checkpoints: Path) -> Path | None:

@@ -1,15 +1,15 @@
 """Python and the packages: which are there, whether they belong together, whether they run."""
 
 import importlib.metadata
-import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from app.checks.check import Check, fail, ok, warn
+from app.checks.devices import Probe
+from common.documents import decode
 
 PYTHONS = ((3, 10), (3, 12))
 FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
@@ -147,7 +147,7 @@ json.dump({
 """
 
 
-def probe_stack() -> tuple[Check, dict[str, Any] | None]:
+def probe_stack() -> tuple[Check, Probe | None]:
     """Import the stack and look up a few rows, in a process of its own; returns its findings, None if it crashed."""
     try:
         done = subprocess.run(
@@ -157,9 +157,9 @@ def probe_stack() -> tuple[Check, dict[str, Any] | None]:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if done.returncode:
         return fail("import", _last_line(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if found["cpu_fault"]:
-        return fail("import", f"a lookup on the CPU fails: {found['cpu_fault']}", REMAKE), found
+    found = decode(done.stdout.splitlines()[-1], Probe)
+    if found.cpu_fault:
+        return fail("import", f"a lookup on the CPU fails: {found.cpu_fault}", REMAKE), found
     return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), found
 
 

@@ -1,11 +1,9 @@
 """Quality of predicted click probabilities over a whole split. Logloss and entropies are in nats."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from app.metrics.documents import Best, EvaluationFigures
 from common.jit import jit
 
 CALIBRATION_BINS = 15
@@ -177,18 +175,18 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
     return float(np.sqrt(sum(variances)))
 
 
-def shortcomings(evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, keeps_best: bool) -> list[str]:
+def shortcomings(evaluation: EvaluationFigures, best: Best | None, keeps_best: bool) -> list[str]:
     """What a run's last evaluation falls short of, its own best and chance, in sentences without a full stop.
 
     keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best).
     """
-    auc, found = evaluation.get("auc"), []
-    if auc is not None and best is not None and best["auc"] - auc > OVERFIT:
+    auc, found = evaluation.auc, []
+    if auc is not None and best is not None and best.auc - auc > OVERFIT:
         remedy = (
             "evaluate that one with checkpoint=best" if keeps_best else "keep that one by checkpoint.keep_best=true"
         )
-        found.append(f"Overfitted: the best AUC was {best['auc']:.5f} at step {best['step']:,}, and the last is "
-                     f"{best['auc'] - auc:.5f} lower, {auc:.5f}; {remedy}")  # fmt: skip
+        found.append(f"Overfitted: the best AUC was {best.auc:.5f} at step {best.step:,}, and the last is "
+                     f"{best.auc - auc:.5f} lower, {auc:.5f}; {remedy}")  # fmt: skip
     if auc is not None and auc <= 0.5:
         found.append(f"Learned nothing: AUC {auc:.5f} is no better than chance, 0.5; train on more rows or for more "
                      "steps (data.scale=tiny only shows that a recipe runs)")  # fmt: skip

@@ -1,10 +1,9 @@
 """Curves of an evaluation, as numbers: ROC, precision over recall, calibration, scores by label."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from app.metrics.documents import Curves, EvaluationFigures, PrecisionRecall, ReliabilityBin, Roc, ScoreCounts
 
 MAX_SAMPLES = 1 << 22  # of a larger split every k-th sample is used
 THRESHOLDS = 200  # at quantiles of either label's scores
@@ -14,9 +13,7 @@ EQUAL_MASS_BINS = 20
 Values = NDArray[np.float64]
 
 
-def click_curves(
-    logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: Mapping[str, Any]
-) -> dict[str, Any]:
+def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: EvaluationFigures) -> Curves:
     """Curves of logits [n] against labels [n] of 0 and 1; None where undefined with one class only.
 
     evaluation: the metrics of all samples, of which these may be a part already.
@@ -31,55 +28,45 @@ def click_curves(
     z, y = logits[::stride], labels[::stride] > 0.5
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
-    error = evaluation["auc_standard_error"]
-    curves: dict[str, Any] = {
-        "samples": len(z),
-        "of": evaluation["samples"],
-        "auc_standard_error": error,
-        "roc": None,
-        "pr": None,
-    }
-    if len(positives) and len(negatives):
-        curves |= _thresholds(positives, negatives)
-    return {**curves, "reliability": _reliability(preds, y), "scores": _scores(preds, y)}
+    thresholds = _thresholds(positives, negatives) if len(positives) and len(negatives) else (None, None)
+    return Curves(
+        samples=len(z),
+        of=evaluation.samples or 0,
+        auc_standard_error=evaluation.figure("auc_standard_error"),
+        roc=thresholds[0],
+        pr=thresholds[1],
+        reliability=_reliability(preds, y),
+        scores=_scores(preds, y),
+    )
 
 
-def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> dict[str, Any]:
+def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
     steps = np.linspace(0, 1, THRESHOLDS)
     chosen = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
     thresholds = np.unique(np.concatenate(chosen))[::-1]  # descending: from (0, 0) to (1, 1)
     true = len(positives) - np.searchsorted(positives, thresholds, "left")
     false = len(negatives) - np.searchsorted(negatives, thresholds, "left")
-    return {
-        "roc": {
-            "fpr": _rounded(np.concatenate(([0], false / len(negatives)))),
-            "tpr": _rounded(np.concatenate(([0], true / len(positives)))),
-        },
-        "pr": {"recall": _rounded(true / len(positives)), "precision": _rounded(true / (true + false))},
-    }
+    false_rates = _rounded(np.concatenate(([0], false / len(negatives))))
+    true_rates = _rounded(np.concatenate(([0], true / len(positives))))
+    return Roc(false_rates, true_rates), PrecisionRecall(
+        _rounded(true / len(positives)), _rounded(true / (true + false))
+    )
 
 
-def _reliability(preds: Values, positive: NDArray[np.bool_]) -> list[dict[str, float | int]]:
+def _reliability(preds: Values, positive: NDArray[np.bool_]) -> list[ReliabilityBin]:
     order = np.argsort(preds, kind="stable")
     parts = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
     return [
-        {
-            "preds": float(f"{preds[part].mean():.6g}"),
-            "labels": float(f"{positive[part].mean():.6g}"),
-            "samples": len(part),
-        }
+        ReliabilityBin(float(f"{preds[part].mean():.6g}"), float(f"{positive[part].mean():.6g}"), len(part))
         for part in parts
         if len(part)
     ]
 
 
-def _scores(preds: Values, positive: NDArray[np.bool_]) -> dict[str, list[float]]:
+def _scores(preds: Values, positive: NDArray[np.bool_]) -> ScoreCounts:
     edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
-    return {
-        "edges": _rounded(edges),
-        "positive": np.histogram(preds[positive], edges)[0].tolist(),
-        "negative": np.histogram(preds[~positive], edges)[0].tolist(),
-    }
+    counts = [np.histogram(preds[label], edges)[0].tolist() for label in (positive, ~positive)]
+    return ScoreCounts(_rounded(edges), *counts)
 
 
 def _rounded(values: Values) -> list[float]:

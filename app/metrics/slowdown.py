@@ -1,10 +1,11 @@
 """A lasting drop of throughput within a run: whether there is one, from which step on, and what happened there."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from app.metrics.documents import AnyEvent, Slowdown, TrainEvent
 
 LEAST_DROP = 0.1  # of the median rate
 LEAST_WINDOWS = 5  # before and after it
@@ -17,7 +18,7 @@ ACTIONS = {  # by kind of event: the first of a run, and others
 }
 
 
-def find_slowdown(events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def find_slowdown(events: Sequence[AnyEvent]) -> Slowdown | None:
     """The largest lasting drop of throughput that a run's events show, None if there is none.
 
     The windows of training (but for the first, which warms up) are cut in two where the sum of absolute deviations of
@@ -29,23 +30,22 @@ def find_slowdown(events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         events: of metrics.jsonl, in its order.
 
     Returns:
-        `after_step`, the last step before the drop; `fraction`, by which the median rate fell; `when`, what was done
-        between the last window before it and the first after it, in words, None if nothing was.
+        `when`: what was done between the last window before it and the first after it; None if nothing was.
     """
-    windows = [event for event in events if event["event"] == "train"][1:]
-    windows = [window for window in windows if (window.get("samples_per_second") or 0) > 0]
+    trained = [event for event in events if isinstance(event, TrainEvent)][1:]
+    rated = [(event.step, event.samples_per_second or 0.0) for event in trained]
+    windows = [(step, rate) for step, rate in rated if rate > 0]
     group = -(-len(windows) // MOST_WINDOWS)
     if not group or len(windows) // group < 2 * LEAST_WINDOWS:
         return None
     windows = windows[len(windows) % group :]
-    rates = np.log([window["samples_per_second"] for window in windows]).reshape(-1, group)
+    rates = np.log([rate for _, rate in windows]).reshape(-1, group)
     cut = _cut(np.median(rates, axis=1))
     if cut is None:
         return None
-    last, first = windows[cut * group - 1], windows[cut * group]
+    (last, _), (first, _) = windows[cut * group - 1], windows[cut * group]
     fraction = 1 - np.exp(np.median(rates[cut:]) - np.median(rates[:cut]))
-    cause = _actions(events, last["step"], first["step"], first["step"] - last["step"])
-    return {"after_step": last["step"], "fraction": float(fraction), "when": cause}
+    return Slowdown(after_step=last, fraction=float(fraction), when=_actions(events, last, first, first - last))
 
 
 def _cut(rates: NDArray[np.float64]) -> int | None:
@@ -68,17 +68,17 @@ def _deviation(values: NDArray[np.float64]) -> float:
     return float(np.abs(values - np.median(values)).sum())
 
 
-def _actions(events: Sequence[Mapping[str, Any]], last: int, first: int, window: int) -> str | None:
+def _actions(events: Sequence[AnyEvent], last: int, first: int, window: int) -> str | None:
     """What was done from the last window before a drop to the first after it; `last` and `first` are their steps."""
     actions = []
     for kind, (first_of_all, another) in ACTIONS.items():
-        steps = [event["step"] for event in events if event["event"] == kind]
+        steps = [event.step for event in events if event.event == kind]
         if any(last - window < step < first for step in steps):
             actions.append(first_of_all if min(steps) > last - window else another)
     return " and ".join(actions) or None
 
 
-def slowdown_sentence(slowdown: Mapping[str, Any]) -> str:
+def slowdown_sentence(slowdown: Slowdown) -> str:
     """A drop as a sentence without a full stop."""
-    cause = f", when {slowdown['when']}" if slowdown["when"] else ""
-    return f"Throughput fell by {slowdown['fraction']:.0%} after step {slowdown['after_step']:,}{cause}"
+    cause = f", when {slowdown.when}" if slowdown.when else ""
+    return f"Throughput fell by {slowdown.fraction:.0%} after step {slowdown.after_step:,}{cause}"

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.metrics.documents import StepTimeHistogram, Throughput
+
 PHASES = ("forward", "backward", "optimizer")
 SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # marks cost nothing compared to a step on a CPU, a little on a GPU
 STEP_TIME_BINS = 60
@@ -112,26 +114,23 @@ class StepTimer:
             torch.cuda.synchronize(self._device)
 
 
-def memory_in_use(device: torch.device) -> dict[str, int | None]:
+def memory_in_use(device: torch.device) -> tuple[int | None, int | None]:
     """This process's resident memory and what its tensors take on its GPU, in bytes; None where unknown."""
     try:
         host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         host = None
-    return {
-        "host_bytes": host,
-        "device_bytes": torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
-    }
+    return host, torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
-def step_time_histogram(step_seconds: NDArray[np.float32]) -> dict[str, Any]:
+def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
     """Counts of step times, ms, over 60 bins from min to max, with logarithmic edges."""
     if not len(step_seconds):
-        return {"edges_ms": [], "counts": []}
+        return StepTimeHistogram([], [])
     low, high = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
     edges = np.geomspace(low * 0.999, high * 1.001, STEP_TIME_BINS + 1)
     counts, _ = np.histogram(step_seconds.astype(np.float64) * 1e3, edges)
-    return {"edges_ms": [float(f"{edge:.5g}") for edge in edges], "counts": counts.tolist()}
+    return StepTimeHistogram([float(f"{edge:.5g}") for edge in edges], counts.tolist())
 
 
 def throughput(
@@ -140,25 +139,20 @@ def throughput(
     global_batch_size: int,
     devices: float,
     excluded: int,
-) -> dict[str, float | int | None]:
+) -> Throughput:
     """The figures of summary.json from the seconds of every step measured; None if there were none.
 
     devices: those that computed, a mean over the time where it changed.
     `excluded` steps were warm-up, after the start and each resumption, and are not among `step_seconds`.
     """
-    figures: dict[str, float | int | None] = dict.fromkeys(
-        ("samples_per_second", "samples_per_second_per_device", "steps_per_second", "step_ms_p50", "step_ms_p95",
-         "input_wait_fraction")
-    )  # fmt: skip
+    figures = Throughput(warmup_steps_excluded=excluded, steps_measured=len(step_seconds))
     if len(step_seconds):
         total = float(step_seconds.astype(np.float64).sum())
         rate = len(step_seconds) / total
-        figures = {
-            "samples_per_second": rate * global_batch_size,
-            "samples_per_second_per_device": rate * global_batch_size / devices,
-            "steps_per_second": rate,
-            "step_ms_p50": float(np.percentile(step_seconds, 50)) * 1e3,
-            "step_ms_p95": float(np.percentile(step_seconds, 95)) * 1e3,
-            "input_wait_fraction": input_wait / total,
-        }
-    return {**figures, "warmup_steps_excluded": excluded, "steps_measured": len(step_seconds)}
+        figures.samples_per_second = rate * global_batch_size
+        figures.samples_per_second_per_device = rate * global_batch_size / devices
+        figures.steps_per_second = rate
+        figures.step_ms_p50 = float(np.percentile(step_seconds, 50)) * 1e3
+        figures.step_ms_p95 = float(np.percentile(step_seconds, 95)) * 1e3
+        figures.input_wait_fraction = input_wait / total
+    return figures

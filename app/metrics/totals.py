@@ -4,9 +4,8 @@ An event of metrics.jsonl has what was added since the one before (`measured`); 
 are those of the steps that the run consists of, whatever was trained again after a kill.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,21 +50,8 @@ class Measured:
         """Mean seconds of a step's phases; None where not measured."""
         return {name: self.phases.get(name, 0.0) / self.phase_steps if self.phase_steps else None for name in names}
 
-    def power(self, source: str) -> dict[str, Any] | None:
-        """Energy and mean power for summary.json; None where not measured."""
-        if not self.energy_seconds:
-            return None
-        return {"mean_watts": self.joules / self.energy_seconds, "joules": self.joules, "source": source}
-
 
 def of_steps(seconds: NDArray[np.float32], devices: int, input_wait: float) -> Measured:
     """Of steps that count [steps]; without phases and energy."""
     total = float(seconds.sum(dtype=np.float64))
     return Measured(len(seconds), total, total * devices, input_wait)
-
-
-def from_checkpoint(state: Mapping[str, Any], step_seconds: NDArray[np.float32]) -> Measured:
-    """The sums in a checkpoint's state; of an older one what can be known, as if all was done by its last processes."""
-    if "measured" in state:
-        return Measured(**state["measured"])
-    return of_steps(step_seconds, state["world_size"], state["input_wait"])

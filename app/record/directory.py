@@ -5,7 +5,6 @@ import csv
 import datetime
 import io
 import itertools
-import json
 import logging
 import shutil
 import sys
@@ -15,12 +14,15 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from app.checkpoint.files import CHECKPOINTS
+from app.metrics.documents import AnyEvent, Curves, StepTimeHistogram
+from app.record.documents import FORMAT_NAME, RunManifest, Summary
 from app.record.reading import (
     CONFIG,
     CURVES,
-    FORMAT_NAME,
     LOCK,
     LOG,
     MANIFEST,
@@ -28,11 +30,15 @@ from app.record.reading import (
     RESULTS,
     STEP_TIMES,
     SUMMARY,
-    read_json,
+    is_run,
+    read_curves,
+    read_events,
+    read_manifest,
 )
+from common.documents import decode, encode, plain_object
 from common.errors import UserError
+from common.files import write_atomically
 from common.redact import RedactingFormatter, redact
-from data_prep.dataset.format import write_atomically
 
 log = logging.getLogger("clickwork")
 
@@ -110,7 +116,7 @@ class RunDirectory:
     def begin(
         self,
         config: dict[str, Any],
-        manifest: dict[str, Any],
+        manifest: RunManifest,
         step: int,
         evaluated: bool,
         afresh: bool,
@@ -129,11 +135,17 @@ class RunDirectory:
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
-        before = None if afresh else read_json(self.path / MANIFEST)
-        earlier = [*before.pop("earlier", []), before] if before else []
-        lines = (before or {}).get("results_before", self._results_lines())
-        manifest = {"format": FORMAT_NAME, **manifest, "from_step": step, "results_before": lines, "earlier": earlier}
-        write_atomically(self.path / MANIFEST, _json(manifest))
+        before = None if afresh or not is_run(self.path) else read_manifest(self.path)
+        earlier = [*(before.earlier or []), replace(before, earlier=UNSET)] if before else []
+        counted = before.results_before if before else UNSET
+        written = replace(
+            manifest,
+            format=FORMAT_NAME,
+            from_step=step,
+            results_before=self._results_lines() if counted is UNSET else counted,
+            earlier=earlier,
+        )
+        write_atomically(self.path / MANIFEST, _json(written))
         write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
         path = self.path / METRICS
         if path.exists():
@@ -168,47 +180,40 @@ class RunDirectory:
                 for path in self._made_here:
                     path.rmdir()
 
-    def event(self, kind: str, step: int, samples: int, seconds: float, **values: Any) -> None:
-        """Append one line to metrics.jsonl; `seconds` is since the run began, resumptions counted together."""
+    def event(self, event: AnyEvent) -> None:
+        """Append one line to metrics.jsonl."""
         if self._writes:
-            line = {"event": kind, "step": step, "samples": samples, "seconds": seconds, **values}
             with open(self.path / METRICS, "ab") as file:
-                file.write(json.dumps(redact(line)).encode() + b"\n")
+                file.write(encode(redact(plain_object(event))).encode() + b"\n")
 
-    def events_at(self, step: int) -> list[dict[str, Any]]:
+    def events_at(self, step: int) -> list[AnyEvent]:
         """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
-        path = self.path / METRICS
-        if not self._writes or not path.exists():
-            return []
-        events = [json.loads(line) for line in path.read_bytes().splitlines()]
-        return [event for event in events if event["step"] == step]
+        return [event for event in read_events(self.path) if event.step == step] if self._writes else []
 
-    def curves_at(self, step: int) -> dict[str, Any] | None:
+    def curves_at(self, step: int) -> Curves | None:
         """The content of curves.json, if it is of this step; None on other ranks than 0."""
-        content = read_json(self.path / CURVES) if self._writes else None
-        return content if content and content["step"] == step else None
+        content = read_curves(self.path) if self._writes else None
+        return content if content and content.step == step else None
 
-    def curves(self, about: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def curves(self, compute: Callable[[], Curves]) -> Curves | None:
         """Write the newest evaluation's curves to curves.json and return them; only rank 0 computes them."""
         if not self._writes:
             return None
-        content = {**about, **compute()}
-        write_atomically(self.path / CURVES, json.dumps(content).encode())
+        content = compute()
+        write_atomically(self.path / CURVES, encode(content).encode())
         return content
 
-    def step_times(self, histogram: dict[str, Any]) -> None:
+    def step_times(self, histogram: StepTimeHistogram) -> None:
         """Write step_times.json."""
         if self._writes:
-            write_atomically(self.path / STEP_TIMES, json.dumps(histogram).encode())
+            write_atomically(self.path / STEP_TIMES, encode(histogram).encode())
 
-    def summary(self, figures: dict[str, Any]) -> None:
+    def summary(self, figures: Summary) -> None:
         """Write summary.json."""
         if self._writes:
             write_atomically(self.path / SUMMARY, _json(figures))
 
-    def results(
-        self, run: str, summary: dict[str, Any], global_batch_size: int, num_nodes: int, spread: float | None
-    ) -> None:
+    def results(self, run: str, summary: Summary, global_batch_size: int, num_nodes: int, spread: float | None) -> None:
         """Write this run's line to results.csv, in place of those of its earlier launches.
 
         spread: the throughput's standard deviation over its mean.
@@ -216,18 +221,19 @@ class RunDirectory:
         if not self._writes:
             return
         path = self.path / RESULTS
-        world_size, rates = summary["world_size"], summary["throughput"]
-        before = (read_json(self.path / MANIFEST) or {}).get("results_before", 0)
+        world_size, rates = summary.world_size, summary.throughput
+        assert world_size is not UNSET
+        before = read_manifest(self.path).results_before or 0
         text = io.StringIO()
         writer = csv.writer(text)
         kept = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
         if not kept:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        rate = rates["samples_per_second"]
-        writer.writerow([stamp, num_nodes, global_batch_size, rate, spread, run, world_size, global_batch_size, rate,
-                         global_batch_size // world_size, rates["samples_per_second_per_device"],
-                         summary["status"]])  # fmt: skip
+        rate = rates.samples_per_second
+        whole = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
+        each = [global_batch_size // world_size, rates.samples_per_second_per_device]
+        writer.writerow([stamp, num_nodes, *whole, *each, summary.status])
         write_atomically(path, b"".join(kept) + text.getvalue().encode())
 
     def _results_lines(self) -> int:
@@ -238,15 +244,15 @@ class RunDirectory:
             return 0
 
     def _is_run(self) -> bool:
-        return (read_json(self.path / MANIFEST) or {}).get("format") == FORMAT_NAME
+        return is_run(self.path)
 
 
 def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(redact(content), indent=1) + "\n").encode()
+def _json(document: Struct) -> bytes:
+    return (encode(redact(plain_object(document)), indent=1) + "\n").encode()
 
 
 def _remove(path: Path) -> None:
@@ -257,12 +263,17 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+class _Place(Struct):
+    """What decides whether an event stays."""
+
+    event: str
+    step: int
+
+
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
     """Return whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
     try:
-        event = json.loads(line)
-        if event["step"] == step and event["event"] in ("eval", "eval_train"):
-            return evaluated
-        return bool(event["step"] <= step)
-    except (ValueError, KeyError, TypeError):
+        event = decode(line, _Place)
+    except ValueError:
         return False
+    return evaluated if event.step == step and event.event in ("eval", "eval_train") else event.step <= step

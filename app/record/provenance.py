@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.record.documents import Code, Device, Hardware, Provenance
+from common.documents import convert
 from common.redact import redact, redact_arguments
 
 PACKAGES = (
@@ -37,26 +38,31 @@ CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def describe_run(variables: Collection[str] = ()) -> dict[str, Any]:
+def describe_run(variables: Collection[str] = ()) -> Provenance:
     """The part of a run's manifest that this machine and checkout determine, without secrets.
 
     variables: names in the environment that matter besides those of the libraries, as a profile sets them.
     """
-    return {
-        "code": code(),
+    environment = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in ENVIRONMENT_NAMES or name in variables or name.startswith(ENVIRONMENT_PREFIXES)
+    }
+    return Provenance(
+        code=convert(dict(code()), Code),
         # Docker Compose sets unknown variables to the empty string.
-        "image": os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
-        "base_image": os.environ.get("CLICKWORK_BASE_DIGEST") or None,
-        "versions": {"python": platform.python_version(), **versions(), "cuda": torch.version.cuda,
-                     "hip": torch.version.hip},
-        "hardware": _hardware(),
-        "environment": redact({
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name in ENVIRONMENT_NAMES or name in variables or name.startswith(ENVIRONMENT_PREFIXES)
-        }),
-        "argv": [Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
-    }  # fmt: skip
+        image=os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
+        base_image=os.environ.get("CLICKWORK_BASE_DIGEST") or None,
+        versions={
+            "python": platform.python_version(),
+            **versions(),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+        },
+        hardware=_hardware(),
+        environment=redact(environment),
+        argv=[Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
+    )
 
 
 def host_peak_bytes() -> int:
@@ -130,25 +136,22 @@ def versions() -> dict[str, str | None]:
     return releases
 
 
-def _hardware() -> dict[str, Any]:
+def _hardware() -> Hardware:
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        devices.append({
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-            "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
-        })  # fmt: skip
-    return {
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
-        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "devices": devices,
-        "driver": _gpu_driver() if devices else None,
-    }
+        architecture = getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}"
+        devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
+    return Hardware(
+        machine=platform.machine(),
+        system=f"{platform.system()} {platform.release()}",
+        cpu=_cpu_name(),
+        cpu_instructions=torch.backends.cpu.get_cpu_capability(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        devices=devices,
+        driver=_gpu_driver() if devices else None,
+    )
 
 
 def _cpu_name() -> str:

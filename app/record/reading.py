@@ -1,19 +1,35 @@
 """Reading a run's directory: names of its files, and their content."""
 
-import contextlib
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
+from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, StepTimeHistogram, TrainEvent, decode_event
+from app.record.documents import FORMAT_NAME, RunManifest, Summary
+from common.documents import decode, read_document
 from common.errors import UserError
 
-FORMAT_NAME = "clickwork-run"
-SUMMARY_VERSION = 1  # of summary.json: `eval` is the newest evaluation. Older ones name no version and mean the same
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
 RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"
+OTHER_VERSION = "if another version of the tool wrote it, use that; else train the run again"
+WITHOUT = "remove it, and the report does without"
+
+
+T = TypeVar("T")
+
+
+class _Format(msgspec.Struct):
+    format: str | None = None
+
+
+class Outcome(msgspec.Struct):
+    """How a run ended, and after how many steps."""
+
+    status: str
+    steps: int
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -31,40 +47,92 @@ def read_config(directory: Path) -> dict[str, Any]:
     return content
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def is_run(directory: Path) -> bool:
+    """Return whether a directory has the manifest of a run, of whichever version."""
+    return format_of(directory / MANIFEST) == FORMAT_NAME
+
+
+def format_of(path: Path) -> str | None:
+    """The format that a JSON document names; None if it names none, or there is no such document."""
+    try:
+        return decode(path.read_bytes(), _Format).format
+    except (OSError, ValueError):
+        return None
+
+
+def read_manifest(directory: Path) -> RunManifest:
     """The manifest of a run.
 
     Raises:
-        UserError: the directory is not a run's.
+        UserError: the directory is not a run's, or a key is not as it should be.
     """
-    manifest = read_json(directory / MANIFEST)
-    if manifest is None or manifest.get("format") != FORMAT_NAME:
+    if not is_run(directory):
         raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
-    return manifest
+    return read_document(directory / MANIFEST, RunManifest, OTHER_VERSION)
 
 
-def read_events(directory: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """A run's events, of one kind or all; a line that was cut off by a kill is left out."""
+def read_events(directory: Path) -> list[AnyEvent]:
+    """A run's events; the last line may be cut off by a kill, and is left out then.
+
+    Raises:
+        UserError: a line is not an event; names the line and the key.
+    """
+    path = directory / METRICS
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
     events = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in (directory / METRICS).read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and kind in (None, event.get("event")):
-                    events.append(event)
+    for number, line in enumerate(lines, start=1):
+        try:
+            events.append(decode_event(line))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} is not an event ({error}); delete the line") from error
     return events
 
 
-def read_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run, or None if it has none yet."""
-    summary = read_json(directory / SUMMARY)
-    return summary if summary and {"status", "steps", "eval"} <= summary.keys() else None
+def read_windows(directory: Path) -> list[TrainEvent]:
+    """A run's events of windows of steps. Raises UserError as `read_events` does."""
+    return [event for event in read_events(directory) if isinstance(event, TrainEvent)]
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file, or None if there is no complete one."""
+def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEvent]:
+    """A run's events of evaluations, of one kind. Raises UserError as `read_events` does."""
+    events = read_events(directory)
+    return [event for event in events if isinstance(event, EvaluationEvent) and event.event == kind]
+
+
+def read_summary(directory: Path) -> Summary | None:
+    """The summary of a run, or None if it has none yet.
+
+    Raises:
+        UserError: it is damaged; names the key.
+    """
+    return _optional(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
+
+
+def read_outcome(directory: Path) -> Outcome | None:
+    """How a run ended, of any version's summary; None if it has none that can be read."""
     try:
-        content = json.loads(path.read_bytes())
+        return decode((directory / SUMMARY).read_bytes(), Outcome)
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+
+
+def read_curves(directory: Path) -> Curves | None:
+    """The curves of a run's newest evaluation; None if there are none. Raises UserError if they are damaged."""
+    return _optional(directory / CURVES, Curves, WITHOUT)
+
+
+def read_step_times(directory: Path) -> StepTimeHistogram | None:
+    """The histogram of a run's step times; None if there is none. Raises UserError if it is damaged."""
+    return _optional(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
+
+
+def _optional(path: Path, kind: type[T], remedy: str) -> T | None:
+    try:
+        return read_document(path, kind, remedy)
+    except FileNotFoundError:
+        return None

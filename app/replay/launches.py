@@ -1,9 +1,14 @@
 """The launches of a run, each with the steps of its record, and what of their conditions differs from a replay's."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from msgspec import UNSET, Struct, UnsetType
+
+from app.record.documents import RunManifest
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
+from app.sharding.documents import PlannedTable
+from common.documents import Json, plain_object
 
 LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform", "compile")
 # Set by torchrun or instead of it: their effects are compared by LAYOUT.
@@ -25,13 +30,13 @@ class Launch(NamedTuple):
 
     start: int
     end: int | None
-    manifest: Mapping[str, Any] | None
+    manifest: RunManifest | None
 
 
-def launches_of(manifest: Mapping[str, Any]) -> list[Launch]:
+def launches_of(manifest: RunManifest) -> list[Launch]:
     """The launches whose steps the record holds, in order: what was killed and trained again is the later one's."""
-    parts = [*manifest.get("earlier", []), manifest]
-    starts = [int(part.get("from_step", 0)) for part in parts]
+    parts = manifest.launches
+    starts = [part.from_step or 0 for part in parts]
     launches = []
     for number, part in enumerate(parts):
         end = min(starts[number + 1 :], default=None)
@@ -41,7 +46,7 @@ def launches_of(manifest: Mapping[str, Any]) -> list[Launch]:
     return [Launch(0, first, None), *launches] if first else launches
 
 
-def changes(launches: list[Launch], now: Mapping[str, Any]) -> tuple[list[str], int | None]:
+def changes(launches: list[Launch], now: RunManifest) -> tuple[list[str], int | None]:
     """Changes of code, versions, hardware, environment, files and layout since the launches; how far bits can be equal.
 
     now: a manifest's content for the replay. The second is the last step before which nothing differs, None if nothing
@@ -62,31 +67,43 @@ def _steps(launches: list[Launch]) -> str:
     return f"steps {', '.join(parts)}"
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    layout = [
-        f"{key}: {then.get(key)} then, {now[key]} now"
-        for key in LAYOUT
-        if then.get(key) != now[key] and (key in then or key != "compile")
+def _changes(then: RunManifest, now: RunManifest) -> list[str]:
+    conditions = {key: (getattr(then, key), getattr(now, key)) for key in LAYOUT}
+    lines = [
+        f"{key}: {before or None} then, {after} now"
+        for key, (before, after) in conditions.items()
+        if (before or None) != (after or None) and (before is not UNSET or key != "compile")
     ]
-    if not layout and _places(then.get("plan") or {}) != _places(now["plan"]):
-        layout = [f"sharding: {_types(then.get('plan') or {})} then, {_types(now['plan'])} now"]
-    return layout + [
-        f"{part} {key}: {then[part].get(key)} then, {now[part].get(key)} now"
-        for part in ("code", "versions", "hardware", "environment", "files")
-        if part in then or part != "files"  # which older runs lack
-        for key in sorted(then.get(part, {}).keys() | now[part].keys())
-        if key not in BY_LAUNCHER and then.get(part, {}).get(key) != now[part].get(key)
-    ]
+    plans = then.plan or {}, now.plan or {}
+    if not lines and _places(plans[0]) != _places(plans[1]):
+        lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
+    for part in ("code", "versions", "hardware", "environment", "files"):
+        if part == "files" and then.files is UNSET:  # which older runs lack
+            continue
+        before, after = (_facts(getattr(manifest, part)) for manifest in (then, now))
+        lines += [
+            f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
+            for key in sorted(before.keys() | after.keys())
+            if key not in BY_LAUNCHER and before.get(key) != after.get(key)
+        ]
+    return lines
 
 
-def _places(plan: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (entry.get("type"), entry.get("ranks")) for name, entry in plan.items()}
+def _facts(part: Struct | Json | UnsetType) -> Json:
+    """A part of a manifest by key."""
+    if isinstance(part, Struct):
+        return plain_object(part)
+    return {} if part is UNSET else part
 
 
-def _types(plan: Mapping[str, Any]) -> str:
+def _places(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
+    return {name: (entry.type, entry.ranks or []) for name, entry in plan.items()}
+
+
+def _types(plan: Mapping[str, PlannedTable]) -> str:
     """A plan in few words: how each kind of sharding is used."""
     kinds: dict[str, int] = {}
     for entry in plan.values():
-        kind = f"{entry.get('type')} on {len(entry.get('ranks') or [])}"
+        kind = f"{entry.type} on {len(entry.ranks or [])}"
         kinds[kind] = kinds.get(kind, 0) + 1
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"

@@ -3,9 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from msgspec import UNSET
+
+from app.metrics.documents import TrainEvent
+from app.record.documents import Summary
 from app.record.reading import METRICS, SUMMARY, read_events, read_summary
+from common.documents import Json, convert, plain_object
 from common.errors import UserError
 
 KINDS = ("train", "eval", "eval_train")  # of events that a replay repeats
@@ -40,8 +45,8 @@ class Difference(NamedTuple):
 
     where: str
     figure: str
-    recorded: Any
-    replayed: Any
+    recorded: object
+    replayed: object
     size: float
 
 
@@ -62,7 +67,7 @@ def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordCom
         UserError: the record has nothing to compare, or is of a version that is not known.
     """
     differences: list[Difference] = []
-    replayed = {(kind, event["step"]): event for kind in KINDS for event in read_events(now, kind)}
+    replayed = {(event.event, event.step): plain_object(event) for event in read_events(now) if event.event in KINDS}
     compared, skipped = 0, set()
     for where, recorded, again in _pairs(then, now, steps, status, replayed):
         if not again:
@@ -77,60 +82,74 @@ def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordCom
                 differences.append(Difference(where, name, value, again[name], size))
     if not compared:
         raise UserError(f"run={then}: {METRICS} has no losses to compare")
-    skipped.update(name for name in NOT_COMPARED if name in (read_summary(then) or {}))
+    summary = read_summary(then)
+    skipped.update(name for name in NOT_COMPARED if summary is not None and name in plain_object(summary))
     return RecordComparison(differences, compared, sorted(skipped))
 
 
 def _pairs(
-    then: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], dict[str, Any]]
-) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    then: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], Json]
+) -> Iterator[tuple[str, Json, Json]]:
     """Parts of both records that stand for the same, with their place."""
+    events = read_events(then)
     for kind in KINDS:
-        for event in read_events(then, kind):
-            if event["step"] <= steps:
-                yield f"{METRICS}, {kind} of step {event['step']}", event, replayed.get((kind, event["step"]), {})
+        for event in events:
+            if event.event == kind and event.step <= steps:
+                yield (
+                    f"{METRICS}, {kind} of step {event.step}",
+                    plain_object(event),
+                    replayed.get((kind, event.step), {}),
+                )
     recorded, again = read_summary(then), read_summary(now)
-    if recorded is None or again is None or recorded["status"] == "failed":
+    if recorded is None or again is None or recorded.status == "failed":
         return
-    evaluated = [event["step"] for event in read_events(then, "eval") if event["step"] <= steps]
-    figures = {"steps": recorded["steps"], "samples": recorded["samples"]}
-    expected = {"steps": steps, "samples": again["samples"], "status": status}
-    if recorded["status"] in OWN_STATUS:
-        figures["status"] = recorded["status"]
+    evaluated = [event.step for event in events if event.event == "eval" and event.step <= steps]
+    figures: Json = {"steps": recorded.steps, "samples": recorded.samples}
+    expected: Json = {"steps": steps, "samples": again.samples, "status": status}
+    if recorded.status in OWN_STATUS:
+        figures["status"] = recorded.status
     yield SUMMARY, figures, expected
-    if recorded["steps"] != steps:
+    if recorded.steps != steps:
         return
     for part in ("parameters", "train"):
-        yield f"{SUMMARY}, {part}", recorded.get(part) or {}, again[part]
-    if recorded["eval"].get("step") is not None:
-        yield f"{SUMMARY}, eval", {"step": recorded["eval"]["step"]}, {"step": _step_of_eval(then, recorded, evaluated)}
-        yield f"{SUMMARY}, eval", recorded["eval"], _evaluation(replayed, recorded["eval"]["step"])
-    if recorded.get("best") is not None:
-        yield f"{SUMMARY}, best", recorded["best"], _evaluation(replayed, recorded["best"]["step"])
+        yield f"{SUMMARY}, {part}", _part(recorded, part), _part(again, part)
+    step = recorded.eval.step
+    if step is not UNSET:
+        yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(then, recorded, step, evaluated)}
+        yield f"{SUMMARY}, eval", plain_object(recorded.eval), _evaluation(replayed, step)
+    if recorded.best:
+        yield f"{SUMMARY}, best", plain_object(recorded.best), _evaluation(replayed, recorded.best.step)
 
 
-def _step_of_eval(run: Path, recorded: Mapping[str, Any], evaluated: list[int]) -> int:
+def _part(summary: Summary, name: str) -> Json:
+    part = getattr(summary, name)
+    return plain_object(part) if part else {}
+
+
+def _step_of_eval(run: Path, recorded: Summary, step: int, evaluated: list[int]) -> int:
     """The step that `eval` of a summary should be of, by the meaning of its version."""
-    version = recorded.get("version", 1)
+    version = recorded.version or 1
     if version not in EVALUATION_OF:
         raise UserError(f"run={run}: {SUMMARY} is of version {version}, which is not known here; use a newer release")
-    return max(evaluated, default=int(recorded["eval"]["step"]))
+    return max(evaluated, default=step)
 
 
-def _evaluation(replayed: Mapping[tuple[str, int], dict[str, Any]], step: int) -> dict[str, Any]:
+def _evaluation(replayed: Mapping[tuple[str, int], Json], step: int) -> Json:
     """A replay's evaluation after a step, as a summary has it."""
     event = replayed.get(("eval", step), {})
     return {**event, "samples": event["eval_samples"]} if event else {"step": None, "auc": None}
 
 
-def _samples(recorded: Mapping[str, Any]) -> float:
+def _samples(event: Json) -> float:
     """Samples that the figures of an evaluation, or of a window of steps, are of."""
-    if recorded.get("event") == "train":
-        return recorded["steps"] * recorded["samples"] / recorded["step"]
-    return recorded.get("eval_samples") or recorded.get("samples") or math.inf
+    if event.get("event") == "train":
+        window = convert(event, TrainEvent)
+        return (window.steps or 0) * (window.samples or 0) / window.step
+    count = event.get("eval_samples") or event.get("samples")
+    return count if isinstance(count, int) else math.inf
 
 
-def _difference(name: str, recorded: Any, replayed: Any, samples: float) -> float | None:
+def _difference(name: str, recorded: object, replayed: object, samples: float) -> float | None:
     """The size of a difference, None if there is none; infinite where it is no matter of rounding."""
     if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
 
@@ -107,8 +108,8 @@ def run_charts(run: RunFiles) -> list[Chart]:
 
 def quality_charts(run: RunFiles) -> list[Chart]:
     """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
-    split = str(run.evaluation.get("split") or "test")
-    constant = baseline(run.evaluation.get("base_rate"))
+    split = str(run.evaluation.split or "test")
+    constant = baseline(run.evaluation.figure("base_rate"))
     known = truth(run)
     published = run.config.get("published") or {}
     charts = []
@@ -120,17 +121,18 @@ def quality_charts(run: RunFiles) -> list[Chart]:
     ):
         chart = Chart(key, title, "step", y)
         if train:
-            chart.series.append(_of(run, "train", train, "train", 0))
+            chart.series.append(_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
-        chart.series.append(_of(run, "eval", key, f"test ({split})", 1, kind="points"))
-        for name, value, color in (("majority class", constant[key], 3), ("ground-truth model", known.get(key), 2),
-                                   ("published", published.get(key), 4)):  # fmt: skip
+        chart.series.append(_of(run.evaluations, key, f"test ({split})", 1, kind="points"))
+        best = known.figures[key] if known else None
+        references = ("majority class", constant[key], 3), ("ground-truth model", best, 2)
+        for name, value, color in (*references, ("published", published.get(key), 4)):
             if value is not None and run.steps and not (key == "auc" and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
         charts.append(chart)
-    if any(event.get("logloss", 0) is None and event.get("loss") is not None for event in run.of_kind("train")):
+    if any(event.logloss is None and event.figure("loss") is not None for event in run.windows):
         kind = run.config.get("loss", {}).get("name", "as configured")
-        trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run, "train", "loss", "train", 0)],
+        trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run.windows, "loss", "train", 0)],
                         note="The training loss is not logloss, so train logloss was not measured.")  # fmt: skip
         charts.insert(0, trained)
     for chart in charts:
@@ -140,41 +142,48 @@ def quality_charts(run: RunFiles) -> list[Chart]:
 
 def course_charts(run: RunFiles) -> list[Chart]:
     """Speed and resources over the run."""
-    rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run, "train", "lr", "learning rate", 0)])
+    rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run.windows, "lr", "learning rate", 0)])
     speed = Chart("throughput", "Throughput", "step", "samples/s (global)",
-                  [_of(run, "train", "samples_per_second", "global samples/s", 0)],
+                  [_of(run.windows, "samples_per_second", "global samples/s", 0)],
                   note="Each window of the log, warm-up included; over all processes.", from_zero=True)  # fmt: skip
     wait = Chart("input_wait", "Waiting for input", "step", "% of the step",
-                 [_of(run, "train", "input_wait_fraction", "input wait", 1, scale=100)],
+                 [_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
                  note="Share of each window that rank 0 spent waiting for its batch.", from_zero=True)  # fmt: skip
     memory = Chart("memory", "Memory of rank 0", "step", "MiB",
-                   [_of(run, "train", "host_bytes", "host, resident", 0, 1 / MIB),
-                    _of(run, "train", "device_bytes", "device, tensors", 1, 1 / MIB)], from_zero=True)  # fmt: skip
+                   [_of(run.windows, "host_bytes", "host, resident", 0, 1 / MIB),
+                    _of(run.windows, "device_bytes", "device, tensors", 1, 1 / MIB)], from_zero=True)  # fmt: skip
     memory.series = [series for series in memory.series if series.x]
-    power = Chart("power", "Power", "step", "W", [_of(run, "train", "watts", "power", 1)], from_zero=True)
+    power = Chart("power", "Power", "step", "W", [_of(run.windows, "watts", "power", 1)], from_zero=True)
     return [rate, speed, _step_times(run), _phases(run), wait, memory, power]
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
     """Calibration, scores by label, ROC, precision over recall, of the last evaluation."""
-    curves = run.curves or {}
-    used = ""
-    if curves:
-        used = f"Step {curves['step']:,}, split {curves['split']}, {curves['samples']:,} samples"
-        used += "." if curves["samples"] == curves["of"] else f" (every k-th of {curves['of']:,})."
+    curves, used = run.curves, ""
+    if curves is not None:
+        used = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"
+        used += "." if curves.samples == curves.of else f" (every k-th of {curves.of:,})."
     return [_reliability(curves, used), _scores(curves, used), _roc(curves, used), _pr(run, curves, used)]
 
 
-def _of(run: RunFiles, event: str, key: str, name: str, color: int, scale: float = 1, kind: str = "line") -> Series:
+def _of(
+    events: Sequence[TrainEvent | EvaluationEvent],
+    key: str,
+    name: str,
+    color: int,
+    scale: float = 1,
+    kind: str = "line",
+) -> Series:
     """A figure over the steps, thinned if it is long."""
-    points = [(e["step"], e[key] * scale) for e in run.of_kind(event) if isinstance(e.get(key), (int, float))]
+    values = [(event.step, event.figure(key)) for event in events]
+    points = [(step, value * scale) for step, value in values if value is not None]
     x, y = thin_line([step for step, _ in points], [value for _, value in points])
     return Series(name, x, y, kind, color)
 
 
 def thinned(run: RunFiles) -> str:
     """A sentence about thinned lines, empty if none was thinned."""
-    longest = max(len(run.of_kind("train")), len(run.of_kind("eval")))
+    longest = max(len(run.windows), len(run.evaluations))
     if longest <= MAX_POINTS:
         return ""
     return (
@@ -184,16 +193,16 @@ def thinned(run: RunFiles) -> str:
 
 
 def _step_times(run: RunFiles) -> Chart:
-    content = run.step_times or {"edges_ms": [], "counts": []}
-    edges = np.array(content["edges_ms"])
+    content = run.step_times or StepTimeHistogram([], [])
+    edges = np.array(content.edges_ms)
     chart = Chart("step_times", "Step times", "ms (logarithmic)", "steps", steps=False, log_x=True,
                   note="Steps that count: without warm-up, evaluation and checkpoints.")  # fmt: skip
-    if content["counts"]:
+    if content.counts:
         centres = np.sqrt(edges[:-1] * edges[1:]).tolist()
-        chart.series = [Series("steps", centres, list(content["counts"]), "bars", 0)]
-        top = max(content["counts"])
+        chart.series = [Series("steps", centres, list(content.counts), "bars", 0)]
+        top = max(content.counts)
         for name, key, color in (("p50", "step_ms_p50", 2), ("p95", "step_ms_p95", 1)):
-            value = run.throughput().get(key)
+            value = run.throughput.figure(key)
             if value is not None:
                 chart.series.append(Series(f"{name} {value:.2f} ms", [value, value * 1.000001], [0, top], "reference",
                                            color))  # fmt: skip
@@ -210,26 +219,26 @@ def _phases(run: RunFiles) -> Chart:
         from_zero=True,
         note="Means over the sampled steps of each window of the log.",
     )
-    events = [event for event in run.of_kind("train") if event.get("phase_seconds")]
-    for color, name in enumerate(events[-1]["phase_seconds"] if events else ()):
-        points = [(e["step"], e["phase_seconds"].get(name)) for e in events]
+    phases = [(event.step, event.phase_seconds) for event in run.windows if event.phase_seconds]
+    for color, name in enumerate(phases[-1][1] if phases else ()):
+        points = [(step, seconds.get(name)) for step, seconds in phases]
         known = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
         x, y = thin_line([step for step, _ in known], [value for _, value in known])
         chart.series.append(Series(name, x, y, "line", (0, 1, 2, 4, 5, 6, 7)[color % 7]))
     return chart
 
 
-def _reliability(curves: dict[str, Any], used: str) -> Chart:
+def _reliability(curves: Curves | None, used: str) -> Chart:
     chart = Chart("calibration", "Calibration (reliability)", "mean predicted probability", "share of clicks",
                   steps=False, band=("95% above", "95% below"),
                   note=f"{used} 20 bins of equally many samples; band: Wilson's 95% interval.")  # fmt: skip
-    bins = curves.get("reliability") or []
+    bins = curves.reliability if curves is not None else []
     if bins:
-        x = [entry["preds"] for entry in bins]
-        low, high = zip(*(wilson(entry["labels"], entry["samples"]) for entry in bins), strict=True)
-        end = max(*x, *(entry["labels"] for entry in bins))
+        x = [entry.preds for entry in bins]
+        low, high = zip(*(wilson(entry.labels, entry.samples) for entry in bins), strict=True)
+        end = max(*x, *(entry.labels for entry in bins))
         chart.series = [
-            Series("observed", x, [entry["labels"] for entry in bins], "points", 0),
+            Series("observed", x, [entry.labels for entry in bins], "points", 0),
             Series("95% above", x, list(high), "edge", 0),
             Series("95% below", x, list(low), "edge", 0),
             Series("perfect", [0, end], [0, end], "reference", 3),
@@ -237,33 +246,33 @@ def _reliability(curves: dict[str, Any], used: str) -> Chart:
     return chart
 
 
-def _scores(curves: dict[str, Any], used: str) -> Chart:
+def _scores(curves: Curves | None, used: str) -> Chart:
     chart = Chart("scores", "Predicted probabilities by label", "predicted probability", "density", steps=False,
                   note=f"{used} Each label's histogram has area 1.")  # fmt: skip
-    content = curves.get("scores")
-    if content:
-        edges = np.array(content["edges"])
+    if curves is not None:
+        content = curves.scores
+        edges = np.array(content.edges)
         centres = ((edges[:-1] + edges[1:]) / 2).tolist()
-        for label, name, color in (("negative", "no click", 0), ("positive", "click", 1)):
-            counts = np.array(content[label], np.float64)
+        for samples, name, color in ((content.negative, "no click", 0), (content.positive, "click", 1)):
+            counts = np.array(samples, np.float64)
             density = counts / max(counts.sum(), 1) / np.diff(edges)
             chart.series.append(Series(name, centres, density.tolist(), "area", color))
     return chart
 
 
-def _roc(curves: dict[str, Any], used: str) -> Chart:
+def _roc(curves: Curves | None, used: str) -> Chart:
     chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=used)
-    if curves.get("roc"):
-        chart.series = [Series("model", curves["roc"]["fpr"], curves["roc"]["tpr"], "line", 0),
+    if curves is not None and curves.roc is not None:
+        chart.series = [Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
                         Series("chance", [0, 1], [0, 1], "reference", 3)]  # fmt: skip
     return chart
 
 
-def _pr(run: RunFiles, curves: dict[str, Any], used: str) -> Chart:
+def _pr(run: RunFiles, curves: Curves | None, used: str) -> Chart:
     chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=used)
-    if curves.get("pr"):
-        chart.series = [Series("model", curves["pr"]["recall"], curves["pr"]["precision"], "line", 0)]
-        base_rate = run.evaluation.get("base_rate")
+    if curves is not None and curves.pr is not None:
+        chart.series = [Series("model", [*curves.pr.recall], [*curves.pr.precision], "line", 0)]
+        base_rate = run.evaluation.figure("base_rate")
         if base_rate is not None:
             chart.series.append(Series("base rate", [0, 1], [base_rate, base_rate], "reference", 3))
     return chart

@@ -1,6 +1,7 @@
 """Several runs side by side: configurations, speed, AUC over seeds, platforms against each other, scaling."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,6 +11,7 @@ import numpy as np
 
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, paired, speed_ratio, welch
+from common.documents import plain_object
 
 # Keys of the configuration that affect neither learning nor speed.
 BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.default_path",
@@ -40,12 +42,13 @@ def facts(run: RunFiles) -> dict[str, str]:
     """Everything that may differ between two runs, flat, as text."""
     manifest = run.manifest
     flat = dict(_flat_facts("", run.config))
-    dataset = manifest["dataset"]
-    digest = dataset["digest"] or dataset.get("published_tables") or "none"  # of a run that was built without data
+    dataset = manifest.dataset
+    digest = dataset.digest or dataset.published_tables or "none"  # of a run that was built without data
     flat |= {"dataset digest": digest[:12], "world size": str(run.world_size),
-             "platform": str(manifest.get("platform")), "threads": str(manifest.get("num_threads"))}  # fmt: skip
+             "platform": str(manifest.platform), "threads": str(manifest.num_threads)}  # fmt: skip
+    made = plain_object(manifest)
     for part in MADE_BY:
-        flat |= dict(_flat_facts(f"{part}.", manifest.get(part)))
+        flat |= dict(_flat_facts(f"{part}.", made.get(part)))
     return flat
 
 
@@ -75,7 +78,7 @@ def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
 
 
-def _flat_facts(prefix: str, content: Any) -> list[tuple[str, str]]:
+def _flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
     if isinstance(content, dict):
         return [pair for key, value in content.items() for pair in _flat_facts(f"{prefix}{key}.", value)]
     return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
@@ -128,10 +131,10 @@ class Scaling:
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
-    starts = [part.get("from_step", 0) for part in (*run.manifest.get("earlier", []), run.manifest)]
+    starts = [part.from_step or 0 for part in run.manifest.launches]
     kept = []
-    for event in run.of_kind("train"):
-        rate, steps, last = event.get("samples_per_second"), event.get("steps"), event["step"]
+    for event in run.windows:
+        rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
             kept.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
     return np.array(kept, np.float64).reshape(-1, 2).T
@@ -139,11 +142,11 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     """The ratio over runs where either group has two, else over stretches of one run each; None without figures."""
-    rates = [[run.throughput().get("samples_per_second") for run in group.runs] for group in (first, second)]
+    rates = [[run.throughput.samples_per_second for run in group.runs] for group in (first, second)]
     known = [[rate for rate in group if rate] for group in rates]
     if min(map(len, known)) >= 2:
-        ratio = speed_ratio([1 / rate for rate in known[0]], [1 / rate for rate in known[1]])
-        return SpeedComparison(first, second, ratio, f"{len(known[0])} and {len(known[1])} runs")
+        measured = speed_ratio([1 / rate for rate in known[0]], [1 / rate for rate in known[1]])
+        return SpeedComparison(first, second, measured, f"{len(known[0])} and {len(known[1])} runs")
     if not all(known):
         return None
     a, b = (batch_means(*window_times(group.runs[0])) for group in (first, second))
@@ -176,17 +179,17 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:
     """Return whether two runs were evaluated on the same rows, encoded as they may be."""
-    one, other = first.manifest["dataset"], second.manifest["dataset"]
-    splits = [run.evaluation.get("split") for run in (first, second)]
-    labels = [(dataset.get("labels") or {}).get(split) for dataset, split in zip((one, other), splits, strict=True)]
+    one, other = first.manifest.dataset, second.manifest.dataset
+    splits = [run.evaluation.split for run in (first, second)]
+    labels = [(dataset.labels or {}).get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
     chosen = [[run.config["data"].get("events", {}).get(key) for key in CHOOSE_SAMPLES] for run in (first, second)]
     same = splits[0] == splits[1] and chosen[0] == chosen[1]
-    return same and (one["digest"] == other["digest"] or labels[0] == labels[1] is not None)
+    return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
 
 
 def _aucs(group: RunGroup) -> dict[int, float]:
     """One AUC a seed: a run repeated at one seed is no new evidence."""
-    by_seed = {run.config["train"]["seed"]: run.evaluation.get("auc") for run in group.runs}
+    by_seed = {run.config["train"]["seed"]: run.evaluation.auc for run in group.runs}
     return {seed: auc for seed, auc in by_seed.items() if auc is not None}
 
 
@@ -195,7 +198,7 @@ def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_toler
     return [
         _parity(first, second, auc_tolerance, loss_tolerance)
         for first, second in combinations(runs, 2)
-        if first.manifest.get("platform") != second.manifest.get("platform")
+        if first.manifest.platform != second.manifest.platform
         and first.config["train"]["seed"] == second.config["train"]["seed"]
         and identity(first, *PER_PLATFORM) == identity(second, *PER_PLATFORM)
         and _precision(first) == _precision(second)
@@ -207,17 +210,19 @@ def _precision(run: RunFiles) -> str:
 
 
 def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
-    a, b = ({e["step"]: e["loss"] for e in run.of_kind("train")} for run in (first, second))
-    skipped = [{step for step, loss in losses.items() if loss is None} for losses in (a, b)]  # all steps of a window
+    losses = [{event.step: event.figure("loss") for event in run.windows} for run in (first, second)]
+    a, b = ({step: loss for step, loss in of_run.items() if loss is not None} for of_run in losses)
+    skipped = [of_run.keys() - known.keys() for of_run, known in zip(losses, (a, b), strict=True)]  # whole windows
     common = sorted((a.keys() & b.keys()) - skipped[0] - skipped[1])
     if first.steps != second.steps or skipped[0] != skipped[1] or not common:
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
     loss = float(np.mean([abs(a[step] - b[step]) / abs(a[step]) for step in common]))
-    aucs = [run.evaluation.get("auc") for run in (first, second)]
+    aucs = [run.evaluation.auc for run in (first, second)]
     if aucs[0] is None or aucs[1] is None:
         return Parity(first, second, None, loss, "no verdict: an AUC is missing", None)
     auc = aucs[1] - aucs[0]
-    digests = [((run.summary or {}).get("digest") or {}).get("parameters") for run in (first, second)]
+    summaries = [run.summary for run in (first, second)]
+    digests = [one.digest.parameters if one and one.digest else None for one in summaries]
     if digests[0] is not None and digests[0] == digests[1]:
         return Parity(first, second, auc, loss, "identical", True)
     agrees = abs(auc) <= auc_tolerance and loss <= loss_tolerance
@@ -233,11 +238,11 @@ def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
     """
     families: dict[str, dict[tuple[int, int], RunFiles]] = {}
     for run in runs:
-        if rate := run.throughput().get("samples_per_second"):
+        if rate := run.throughput.samples_per_second:
             family = families.setdefault(identity(run, *PER_SIZE), {})
             size = run.world_size, run.global_batch_size
             other = family.get(size)
-            if other is None or rate > other.throughput()["samples_per_second"]:
+            if other is None or rate > (other.throughput.samples_per_second or 0.0):
                 family[size] = run
     return [
         _scaling(_base_of(run, family), run)
@@ -258,7 +263,7 @@ def _base_of(run: RunFiles, family: dict[tuple[int, int], RunFiles]) -> RunFiles
 
 
 def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
-    speedup = run.throughput()["samples_per_second"] / base.throughput()["samples_per_second"]
+    speedup = (run.throughput.samples_per_second or 0.0) / (base.throughput.samples_per_second or math.inf)
     growth = run.world_size / base.world_size
     batches = run.global_batch_size / base.global_batch_size
     kind = "base" if run is base else "strong" if batches == 1 else "weak" if batches == growth else "batch differs"

@@ -9,12 +9,14 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from app.metrics.documents import EvaluationFigures
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
 from app.report.read import RunFiles, read_run, refusing_other_versions
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, figure, percent
-from data_prep.dataset.format import write_atomically
+from common.documents import plain_object
+from common.files import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"
@@ -40,7 +42,7 @@ def run_page(run: RunFiles) -> str:
         ranks=tables.rank_loads(run),
         replay=tables.replay(run),
         caveats=tables.replay_caveats(run),
-        manifest=json.dumps(run.manifest, indent=1, ensure_ascii=False),
+        manifest=json.dumps(plain_object(run.manifest), indent=1, ensure_ascii=False),
         config=yaml.safe_dump(run.config, sort_keys=False),
         **groups,
     )
@@ -80,18 +82,18 @@ def write_page(path: Path, page: str) -> Path:
 
 def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     """The main figures: name, value, remark."""
-    evaluation, rates = run.evaluation, run.throughput()
+    evaluation, rates = run.evaluation, run.throughput
     error = run.auc_standard_error
-    split = evaluation.get("split") or "no evaluation"
-    rate = rates.get("samples_per_second")
-    per_device = rates.get("samples_per_second_per_device")
-    best = (run.summary or {}).get("best") or {}
+    split = evaluation.split or "no evaluation"
+    rate = rates.samples_per_second
+    per_device = rates.samples_per_second_per_device
+    best = run.best
     tiles = [
-        ("AUC", evaluation.get("auc"), f"{split}" + (f", ± {error:.4f}" if error else "")),
-        ("Best AUC", best.get("auc"), f"at step {count(best.get('step'))}" if best else NOT_MEASURED),
-        ("Normalised entropy", evaluation.get("ne"), "below 1 beats the base rate"),
-        ("Logloss", evaluation.get("logloss"), "nats a sample"),
-        ("Accuracy", evaluation.get("accuracy"), f"majority {percent(_majority(evaluation))}"),
+        ("AUC", evaluation.auc, f"{split}" + (f", ± {error:.4f}" if error else "")),
+        ("Best AUC", best.auc if best else None, f"at step {count(best.step)}" if best else NOT_MEASURED),
+        ("Normalised entropy", evaluation.figure("ne"), "below 1 beats the base rate"),
+        ("Logloss", evaluation.figure("logloss"), "nats a sample"),
+        ("Accuracy", evaluation.figure("accuracy"), f"majority {percent(_majority(evaluation))}"),
     ]
     return [
         *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
@@ -100,8 +102,8 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def _majority(evaluation: dict[str, Any]) -> float | None:
-    return verdict.baseline(evaluation.get("base_rate"))["accuracy"]
+def _majority(evaluation: EvaluationFigures) -> float | None:
+    return verdict.baseline(evaluation.figure("base_rate"))["accuracy"]
 
 
 def _against(run: RunFiles) -> ReportTable:

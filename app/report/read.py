@@ -1,13 +1,33 @@
 """A run's directory as the report reads it: whatever is there, since a run may have failed or still be running."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.record.reading import CURVES, MANIFEST, METRICS, STEP_TIMES, read_config, read_json, read_summary
+from app.metrics.documents import (
+    AnyEvent,
+    Best,
+    Curves,
+    EvaluationEvent,
+    EvaluationFigures,
+    StepTimeHistogram,
+    Throughput,
+    TrainEvent,
+)
+from app.record.documents import Memory, RunManifest, Summary
+from app.record.reading import (
+    MANIFEST,
+    is_run,
+    read_config,
+    read_curves,
+    read_events,
+    read_manifest,
+    read_step_times,
+    read_summary,
+)
+from common.documents import convert, plain_object
 from common.errors import UserError
 from common.redact import redact
 
@@ -20,11 +40,11 @@ class RunFiles:
 
     directory: Path
     config: dict[str, Any]
-    manifest: dict[str, Any]
-    summary: dict[str, Any] | None
-    events: list[dict[str, Any]]  # of metrics.jsonl
-    curves: dict[str, Any] | None
-    step_times: dict[str, Any] | None
+    manifest: RunManifest
+    summary: Summary | None
+    events: list[AnyEvent]  # of metrics.jsonl
+    curves: Curves | None
+    step_times: StepTimeHistogram | None
 
     @property
     def name(self) -> str:
@@ -32,28 +52,35 @@ class RunFiles:
 
     @property
     def status(self) -> str:
-        return str(self.summary["status"]) if self.summary else UNFINISHED
+        return self.summary.status if self.summary else UNFINISHED
 
     @property
-    def evaluation(self) -> dict[str, Any]:
-        """The last evaluation; empty if there was none."""
-        if self.summary and self.summary["eval"].get("auc") is not None:
-            return dict(self.summary["eval"])
-        evaluations = self.of_kind("eval")
-        return {**evaluations[-1], "samples": evaluations[-1].get("eval_samples")} if evaluations else {}
+    def evaluation(self) -> EvaluationFigures:
+        """The last evaluation; without a split and samples if there was none."""
+        if self.summary and self.summary.eval.auc is not None:
+            return self.summary.eval
+        evaluations = self.evaluations
+        return evaluations[-1].figures() if evaluations else EvaluationFigures(auc=None)
+
+    @property
+    def is_evaluated(self) -> bool:
+        return self.evaluation.figure("samples") is not None
+
+    @property
+    def best(self) -> Best | None:
+        return (self.summary.best or None) if self.summary else None
 
     @property
     def auc_standard_error(self) -> float | None:
         """DeLong's, of the last evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
-        error: float | None = self.evaluation.get("auc_standard_error")
-        curves = self.curves or {}
-        if error is None and curves.get("samples") == curves.get("of"):
-            error = curves.get("auc_standard_error")
+        error = self.evaluation.figure("auc_standard_error")
+        if error is None and self.curves is not None and self.curves.samples == self.curves.of:
+            error = self.curves.auc_standard_error or None
         return error
 
     @property
     def world_size(self) -> int:
-        return int(self.manifest["world_size"])
+        return self.manifest.world_size
 
     @property
     def global_batch_size(self) -> int:
@@ -61,13 +88,23 @@ class RunFiles:
 
     @property
     def steps(self) -> int:
-        return max((int(event["step"]) for event in self.events), default=0)
+        return max((event.step for event in self.events), default=0)
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == kind]
+    @property
+    def windows(self) -> list[TrainEvent]:
+        return [event for event in self.events if isinstance(event, TrainEvent)]
 
-    def throughput(self) -> dict[str, Any]:
-        return self.summary["throughput"] if self.summary else {}
+    @property
+    def evaluations(self) -> list[EvaluationEvent]:
+        return [event for event in self.events if isinstance(event, EvaluationEvent) and event.event == "eval"]
+
+    @property
+    def memory(self) -> Memory:
+        return (self.summary.memory or Memory()) if self.summary else Memory()
+
+    @property
+    def throughput(self) -> Throughput:
+        return self.summary.throughput if self.summary else Throughput()
 
 
 @contextmanager
@@ -89,37 +126,20 @@ def read_run(directory: Path) -> RunFiles:
     Raises:
         UserError: it is not a run's directory.
     """
-    config, manifest = read_config(directory), read_json(directory / MANIFEST)
-    if manifest is None:
+    config = read_config(directory)
+    if not is_run(directory):
         raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
+    manifest, summary = read_manifest(directory), read_summary(directory)
+    run = RunFiles(
+        directory=directory,
+        config=redact(config),  # again: runs of older versions may hold secrets
+        manifest=convert(redact(plain_object(manifest)), RunManifest),
+        summary=None if summary is None else convert(redact(plain_object(summary)), Summary),
+        events=read_events(directory),
+        curves=read_curves(directory),
+        step_times=read_step_times(directory),
+    )
     with refusing_other_versions(str(directory)):
-        run = RunFiles(
-            directory=directory,
-            config=redact(config),  # again: runs of older versions may hold secrets
-            manifest=redact(manifest),
-            summary=redact(read_summary(directory)),
-            events=_events(directory / METRICS),
-            curves=read_json(directory / CURVES),
-            step_times=read_json(directory / STEP_TIMES),
-        )
         if min(run.world_size, run.global_batch_size) < 1:
             raise ValueError("a run of nothing")
     return run
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; the last may be cut off by a kill."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    events = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            event = json.loads(line)
-            events.append({**event, "step": int(event["step"]), "event": str(event["event"])})
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise UserError(f"{path}: line {number} is not an event") from error
-    return events

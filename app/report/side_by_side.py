@@ -39,7 +39,7 @@ class Comparison:
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
         sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
         sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
-        platforms = {str(run.manifest.get("platform")) for run in self.runs}
+        platforms = {str(run.manifest.platform) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
             names = " and ".join(sorted(platforms))
             sentences.append(("bad", f"No parity verdict for {names}: no two runs of them have "
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def _spread(group: RunGroup) -> str:
-    aucs = [run.evaluation["auc"] for run in group.runs if run.evaluation.get("auc") is not None]
+    aucs = [run.evaluation.auc for run in group.runs if run.evaluation.auc is not None]
     return f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
 
 
@@ -119,13 +119,13 @@ def _seeds(auc: AucComparison) -> str:
 def _other_rows(auc: AucComparison) -> str:
     """How the rows differ that two groups were evaluated on."""
     runs = auc.first.runs[0], auc.second.runs[0]
-    rows = [f"{count(run.evaluation.get('samples'))} rows of {run.evaluation.get('split')}" for run in runs]
-    paths = [str(run.manifest["dataset"].get("path")) for run in runs]
+    rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
+    paths = [str(run.manifest.dataset.path) for run in runs]
     return f"they were evaluated on different data, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
 
 
 def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
-    pair = f"{parity.first.manifest['platform']} ({parity.first.name}) and {parity.second.manifest['platform']} " \
+    pair = f"{parity.first.manifest.platform} ({parity.first.name}) and {parity.second.manifest.platform} " \
            f"({parity.second.name})"  # fmt: skip
     if parity.agrees is None:
         return "bad", f"Parity of {pair}: {parity.verdict}."
@@ -146,12 +146,12 @@ def _describe_scaling(scaling: Scaling) -> str:
 def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
     rows = []
     for run, name in zip(runs, names, strict=True):
-        rates = run.throughput()
+        rates = run.throughput
         rows.append([
             name, run.status, str(run.config["train"]["seed"]),
-            *(figure(run.evaluation.get(key)) for key in verdict.FIGURES),
-            count(rates.get("samples_per_second")), count(rates.get("samples_per_second_per_device")),
-            str(run.world_size), str(run.manifest.get("platform")),
+            *(figure(run.evaluation.figure(key)) for key in verdict.FIGURES),
+            count(rates.samples_per_second), count(rates.samples_per_second_per_device),
+            str(run.world_size), str(run.manifest.platform),
         ])  # fmt: skip
     columns = ["Run", "Status", "Seed", "AUC", "NE", "Logloss", "Accuracy", "Samples/s, global", "Per device",
                "Processes", "Platform"]  # fmt: skip
@@ -188,7 +188,7 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
 
 def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:
     rows = [
-        [f"{p.first.name} ({p.first.manifest['platform']})", f"{p.second.name} ({p.second.manifest['platform']})",
+        [f"{p.first.name} ({p.first.manifest.platform})", f"{p.second.name} ({p.second.manifest.platform})",
          signed(p.auc, 5), percent(p.loss, 3), p.verdict]
         for p in parities
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> Report
 def _scalings(scalings: list[Scaling]) -> ReportTable:
     rows = [
         [s.run.name, str(s.run.world_size), count(s.run.global_batch_size),
-         count(s.run.throughput()["samples_per_second"]), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
+         count(s.run.throughput.samples_per_second), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
         for s in scalings
     ]  # fmt: skip
     columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]

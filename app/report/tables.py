@@ -2,11 +2,16 @@
 
 import shlex
 from dataclasses import dataclass, replace
-from typing import Any
+
+from msgspec import UNSET
 
 from app.metrics import users
+from app.metrics.documents import Power
+from app.record.documents import TableSize, TrainFigures
 from app.report.read import RunFiles
 from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, size
+from app.sharding.documents import PlannedTable
+from common.documents import plain_object
 
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of a value under sharding.qcomm
 
@@ -27,23 +32,23 @@ DEEPSPARK_COLUMNS = ["GPUs", "Criteria", "Configuration", "Performance", "Accura
 
 def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     """One run in the columns of DeepSpark's result table."""
-    config, summary = run.config, run.summary or {}
+    config, summary = run.config, run.summary
     published = config.get("published") or {}
     goal = config["train"].get("target_auc") or published.get("auc") or published.get("least_auc")
-    rates, memory, power = run.throughput(), summary.get("memory") or {}, summary.get("power") or {}
+    rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
     optimizer, runtime = config["optimizer"], config["runtime"]
-    peak = memory.get("device_peak_bytes") or memory.get("host_peak_bytes")
-    where = "device" if memory.get("device_peak_bytes") else "host"
-    watts = power.get("mean_watts")
-    rate = rates.get("samples_per_second")
+    peak = memory.device_peak_bytes or memory.host_peak_bytes
+    where = "device" if memory.device_peak_bytes else "host"
+    watts = power.mean_watts if power else None
+    rate = rates.samples_per_second
     return [
         devices(run.manifest),
-        NOT_MEASURED if goal is None and not run.evaluation else "none set" if goal is None else f"AUC {goal}",
+        NOT_MEASURED if goal is None and not run.is_evaluated else "none set" if goal is None else f"AUC {goal}",
         f"global batch {run.global_batch_size:,}, {runtime.get('precision') or 'fp32'}, {optimizer['name']} "
         f"lr {optimizer['lr']}, {_sharding(run)}",
         NOT_MEASURED if rate is None else
-        f"{rate:,.0f} samples/s global ({rates['samples_per_second_per_device']:,.0f} per device)",
-        NOT_MEASURED if run.evaluation.get("auc") is None else f"AUC {run.evaluation['auc']:.4f}",
+        f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
+        NOT_MEASURED if run.evaluation.auc is None else f"AUC {run.evaluation.auc:.4f}",
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
         scalability or "one world size; see compare",
         NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({where} peak)",
@@ -52,28 +57,27 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
 
 
 def _sharding(run: RunFiles) -> str:
-    kinds = {entry["type"] for entry in run.manifest.get("plan", {}).values()}
+    kinds = {entry.type for entry in (run.manifest.plan or {}).values()}
     return ", ".join(sorted(kinds)) or "no tables"
 
 
 def _stability(run: RunFiles) -> str:
     """Describe the number of launches and how the last one ended."""
-    launches = 1 + len(run.manifest.get("earlier") or [])
+    launches = len(run.manifest.launches)
     return f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}"
 
 
 def embedding_tables(run: RunFiles) -> ReportTable:
     """Each table's size, sharding and computed traffic of one step."""
-    plan, rows = run.manifest.get("plan", {}), []
-    tables: dict[str, dict[str, Any]] = run.manifest.get("tables", {})
-    whole = sum(table["bytes"] for table in tables.values())
-    for name, table in sorted(tables.items(), key=lambda item: -item[1]["bytes"]):
-        entry = plan.get(name, {})
+    plan, tables, rows = run.manifest.plan or {}, run.manifest.tables or {}, []
+    whole = sum(table.bytes for table in tables.values())
+    for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
+        entry = plan.get(name)
         traffic = _traffic(run, table, entry)
-        ranks = entry.get("ranks") or []
+        ranks = (entry.ranks or []) if entry else []
         rows.append([
-            name, count(table["num_embeddings"]), count(table["embedding_dim"]), size(table["bytes"]),
-            percent(table["bytes"] / whole), entry.get("type", "?"), entry.get("kernel", "?"),
+            name, count(table.num_embeddings), count(table.embedding_dim), size(table.bytes),
+            percent(table.bytes / whole), entry.type if entry else "?", entry.kernel if entry else "?",
             ", ".join(map(str, ranks)) or "all", *map(size, traffic),
         ])  # fmt: skip
     columns = ["Table", "Rows", "Dim", "Weights", "Share", "Sharding", "Kernel", "Ranks", "Read a step",
@@ -88,24 +92,26 @@ def embedding_tables(run: RunFiles) -> ReportTable:
     return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
 
 
-def _traffic(run: RunFiles, table: dict[str, Any], entry: dict[str, Any]) -> tuple[float, float, float]:
+def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
     """Bytes a step over all processes: weights read, weights written, vectors or gradients exchanged."""
-    samples, features = run.global_batch_size, table.get("features", 1)
-    row = table["bytes"] / table["num_embeddings"]
-    ids = samples * table.get("ids_per_sample", features)
-    by_id = table.get("by_id", run.config["model"].get("hstu") is not None)  # older manifests lack it
+    samples, features = run.global_batch_size, table.features or 1
+    row = table.bytes / table.num_embeddings
+    ids = samples * (features if table.ids_per_sample is UNSET else table.ids_per_sample)
+    # older manifests lack it
+    by_id = run.config["model"].get("hstu") is not None if table.by_id is UNSET else table.by_id
     return 2 * ids * row, ids * row, _exchanged(run, table, entry, ids if by_id else samples * features, by_id)
 
 
-def _exchanged(run: RunFiles, table: dict[str, Any], entry: dict[str, Any], vectors: float, by_id: bool) -> float:
+def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vectors: float, by_id: bool) -> float:
     """Bytes that processes send each other a step for `vectors` vectors, forward and backward.
 
     A row is on one process; a bag's vector is summed from a part of each shard.
     """
-    world_size, dim = run.world_size, table["embedding_dim"]
-    if entry.get("type") == "data_parallel":
-        return float(2 * (world_size - 1) * table["bytes"])  # a ring's all-reduce
-    columns = dim if by_id else sum(shard[4] for shard in entry.get("shards", [])) or dim
+    world_size, dim = run.world_size, table.embedding_dim
+    if entry is not None and entry.type == "data_parallel":
+        return float(2 * (world_size - 1) * table.bytes)  # a ring's all-reduce
+    shards = (entry.shards or []) if entry else []
+    columns = dim if by_id else sum(shard[4] for shard in shards) or dim
     qcomm = run.config["sharding"].get("qcomm") or {}
     width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
     return float(vectors * columns * width * (world_size - 1) / world_size)
@@ -113,13 +119,15 @@ def _exchanged(run: RunFiles, table: dict[str, Any], entry: dict[str, Any], vect
 
 def rank_loads(run: RunFiles) -> ReportTable:
     """Bytes of weights on each rank."""
-    plan, tables = run.manifest.get("plan", {}), run.manifest.get("tables", {})
+    plan, tables = run.manifest.plan or {}, run.manifest.tables or {}
     load, held = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
-        kind, ranks = plan.get(name, {}).get("type"), plan.get(name, {}).get("ranks") or range(run.world_size)
+        entry = plan.get(name)
+        ranks = (entry.ranks if entry else None) or range(run.world_size)
+        is_copied = entry is not None and entry.type == "data_parallel"
         for rank in ranks:
             held[rank] += 1
-            load[rank] += table["bytes"] if kind == "data_parallel" else table["bytes"] / len(ranks)
+            load[rank] += table.bytes if is_copied else table.bytes / len(ranks)
     mean = sum(load) / len(load) or 1.0
     rows = [[str(rank), str(held[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
     return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
@@ -127,35 +135,38 @@ def rank_loads(run: RunFiles) -> ReportTable:
 
 def figures(run: RunFiles) -> ReportTable:
     """The rest of summary.json, labelled."""
-    summary, rates = run.summary or {}, run.throughput()
-    evaluation, memory = run.evaluation, (run.summary or {}).get("memory") or {}
-    seconds = summary.get("seconds") or {}
-    parameters = summary.get("parameters") or {}
-    power, used, best = (summary.get(key) or {} for key in ("power", "utilisation", "best"))
+    summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
+    seconds, phases, parameters = {}, {}, None
+    power, used, train = None, {}, TrainFigures()
+    if summary is not None:
+        seconds, phases, used = summary.seconds or {}, summary.phase_seconds or {}, summary.utilisation or {}
+        parameters, power, train = summary.parameters or None, summary.power or None, summary.train or train
+    total, in_tables = (count(parameters and getattr(parameters, key)) for key in ("total", "embedding"))
+    best = run.best
     rows = [
-        ["Samples trained on", count(summary.get("samples"))],
-        ["Parameters", f"{count(parameters.get('total'))} ({count(parameters.get('embedding'))} in tables)"],
-        ["Global samples/s", count(rates.get("samples_per_second"))],
-        ["Samples/s per device", count(rates.get("samples_per_second_per_device"))],
-        ["Step, p50 / p95", f"{figure(rates.get('step_ms_p50'), 2)} / {figure(rates.get('step_ms_p95'), 2)} ms"],
-        ["Waiting for input", percent(rates.get("input_wait_fraction"))],
-        ["Warm-up steps left out of rates", count(rates.get("warmup_steps_excluded"))],
-        *[[label, figure(evaluation[key])] for key, label in users.NAMES.items() if key in evaluation],
-        ["PR AUC (average precision)", figure(evaluation.get("pr_auc"))],
-        ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.get("calibration"))],
-        ["Expected calibration error", figure(evaluation.get("ece"))],
-        ["Base rate", figure(evaluation.get("base_rate"))],
-        [f"Train logloss, last {_train_steps(run)} steps", figure((summary.get("train") or {}).get("logloss"))],
-        ["Peak memory of a process, host", size(memory.get("host_peak_bytes"))],
-        ["Peak memory of a process, device", size(memory.get("device_peak_bytes"))],
+        ["Samples trained on", count((summary.samples or 0) if summary else None)],
+        ["Parameters", f"{total} ({in_tables} in tables)"],
+        ["Global samples/s", count(rates.samples_per_second)],
+        ["Samples/s per device", count(rates.samples_per_second_per_device)],
+        ["Step, p50 / p95", f"{figure(rates.step_ms_p50, 2)} / {figure(rates.step_ms_p95, 2)} ms"],
+        ["Waiting for input", percent(rates.input_wait_fraction)],
+        ["Warm-up steps left out of rates", count(rates.figure("warmup_steps_excluded"))],
+        *[[label, figure(evaluation.figure(key))] for key, label in users.NAMES.items() if key in evaluation.rest],
+        ["PR AUC (average precision)", figure(evaluation.figure("pr_auc"))],
+        ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.figure("calibration"))],
+        ["Expected calibration error", figure(evaluation.figure("ece"))],
+        ["Base rate", figure(evaluation.figure("base_rate"))],
+        [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure("logloss"))],
+        ["Peak memory of a process, host", size(memory.host_peak_bytes)],
+        ["Peak memory of a process, device", size(memory.device_peak_bytes)],
         *[
-            [f"Step, {name}", NOT_MEASURED if seconds is None else f"{seconds * 1e3:,.2f} ms"]
-            for name, seconds in (summary.get("phase_seconds") or {}).items()
+            [f"Step, {name}", NOT_MEASURED if taken is None else f"{taken * 1e3:,.2f} ms"]
+            for name, taken in phases.items()
         ],
         ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
         ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
-        ["Best AUC, and its step", f"{figure(best.get('auc'))}, {count(best.get('step'))}"],
-        ["Mean power", NOT_MEASURED if power.get("mean_watts") is None else f"{power['mean_watts']:,.1f} W"],
+        ["Best AUC, and its step", f"{figure(best.auc if best else None)}, {count(best.step if best else None)}"],
+        ["Mean power", f"{power.mean_watts:,.1f} W" if power and power.mean_watts is not None else NOT_MEASURED],
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
@@ -164,8 +175,10 @@ def figures(run: RunFiles) -> ReportTable:
 
 def _train_steps(run: RunFiles) -> int:
     """Steps that the training loss of the summary is the mean of; older summaries do not say."""
-    covered = ((run.summary or {}).get("covers") or {}).get("train") or {}
-    return int(covered.get("steps", min(run.config["train"]["log_every_steps"], (run.summary or {}).get("steps", 0))))
+    steps = run.summary.steps if run.summary else 0
+    covered = (run.summary.covers or {}).get("train") if run.summary else None
+    known = covered.steps if covered else UNSET
+    return min(int(run.config["train"]["log_every_steps"]), steps) if known is UNSET else known
 
 
 def halves(table: ReportTable) -> list[ReportTable]:
@@ -174,16 +187,17 @@ def halves(table: ReportTable) -> list[ReportTable]:
     return [replace(table, rows=table.rows[:middle]), replace(table, rows=table.rows[middle:])]
 
 
-def _further(power: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f"power_{key}", value) for key, value in power.items() if key != "mean_watts"]
+def _further(power: Power | None) -> list[tuple[str, object]]:
+    entries = plain_object(power) if power else {}
+    return [(f"power_{key}", value) for key, value in entries.items() if key != "mean_watts"]
 
 
 def replay(run: RunFiles) -> list[str]:
     """Commands that do the run again."""
-    code = run.manifest.get("code", {})
-    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.get("argv", [])[1:])
+    commit = run.manifest.commit
+    arguments = " ".join(shlex.quote(argument) for argument in (run.manifest.argv or [])[1:])
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
-    lines = [f"git checkout {code['git_sha']}"] if code.get("git_sha") else []
+    lines = [f"git checkout {commit}"] if commit else []
     quoted = arguments.replace("$", "$$")
     lines.append(f"make train {processes}" + (f"ARGS={shlex.quote(quoted)}" if arguments else ""))
     lines.append(f"make verify {processes}RUN={shlex.quote(str(run.directory))}")
@@ -193,17 +207,16 @@ def replay(run: RunFiles) -> list[str]:
 def replay_caveats(run: RunFiles) -> list[str]:
     """Conditions of a replay."""
     manifest, caveats = run.manifest, []
-    code = manifest.get("code", {})
-    if not code.get("git_sha"):
+    if not manifest.commit:
         caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
-    if code.get("dirty_diff_sha256"):
+    if manifest.code and manifest.code.dirty_diff_sha256:
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
-    dataset = manifest["dataset"]
-    if dataset["digest"] is None:
-        caveats.append(f"The run was built from the table sizes of {dataset.get('published_tables')}, without data.")
+    dataset = manifest.dataset
+    if dataset.digest is None:
+        caveats.append(f"The run was built from the table sizes of {dataset.published_tables}, without data.")
         return caveats
     caveats.append(
-        f"The dataset must be the one with digest {dataset['digest'][:12]}… ({dataset['path']}); bits are equal on "
+        f"The dataset must be the one with digest {dataset.digest[:12]}… ({dataset.path}); bits are equal on "
         "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
         "tolerance."
     )

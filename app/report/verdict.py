@@ -4,10 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
+from common.documents import convert
 
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
 FIGURES = ("auc", "ne", "logloss", "accuracy")
@@ -31,39 +34,66 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
     return {"auc": 0.5, "ne": 1.0, "logloss": entropy, "accuracy": max(base_rate, 1 - base_rate)}
 
 
-def truth(run: RunFiles) -> dict[str, Any]:
-    """Metrics of a synthetic dataset's ground-truth model, and `of` which rows; empty without one.
+class _SplitBayes(Struct):
+    """Scores of the true probabilities on the labels of a split."""
+
+    rows: int | None = None
+    sampled_auc: float | None = None
+    sampled_logloss: float | None = None
+
+
+class _Bayes(Struct):
+    """Scores of the true probabilities, in expectation; older datasets do not have them by split."""
+
+    rows: int | None = None
+    auc: float | None = None
+    ne: float | None = None
+    logloss: float | None = None
+    accuracy: float | None = None
+    splits: dict[str, _SplitBayes] | None = None
+
+
+@dataclass
+class Truth:
+    """Metrics of a ground-truth model, and which rows they are of."""
+
+    figures: dict[str, float | None]
+    rows: str
+
+
+def truth(run: RunFiles) -> Truth | None:
+    """Metrics of a synthetic dataset's ground-truth model; None without one.
 
     On the labels that were drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
     """
-    bayes = run.manifest["dataset"].get("bayes")
-    if not bayes:
-        return {}
-    split = run.evaluation.get("split")
-    scores = (bayes.get("splits") or {}).get(split) or {}
-    entropy = baseline(run.evaluation.get("base_rate"))["logloss"]
-    if scores.get("sampled_auc") is None or entropy is None:
-        return {**{key: bayes.get(key) for key in FIGURES}, "of": f"all {count(bayes.get('rows'))} rows"}
-    logloss = scores["sampled_logloss"]
-    return {"auc": scores["sampled_auc"], "ne": logloss / entropy, "logloss": logloss, "accuracy": None,
-            "of": f"the same {count(scores['rows'])} rows"}  # fmt: skip
+    if not run.manifest.dataset.bayes:
+        return None
+    bayes = convert(run.manifest.dataset.bayes, _Bayes, "dataset.bayes")
+    scores = (bayes.splits or {}).get(str(run.evaluation.split))
+    entropy = baseline(run.evaluation.figure("base_rate"))["logloss"]
+    if scores is None or scores.sampled_auc is None or scores.sampled_logloss is None or entropy is None:
+        known = {"auc": bayes.auc, "ne": bayes.ne, "logloss": bayes.logloss, "accuracy": bayes.accuracy}
+        return Truth(known, f"all {count(bayes.rows)} rows")
+    logloss = scores.sampled_logloss
+    known = {"auc": scores.sampled_auc, "ne": logloss / entropy, "logloss": logloss, "accuracy": None}
+    return Truth(known, f"the same {count(scores.rows)} rows")
 
 
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
-    mine = {key: evaluation.get(key) for key in FIGURES}
+    mine = {key: evaluation.figure(key) for key in FIGURES}
     error = run.auc_standard_error
-    of = f"{evaluation.get('split')}, {count(evaluation.get('samples'))} samples" if evaluation else "no evaluation"
+    of = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples" if run.is_evaluated else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
-    rows = [ComparisonRow("This run", mine, run.throughput().get("samples_per_second"), of + sampled)]
-    constant = baseline(evaluation.get("base_rate"))
+    rows = [ComparisonRow("This run", mine, run.throughput.samples_per_second, of + sampled)]
+    constant = baseline(evaluation.figure("base_rate"))
     rows.append(
         ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
     )
     if known := truth(run):
-        remark = f"the true probabilities of {known.pop('of')}: cannot be beaten but by chance"
-        rows.append(ComparisonRow("Ground-truth model", known, None, remark))
+        remark = f"the true probabilities of {known.rows}: cannot be beaten but by chance"
+        rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
         rows.append(ComparisonRow("Published", {key: published.get(key) for key in FIGURES},
@@ -89,34 +119,38 @@ def _status(run: RunFiles) -> tuple[str, str]:
         "completed": ("good", f"Completed: {done}."),
         "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {done}."),
         "interrupted": ("bad", f"Interrupted after {done}; the same command resumes from there."),
-        "failed": ("bad", f"Failed after {done}: {(run.summary or {}).get('error', 'no reason recorded')}"),
+        "failed": ("bad", f"Failed after {done}: {_reason(run)}"),
         UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command resumes from there."),
     }
     return sentences.get(run.status, ("plain", f"{run.status}: {done}."))
 
 
+def _reason(run: RunFiles) -> str:
+    return (run.summary.error or "no reason recorded") if run.summary else "no reason recorded"
+
+
 def _quality(run: RunFiles) -> list[tuple[str, str]]:
     evaluation = run.evaluation
-    auc, ne = evaluation.get("auc"), evaluation.get("ne")
+    auc, ne = evaluation.auc, evaluation.figure("ne")
     if auc is None or ne is None:
         return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
-    constant = baseline(evaluation["base_rate"])
+    constant = baseline(evaluation.figure("base_rate"))
     better = ne < 1
-    gain = signed(evaluation["accuracy"] - (constant["accuracy"] or 0))
+    gain = signed((evaluation.figure("accuracy") or 0) - (constant["accuracy"] or 0))
     sentences = [
         ("good" if better else "bad",
          f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
-    best = (run.summary or {}).get("best")
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
-    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(evaluation, best, keeps_best)]
-    if unseen := run.manifest["dataset"].get("unseen"):
+    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(evaluation, run.best, keeps_best)]
+    if unseen := run.manifest.dataset.unseen:
         sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
-    if known := truth(run):
-        gap, ne_gap = known["auc"] - auc, ne - known["ne"]
-        sentences.append(("plain", f"Gap to the ground-truth model: AUC {gap:.4f} below its {known['auc']:.4f}, "
-                              f"NE {ne_gap:.4f} above its {known['ne']:.4f}."))  # fmt: skip
+    known = truth(run)
+    true_auc, true_ne = (known.figures[key] if known else None for key in ("auc", "ne"))
+    if true_auc is not None and true_ne is not None:
+        text = f"AUC {true_auc - auc:.4f} below its {true_auc:.4f}, NE {ne - true_ne:.4f} above its {true_ne:.4f}."
+        sentences.append(("plain", f"Gap to the ground-truth model: {text}"))
     return sentences
 
 
@@ -126,7 +160,7 @@ def _speed(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _promises(run: RunFiles) -> list[tuple[str, str]]:
-    published, auc = run.config.get("published") or {}, run.evaluation.get("auc")
+    published, auc = run.config.get("published") or {}, run.evaluation.auc
     recipe = published.get("recipe") or "the recipe"
     sentences = []
     min_auc = published.get("least_auc")
@@ -138,7 +172,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
     for key in ("auc", "accuracy", "logloss"):
-        theirs, ours = published.get(key), run.evaluation.get(key)
+        theirs, ours = published.get(key), run.evaluation.figure(key)
         if theirs is None or ours is None:
             continue
         difference = f"{key} {figure(ours)}, published {figure(theirs)} ({signed(ours - theirs)})"
@@ -158,7 +192,7 @@ def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows = published.get("train_rows")
     if rows is None or all(published.get(key) is None for key in FIGURES):
         return None
-    mine = run.manifest["dataset"].get("rows", {}).get("train")
+    mine = (run.manifest.dataset.rows or {}).get("train")
     if mine is not None and abs(mine - rows) <= SAME_ROWS * rows:
         return None
     here = NOT_MEASURED if mine is None else count(mine)

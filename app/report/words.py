@@ -1,6 +1,6 @@
 """Figures as text."""
 
-from typing import Any
+from app.record.documents import Hardware, RunManifest
 
 NOT_MEASURED = "not measured"
 MINUS = "−"
@@ -53,8 +53,8 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def devices(manifest: dict[str, Any]) -> str:
+def devices(manifest: RunManifest) -> str:
     """The devices of a run."""
-    hardware = manifest.get("hardware", {})
-    names = sorted({device["name"] for device in hardware.get("devices", [])}) or [hardware.get("cpu") or "CPU"]
-    return f"{manifest['world_size']} × {manifest.get('platform', 'cpu')} ({', '.join(names)})"
+    hardware = manifest.hardware or Hardware()
+    names = sorted({device.name for device in hardware.devices or []}) or [hardware.cpu or "CPU"]
+    return f"{manifest.world_size} × {manifest.platform or 'cpu'} ({', '.join(names)})"

@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import itertools
-import json
 import logging
 import os
 import socket
@@ -16,16 +15,18 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 from torch.distributed.rendezvous import rendezvous
 
 from app.config import Platform, Precision, RuntimeConfig
 from common.cli import EXIT_BAD_INPUT
+from common.documents import decode, encode
 from common.errors import UserError
 from common.memory import keep_freed_memory
 from common.signals import Interrupted, is_launched, say
@@ -35,6 +36,15 @@ log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
+
+
+class _Outcome(Struct):
+    """What an action on rank 0 returned, or else the exit status with which it ended."""
+
+    value: str | UnsetType | None = UNSET
+    status: int | str | None = None
+
+
 REFUSAL_SECONDS = 30.0  # within which the other machines of a job hear of a refusal
 _HAS_MET = threading.Event()  # this process has met the others of its job
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -115,20 +125,20 @@ class Runtime:
                 value = action()
             except (UserError, SystemExit, Interrupted) as error:
                 status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
-                self.store.set(key, json.dumps({"status": status}))
+                self.store.set(key, encode(_Outcome(status=status)))
                 self._wait_until_heard(key)
                 raise
-            self.store.set(key, json.dumps({"value": value}))
+            self.store.set(key, encode(_Outcome(value=value)))
             return value
         pause = 0.01
         while not self.store.check([key]):  # not its wait(), which no signal ends
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        outcome = json.loads(self.store.get(key))
-        if "status" in outcome:
+        outcome = decode(self.store.get(key), _Outcome)
+        if outcome.value is UNSET:
             self.store.add(f"{key}/heard", 1)
-            raise SystemExit(outcome["status"])
-        return outcome["value"]
+            raise SystemExit(outcome.status)
+        return cast("JsonT", outcome.value)
 
     def wait_for_all(self) -> None:
         """Return once all processes have called this, however long that takes."""

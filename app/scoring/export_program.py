@@ -3,7 +3,6 @@
 Shapes: B samples, N dense features, F sparse features, L ids.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +16,8 @@ from torchrec import KeyedJaggedTensor
 
 from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch
+from app.scoring.documents import ExportedProgram
+from common.documents import encode
 from common.errors import UserError
 
 ABOUT = "clickwork.json"
@@ -147,7 +148,7 @@ def uses_fbgemm(exported: torch.export.ExportedProgram) -> bool:
 def save(
     exported: torch.export.ExportedProgram,
     path: Path,
-    about: Mapping[str, Any],
+    about: ExportedProgram,
     check: Callable[[torch.export.ExportedProgram], None],
 ) -> None:
     """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
@@ -160,7 +161,7 @@ def save(
     part = path.with_name(f".{path.stem}.part{path.suffix}")  # torch.export.save asks for the suffix
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.export.save(exported, part, extra_files={ABOUT: json.dumps(about, indent=1)})
+        torch.export.save(exported, part, extra_files={ABOUT: encode(about, indent=1)})
         with part.open("rb") as written:
             os.fsync(written.fileno())
         check(torch.export.load(part))

@@ -1,12 +1,12 @@
 """What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torchrec.distributed.planner.types import ShardingOption
 
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch
+from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
 from app.sharding.plan import Plan, TablePlan, tables_in_order
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
 
@@ -19,20 +19,13 @@ def forecast_plan(
     workload: Workload,
     chosen: Mapping[str, Choice],
     possible: Mapping[str, Choice],
-) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """The cost of a plan made within `chosen`, as its file has it; reasons look at all that is `possible`.
-
-    Returns:
-        By table, its bytes over all processes and milliseconds a step on its busiest process; each process's part; and
-        of the whole: capacity_bytes, which tables may take on a device (of the host, for a CPU) without the reserve;
-        headroom_bytes, of that left on the fullest process, negative if the plan does not fit; step_ms, of the slowest
-        process; imbalance, that divided by the mean.
-    """
+) -> PlanFile:
+    """A plan's file, with the cost of the plan, made within `chosen`; reasons look at all that is `possible`."""
     parts = estimates(model, plan, workload)
     every = sharding_options(model, possible, workload)
     ways = {name: _by_type(found, plan.world_size) for name, found in every.items()}
     ranks = [Estimate(rank) for rank in range(plan.world_size)]
-    tables = {}
+    document = plan.to_document()
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
@@ -40,22 +33,24 @@ def forecast_plan(
         own, choice = _busiest(shards), chosen.get(table.name)
         forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
         is_forced = choice is None or choice.is_forced
-        tables[table.name] = {
-            "name": table.name,
-            "num_embeddings": table.num_embeddings,
-            "embedding_dim": table.embedding_dim,
-            "bytes": sum(shard.total_bytes for shard in shards),
-            "lookup_ms": own.lookup_ms,
-            "communication_ms": own.communication_ms,
-            "reason": forced if is_forced else _reason(plan.tables[table.name], own, ways[table.name]),
-        }
+        entry = document.tables[table.name]
+        entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
+        entry.bytes = sum(shard.total_bytes for shard in shards)
+        entry.lookup_ms, entry.communication_ms = own.lookup_ms, own.communication_ms
+        entry.reason = forced if is_forced else _reason(plan.tables[table.name], own, ways[table.name])
     on_host = all(rank.device_bytes == 0 for rank in ranks)
     room = capacity(workload)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
     step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
-    whole = {"fits": headroom >= 0, "capacity_bytes": room, "step_ms": step_ms, "headroom_bytes": headroom,
-             "imbalance": step_ms / mean if mean else 1.0}  # fmt: skip
-    return tables, [{**rank._asdict(), "total_ms": rank.total_ms} for rank in ranks], whole
+    document.ranks = [RankCost(**rank._asdict(), total_ms=rank.total_ms) for rank in ranks]
+    document.forecast = Forecast(
+        fits=headroom >= 0,
+        capacity_bytes=room,
+        step_ms=step_ms,
+        headroom_bytes=headroom,
+        imbalance=step_ms / mean if mean else 1.0,
+    )
+    return document
 
 
 def capacity(workload: Workload) -> int:
@@ -113,82 +108,75 @@ def _size(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def plan_lines(content: dict[str, Any]) -> list[str]:
+def plan_lines(plan: PlanFile, topology: str) -> list[str]:
     """The plan: a line for each table, a line for each process, and the sum of it."""
     lines = [
-        f"plan: {content['world_size']} devices ({content['nodes']} x {content['local_world_size']} "
-        f"{content['topology']['name']}), global batch {content['global_batch_size']:,}, {content['optimizer']}",
+        f"plan: {plan.world_size} devices ({plan.nodes} x {plan.local_world_size} {topology}), "
+        f"global batch {plan.global_batch_size:,}, {plan.optimizer}",
         "",
     ]
     rows = [["table", "rows", "dim", "type", "kernel", "ranks", "size", "lookup ms", "comm. ms", "reason"]]
-    for name, table in content["tables"].items():
-        rows.append([name, f"{table['num_embeddings']:,}", str(table["embedding_dim"]), table["type"], table["kernel"],
-                     _ranks(table["ranks"], content["world_size"]), _size(table["bytes"]), f"{table['lookup_ms']:.3f}",
-                     f"{table['communication_ms']:.3f}", table["reason"]])  # fmt: skip
+    for name, table in plan.tables.items():
+        size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
+        how = [table.type, table.kernel, _ranks(table.ranks or [], plan.world_size), _size(table.bytes or 0)]
+        cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
+        rows.append([name, *size, *how, *cost, table.reason or ""])
     lines += _aligned(rows)
     rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
-    rows += [
-        [str(rank["rank"]), _size(rank["device_bytes"]), _size(rank["host_bytes"]), f"{rank['lookup_ms']:.3f}",
-         f"{rank['communication_ms']:.3f}", f"{rank['total_ms']:.3f}"]
-        for rank in content["ranks"]
-    ]  # fmt: skip
-    forecast = content["forecast"]
-    verdict = "fits" if forecast["fits"] else "DOES NOT FIT"
-    return [
-        *lines,
-        "",
-        *_aligned(rows),
-        "",
-        f"forecast: {verdict}, headroom {_size(forecast['headroom_bytes'])} of {_size(forecast['capacity_bytes'])} a "
-        f"device for tables; slowest rank {forecast['step_ms']:.3f} ms a step (embeddings only), imbalance "
-        f"{forecast['imbalance']:.2f}",
-        *(f"note: {note}" for note in content["notes"]),
-    ]
+    for rank in plan.ranks or []:
+        cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
+        rows.append([str(rank.rank), _size(rank.device_bytes), _size(rank.host_bytes), *cost])
+    lines += ["", *_aligned(rows), ""]
+    if forecast := plan.forecast:
+        verdict = "fits" if forecast.fits else "DOES NOT FIT"
+        lines.append(
+            f"forecast: {verdict}, headroom {_size(forecast.headroom_bytes)} of {_size(forecast.capacity_bytes)} a "
+            f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step (embeddings only), imbalance "
+            f"{forecast.imbalance:.2f}"
+        )
+    return [*lines, *(f"note: {note}" for note in plan.notes or [])]
 
 
-def what_if_lines(cases: Sequence[dict[str, Any]]) -> list[str]:
+def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
     """Other hardware and other batches, side by side."""
     rows = [["topology", "devices", "global batch", "fullest", "headroom", "lookup ms", "comm. ms", "step ms",
              "imbalance", "types"]]  # fmt: skip
     for case in cases:
-        start = [case["topology"], str(case["world_size"]), f"{case['global_batch_size']:,}"]
-        if case["forecast"] is None:
-            rows.append([*start, case["problem"]])
+        start = [case.topology, str(case.world_size), f"{case.global_batch_size:,}"]
+        forecast, slowest = case.forecast, case.slowest
+        if forecast is None or not slowest:
+            rows.append([*start, case.problem or ""])
             continue
-        forecast, slowest = case["forecast"], case["slowest"]
-        rows.append([*start, _size(forecast["capacity_bytes"] - forecast["headroom_bytes"]),
-                     _size(forecast["headroom_bytes"]), f"{slowest['lookup_ms']:.3f}",
-                     f"{slowest['communication_ms']:.3f}", f"{forecast['step_ms']:.3f}", f"{forecast['imbalance']:.2f}",
-                     case["types"]])  # fmt: skip
+        room = [_size(forecast.capacity_bytes - forecast.headroom_bytes), _size(forecast.headroom_bytes)]
+        cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
+        rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", case.types or ""])
     return ["what if:", *_aligned(rows)]
 
 
-def diff_lines(before: dict[str, Any], after: dict[str, Any], name: str) -> list[str]:
+def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:
     """The differences between two plans' files."""
     lines = []
-    for table in dict.fromkeys([*before["tables"], *after["tables"]]):
-        one, two = (_summary_of(plan["tables"].get(table), plan["world_size"]) for plan in (before, after))
+    for table in dict.fromkeys([*before.tables, *after.tables]):
+        one, two = (_summary_of(plan.tables.get(table), plan.world_size) for plan in (before, after))
         if one != two:
             lines.append(f"  {table}: {one} -> {two}")
-    lines += [
-        f"  {key}: {before.get(key)} -> {after.get(key)}"
-        for key in ("world_size", "local_world_size", "global_batch_size", "optimizer")
-        if before.get(key) != after.get(key)
-    ]
+    for key in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
+        values = [getattr(plan, key) or None for plan in (before, after)]
+        if values[0] != values[1]:
+            lines.append(f"  {key}: {values[0]} -> {values[1]}")
     figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size))
     for key, shown in figures:
-        one, two = (plan.get("forecast", {}).get(key) for plan in (before, after))
-        if one != two:
-            before_it, after_it = ("none" if figure is None else shown(figure) for figure in (one, two))
+        forecasts = [plan.forecast.figure(key) if plan.forecast else None for plan in (before, after)]
+        if forecasts[0] != forecasts[1]:
+            before_it, after_it = ("none" if figure is None else shown(figure) for figure in forecasts)
             lines.append(f"  {key.removesuffix('_bytes')}: {before_it} -> {after_it}")
     return [f"against {name}:", *(lines or ["  the same"])]
 
 
-def _summary_of(table: dict[str, Any] | None, world_size: int) -> str:
+def _summary_of(table: PlannedTable | None, world_size: int) -> str:
     if table is None:
         return "none"
-    ranks = sorted({shard[0] for shard in table["shards"] if shard[3]})
-    return f"{table['type']}/{table['kernel']} on {_ranks(ranks, world_size)}"
+    return f"{table.type}/{table.kernel} on {_ranks(table.holders, world_size)}"
 
 
 def _ranks(ranks: Sequence[int], world_size: int) -> str:

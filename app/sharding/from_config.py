@@ -1,6 +1,5 @@
 """The sharding plan of a run: read from a file, placed, or made by the planner, as configured."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,10 @@ from app.model.tables import TableSpec
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
+from app.sharding.documents import PlanFile
 from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
+from common.documents import decode, encode
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import Manifest, mean_bag_sizes
@@ -44,9 +45,9 @@ def plan_for(
             if getattr(own, key) not in (None, number):
                 raise UserError(f"topology.{key}={getattr(own, key)}: the run has {number}; leave it out")
         counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
-        return json.dumps(decide(counted, runtime.device, tables, bag_sizes).to_json())
+        return encode(decide(counted, runtime.device, tables, bag_sizes).to_document())
 
-    plan = Plan.from_json(json.loads(runtime.on_rank_0(decided)))
+    plan = Plan.from_document(decode(runtime.on_rank_0(decided), PlanFile))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan

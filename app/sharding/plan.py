@@ -1,13 +1,13 @@
 """A sharding plan: for each table its type, compute kernel and shards; read from a file, or from a model's tables."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from msgspec import UNSET
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
@@ -17,9 +17,10 @@ from app.config.tables import Storage
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch
 from app.model.tables import TableSpec
+from app.sharding.documents import FORMAT, PlanFile, PlannedTable
+from common.documents import decode
 from common.errors import UserError
 
-FORMAT = 1
 # TorchRec's for an EmbeddingCollection, but for data_parallel: with several tables FBGEMM reads wrong rows on CPU.
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
 
@@ -79,34 +80,43 @@ class Plan:
             )
         return plan
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them."""
-        tables = {
-            name: {**asdict(table), "shards": [list(shard) for shard in table.shards], "ranks": table.ranks}
+    def describe_tables(self) -> dict[str, PlannedTable]:
+        """The tables as a plan's file and a run's manifest have them."""
+        return {
+            name: PlannedTable(
+                type=table.type,
+                kernel=table.kernel,
+                shards=[(*shard,) for shard in table.shards],
+                cache_load_factor=table.cache_load_factor,
+                ranks=table.ranks,
+            )
             for name, table in self.tables.items()
         }
-        return {"format": FORMAT, "world_size": self.world_size, "local_world_size": self.local_world_size,
-                "tables": tables}  # fmt: skip
+
+    def to_document(self) -> PlanFile:
+        """The content of a plan's file."""
+        tables = self.describe_tables()
+        return PlanFile(
+            format=FORMAT, world_size=self.world_size, local_world_size=self.local_world_size, tables=tables
+        )
 
     @staticmethod
-    def from_json(content: dict[str, Any]) -> "Plan":
-        """The other way; keys that are not the plan's own are passed over.
+    def from_document(document: PlanFile) -> "Plan":
+        """The plan that a file holds.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: not a plan.
+            ValueError: it is of another format, or lacks a key; names the key.
         """
-        if content["format"] != FORMAT:
-            raise ValueError(f"of format {content['format']}, not {FORMAT}")
-        tables = {
-            name: TablePlan(
-                table["type"],
-                table["kernel"],
-                tuple(TableBlock(*map(int, shard)) for shard in table["shards"]),
-                table["cache_load_factor"],
-            )
-            for name, table in content["tables"].items()
-        }
-        return Plan(content["world_size"], content["local_world_size"], tables)
+        if document.format != FORMAT:
+            raise ValueError(f"of format {document.format}, not {FORMAT}")
+        tables = {}
+        for name, table in document.tables.items():
+            if table.shards is UNSET or table.cache_load_factor is UNSET:
+                lacking = "shards" if table.shards is UNSET else "cache_load_factor"
+                raise ValueError(f"key 'tables.{name}.{lacking}' is missing")
+            shards = tuple(TableBlock(*shard) for shard in table.shards)
+            tables[name] = TablePlan(table.type, table.kernel, shards, table.cache_load_factor)
+        return Plan(document.world_size, document.local_world_size, tables)
 
     def summary(self) -> str:
         """Count tables by type, such as `table_wise` or `data_parallel 10, table_wise 16`."""
@@ -146,19 +156,19 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
     ]
 
 
-def load_plan(key: str, path: Path) -> tuple[Plan, dict[str, Any]]:
+def load_plan(key: str, path: Path) -> tuple[Plan, PlanFile]:
     """A plan from its file, which the configuration's `key` names, and the file's whole content.
 
     Raises:
         UserError: not readable, or not a plan.
     """
     try:
-        content = json.loads(path.read_bytes())
-        return Plan.from_json(content), content
+        document = decode(path.read_bytes(), PlanFile)
+        return Plan.from_document(document), document
     except OSError as error:
         raise UserError(f"{key}={path}: not readable ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{key}={path}: not a plan of `python -m app.plan plan.out=FILE` ({error!r})") from error
+    except ValueError as error:
+        raise UserError(f"{key}={path}: not a plan of `python -m app.plan plan.out=FILE` ({error})") from error
 
 
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:

@@ -4,6 +4,9 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
+from common.documents import plain_object
 from common.errors import UserError
 
 # Keys of an event that are no figure of the run.
@@ -15,21 +18,21 @@ class Tracker(Protocol):
 
     name: str
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+    def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
-        """Show an evaluation's curves (app.metrics.curves)."""
+    def curves(self, curves: Curves) -> None:
+        """Show an evaluation's curves."""
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
+    def close(self, summary: Summary | None) -> None:
         """Show the summary, if there is one, and let go."""
 
 
-def figures(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
+def figures(event: AnyEvent) -> dict[str, float]:
     """The numbers of an event by tag, `<kind>/<key>`; figures that were not measured are left out."""
     return {
-        f"{kind}/{key}": float(value)
-        for key, value in values.items()
+        f"{event.event}/{key}": float(value)
+        for key, value in plain_object(event).items()
         if key not in NO_FIGURES and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 

@@ -1,17 +1,20 @@
 """MLPerf Training's log: `:::MLLOG` lines by the mlperf-logging package, from the events of a run."""
 
-import json
 import logging
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from app.config import AppConfig, OptimizerName
 from app.config.optimizer import ADAGRADS
+from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
+from app.record.documents import Summary
+from common.documents import Json, Number, decode
+from common.files import write_atomically
 from common.redact import RedactingFormatter
-from data_prep.dataset.format import write_atomically
 
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "
@@ -50,11 +53,11 @@ class MLPerf:
         self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
         past, entries = _until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
-        steps = [entry["metadata"]["step"] for entry in entries if entry["key"] == constants.EVAL_ACCURACY]
-        blocks = [entry["key"] for entry in entries if entry["key"] in (constants.BLOCK_START, constants.BLOCK_STOP)]
+        steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
+        blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
         self._by_block, self._in_block = config.model.hstu is not None, blocks[-1:] == [constants.BLOCK_START]
-        ends = [entry["key"] for entry in entries if entry["key"] in (constants.EPOCH_START, constants.EPOCH_STOP)]
+        ends = [entry.key for entry in entries if entry.key in (constants.EPOCH_START, constants.EPOCH_STOP)]
         self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
         write_atomically(path, "".join(past).encode())
@@ -66,46 +69,47 @@ class MLPerf:
         if not past:
             self._begin()
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+    def event(self, event: AnyEvent) -> None:
         """Evaluations, from when they began, and the ends of epochs that they follow; of blocks, their losses too."""
-        keys, about = self._keys, self._at(step)
-        if kind == "train":
+        keys, step, about = self._keys, event.step, self._at(event.step)
+        if isinstance(event, TrainEvent):
             self._start_part()
-        if kind == "train" and self._by_block:
-            self._log.event(TRAIN_LOSS, values["loss"], metadata={**about, "lr": values["lr"]})
-        if kind != "eval" or step == self._evaluated:  # a run that was killed after an evaluation may evaluate again
+            if self._by_block:
+                self._log.event(TRAIN_LOSS, event.loss, metadata={**about, "lr": event.lr})
+        # a run that was killed after an evaluation may evaluate again
+        if not isinstance(event, EvaluationEvent) or event.event != "eval" or step == self._evaluated:
             return
-        self._evaluated, began = step, int((time.time() - values["eval_seconds"]) * 1000)
+        self._evaluated, began = step, int((time.time() - (event.eval_seconds or 0.0)) * 1000)
         self._start_part()
         if self._by_block:
             self._stop_block(step, began)
         self._log.start(keys.EVAL_START, metadata=about, time_ms=began)
-        self._log.event(keys.EVAL_ACCURACY, values["auc"], metadata=about)
+        self._log.event(keys.EVAL_ACCURACY, event.auc, metadata=about)
         self._log.end(keys.EVAL_STOP, metadata=about)
         self._part_from = (step, int(time.time() * 1000))
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
             self._start_part()
             self._stop_epoch(step)
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
+    def curves(self, curves: Curves) -> None:
         """MLPerf has none."""
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
+    def close(self, summary: Summary | None) -> None:
         """The run's end: success where a target was reached, aborted otherwise; an interrupted run has no end yet."""
-        status = None if summary is None else summary["status"]
+        status = None if summary is None else summary.status
         if summary is not None and status != "interrupted":
-            keys, step = self._keys, summary["steps"]
+            keys, step = self._keys, summary.steps
             if self._by_block:
                 if self._in_block:
                     self._stop_block(step, int(time.time() * 1000))
             elif self._in_epoch:
                 self._stop_epoch(step)
             result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
-            about = {keys.STATUS: result, "step": step, "samples_count": summary["samples"]}
+            about = {keys.STATUS: result, "step": step, "samples_count": summary.samples}
             self._log.end(keys.RUN_STOP, metadata=about)
         self._handler.close()
 
-    def _at(self, step: int) -> dict[str, Any]:
+    def _at(self, step: int) -> Json:
         """Where a line is; epochs of blocks are counted in samples of the training split, as in the reference."""
         samples = step * self._config.train.global_batch_size
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
@@ -156,9 +160,9 @@ class MLPerf:
             self._part_from = (0, int(time.time() * 1000))
             self._start_part()
 
-    def _optimizer(self) -> dict[str, Any]:
+    def _optimizer(self) -> Json:
         keys, optimizer, schedule = self._keys, self._config.optimizer, self._config.schedule
-        values = {
+        values: Json = {
             keys.OPT_NAME: optimizer.name.value,
             keys.OPT_BASE_LR: optimizer.lr,
             keys.OPT_WEIGHT_DECAY: 0,
@@ -175,7 +179,7 @@ class MLPerf:
                        "lr_decay_start_steps": schedule.decay_start_step}  # fmt: skip
         return values
 
-    def _of_sequences(self) -> dict[str, Any]:
+    def _of_sequences(self) -> Json:
         """What the rules for DLRMv4 (Training 6.1) ask for."""
         keys, config = self._keys, self._config
         optimizer, hstu, chosen = config.optimizer, config.model.hstu, config.runtime.precision
@@ -209,7 +213,19 @@ class MLPerf:
         }
 
 
-def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list[dict[str, Any]]]:
+class _At(Struct):
+    step: int
+    epoch_num: Number = 0
+
+
+class _Entry(Struct):
+    """A line of the log, as far as a resumption needs it."""
+
+    key: str
+    metadata: _At
+
+
+def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list[_Entry]]:
     """The lines of a log up to a step, without the end of the run that is resumed; and what they say.
 
     A line that was cut off by a kill is left out.
@@ -219,12 +235,12 @@ def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list
     kept, entries = [], []
     for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
-            entry = json.loads(line.partition(PREFIX)[2])
-            key, about = entry["key"], entry["metadata"]
-            partial = key == "epoch_stop" and about["step"] < about["epoch_num"] * steps_per_epoch
-            past = about["step"] <= step and key != "run_stop" and not partial
-        except (ValueError, KeyError, TypeError):
+            entry = decode(line.partition(PREFIX)[2], _Entry)
+        except ValueError:
             continue
+        at, epochs = entry.metadata.step, entry.metadata.epoch_num
+        partial = entry.key == "epoch_stop" and at < epochs * steps_per_epoch
+        past = at <= step and entry.key != "run_stop" and not partial
         if past and line.endswith("\n"):
             kept.append(line)
             entries.append(entry)

@@ -3,10 +3,10 @@
 import re
 import threading
 import time
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
 from app.trackers.base import figures
 from common.errors import UserError
 
@@ -48,9 +48,10 @@ class Prometheus:
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="prometheus", daemon=True).start()
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
-        now = {"step": float(step), "samples": float(samples), "last_event_time_seconds": time.time()}
-        self._figures = {**self._figures, **now, **figures(kind, values)}
+    def event(self, event: AnyEvent) -> None:
+        samples = float(event.samples or 0)
+        now = {"step": float(event.step), "samples": samples, "last_event_time_seconds": time.time()}
+        self._figures = {**self._figures, **now, **figures(event)}
 
     def text(self) -> str:
         """All figures, each a gauge labelled with the run's name."""
@@ -60,8 +61,8 @@ class Prometheus:
             lines += [f"# TYPE {name} gauge", f'{name}{{run="{self._label}"}} {value!r}']
         return "\n".join(lines) + "\n"
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+    def curves(self, curves: Curves) -> None: ...
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
+    def close(self, summary: Summary | None) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
 from app.trackers.base import figures
 
 Settings = Mapping[str, str | int | float | bool]
@@ -34,17 +36,17 @@ class MLflow:
         self._client.log_batch(self._id, params=params)
         kept.write_text(self._id)
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+    def event(self, event: AnyEvent) -> None:
         """Those that were sent before an interruption are not sent again."""
-        if step > self._sent:
-            stamp = time.time_ns() // 1_000_000
-            metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(kind, values).items()]
+        if event.step > self._sent:
+            stamp, step = time.time_ns() // 1_000_000, event.step
+            metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
             self._client.log_batch(self._id, metrics=metrics, synchronous=False)
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+    def curves(self, curves: Curves) -> None: ...
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
-        done = summary is not None and summary["status"] in ("completed", "target_reached")
+    def close(self, summary: Summary | None) -> None:
+        done = summary is not None and summary.status in ("completed", "target_reached")
         self._client.set_terminated(self._id, status="FINISHED" if done else "FAILED")
 
 
@@ -61,13 +63,13 @@ class WeightsAndBiases:
                                dir=str(kept.parent))  # fmt: skip
         kept.write_text(number)
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+    def event(self, event: AnyEvent) -> None:
         """W&B takes steps in order only: earlier ones are left out."""
-        if step >= self._run.step:
-            self._run.log(figures(kind, values), step=step)
+        if event.step >= self._run.step:
+            self._run.log(figures(event), step=event.step)
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None: ...
+    def curves(self, curves: Curves) -> None: ...
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
-        done = summary is not None and summary["status"] in ("completed", "target_reached")
+    def close(self, summary: Summary | None) -> None:
+        done = summary is not None and summary.status in ("completed", "target_reached")
         self._run.finish(exit_code=0 if done else 1)

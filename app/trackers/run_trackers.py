@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from app.config import AppConfig
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
 from app.trackers import base, mlperf, tensorboard
 from app.trackers.base import Tracker
 from app.trackers.mlperf import MLPerf
@@ -68,24 +70,24 @@ class Trackers:
             with _one_line_errors("record.wandb", asked.wandb):
                 self._open.append(WeightsAndBiases(asked.wandb, name, settings, directory / WANDB_ID))
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
+    def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
-        self._each(lambda tracker: tracker.event(kind, step, samples, values))
+        self._each(lambda tracker: tracker.event(event))
 
-    def show_again(self, events: Sequence[Mapping[str, Any]], curves: Mapping[str, Any] | None) -> None:
+    def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
         """Show the last step's events again in TensorBoard, whose files were cut back; other trackers have them."""
         for board in [tracker for tracker in self._open if isinstance(tracker, TensorBoard)]:
             for event in events:
-                board.event(event["event"], event["step"], event["samples"], event)
-            if curves is not None and any(event["event"] == "eval" for event in events):
-                board.curves(curves["step"], curves)
+                board.event(event)
+            if curves is not None and any(event.event == "eval" for event in events):
+                board.curves(curves)
 
-    def curves(self, step: int, curves: Mapping[str, Any] | None) -> None:
+    def curves(self, curves: Curves | None) -> None:
         """Show the shape of an evaluation; None on ranks that have none."""
         if curves is not None:
-            self._each(lambda tracker: tracker.curves(step, curves))
+            self._each(lambda tracker: tracker.curves(curves))
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
+    def close(self, summary: Summary | None) -> None:
         """Close all, with the run's summary if it has one."""
         self._each(lambda tracker: tracker.close(summary))
         self._open.clear()

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
 from app.trackers.base import figures
 
 try:
@@ -30,15 +32,15 @@ class TensorBoard:
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
 
-    def event(self, kind: str, step: int, samples: int, values: Mapping[str, Any]) -> None:
-        for tag, value in figures(kind, values).items():
-            self._writer.add_scalar(tag, value, step)
+    def event(self, event: AnyEvent) -> None:
+        for tag, value in figures(event).items():
+            self._writer.add_scalar(tag, value, event.step)
 
-    def curves(self, step: int, curves: Mapping[str, Any]) -> None:
-        edges = np.asarray(curves["scores"]["edges"], np.float64)
+    def curves(self, curves: Curves) -> None:
+        edges = np.asarray(curves.scores.edges, np.float64)
         centres = (edges[:-1] + edges[1:]) / 2
-        for label, name in (("positive", "clicks"), ("negative", "no clicks")):
-            counts = np.asarray(curves["scores"][label], np.float64)
+        for samples, name in ((curves.scores.positive, "clicks"), (curves.scores.negative, "no clicks")):
+            counts = np.asarray(samples, np.float64)
             self._writer.add_histogram_raw(
                 f"eval/probabilities of {name}",
                 min=edges[0],
@@ -48,11 +50,11 @@ class TensorBoard:
                 sum_squares=float(counts @ centres**2),
                 bucket_limits=edges[1:].tolist(),
                 bucket_counts=counts.tolist(),
-                global_step=step,
+                global_step=curves.step,
             )
 
-    def close(self, summary: Mapping[str, Any] | None) -> None:
-        if summary is not None and summary["status"] != "failed":
+    def close(self, summary: Summary | None) -> None:
+        if summary is not None and summary.status != "failed":
             self._add(hparams({}, {})[2])  # the session ended well
         self._writer.close()
 

@@ -13,8 +13,9 @@ from app.record import provenance
 from app.runtime import shared_files
 from app.runtime.platform import Runtime
 from common.errors import UserError
+from common.files import write_atomically
 from common.redact import redact
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
 

@@ -4,12 +4,14 @@ import time
 
 from app.checkpoint import files, model_state
 from app.checkpoint.saver import Saver
+from app.metrics.documents import OtherEvent
 from app.metrics.timing import StepTimer
 from app.training import resume
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState
 from common.disk_space import Need, require_room
+from common.documents import Json
 from common.sizes import in_words
 
 NO_SPACE = "free some, or give run.dir on another disk, checkpoint.keep=1 or checkpoint.keep_best=false"
@@ -83,8 +85,9 @@ class Checkpointer:
     def report_finished(self) -> None:
         """Report each checkpoint that was completed since the last call."""
         for written in self._saver.finished():
-            self._recorder.event("checkpoint", written.step, path=written.path.name, write_seconds=written.seconds,
-                                 stall_seconds=self._stalls.pop(written.step))  # fmt: skip
+            values = {"write_seconds": written.seconds, "stall_seconds": self._stalls.pop(written.step)}
+            about: Json = {"path": written.path.name, **values}
+            self._recorder.event(OtherEvent(event="checkpoint", step=written.step, rest=about))
 
     def failed(self) -> bool:
         """Return whether a checkpoint could not be written; `wait` raises the reason."""

@@ -1,10 +1,12 @@
 """Evaluation during training: metrics and curves of a split, recorded and logged."""
 
 import logging
-from typing import Any
+
+from msgspec import structs
 
 from app.metrics import users
 from app.metrics.curves import click_curves
+from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
 from app.training.recorder import Recorder
@@ -33,7 +35,7 @@ class Evaluator:
         self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
 
-    def evaluate(self, step: int) -> dict[str, Any]:
+    def evaluate(self, step: int) -> EvaluationFigures:
         """Metrics of the evaluation split after this step; a collective call.
 
         Raises:
@@ -43,19 +45,18 @@ class Evaluator:
         with self._timer.apart("eval"):
             result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
             curves = self._recorder.directory.curves(
-                {"step": step, "split": self._config.split},
-                lambda: click_curves(logits, labels, result),
+                lambda: structs.replace(click_curves(logits, labels, result), step=step, split=self._config.split)
             )
             set_step(self._session.optimizer, self._state.updates)
-        self._recorder.curves(step, curves)
-        self._recorder.evaluation("eval", step, {**result, "eval_seconds": self._timer.spent["eval"] - spent})
+        self._recorder.curves(curves)
+        self._recorder.evaluation("eval", step, result, self._timer.spent["eval"] - spent)
         if self._session.runtime.rank == 0:
             _log(step, result)
         if self._config.train_split:
             self._compare_with_train(step, result)
-        return {"step": step, **result}
+        return structs.replace(result, step=step)
 
-    def _compare_with_train(self, step: int, result: dict[str, Any]) -> None:
+    def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
             on_train = self._session.evaluate("train", self._stop.requested).figures
@@ -65,36 +66,39 @@ class Evaluator:
             log.info(line)
 
 
-def is_collapsed(evaluation: dict[str, Any]) -> bool:
+def is_collapsed(evaluation: EvaluationFigures) -> bool:
     """Return whether the model ranks no better than chance and knows no more than the base rate."""
-    auc, ne = evaluation["auc"], evaluation["ne"]
-    return auc is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
+    auc, ne = evaluation.auc, evaluation.figure("ne")
+    return auc is not None and ne is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 
 
-def _log(step: int, result: dict[str, Any]) -> None:
+def _log(step: int, result: EvaluationFigures) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     figures = ("auc", *users.NAMES, "ne", "logloss", "accuracy", "calibration", "base_rate")
-    shown = " ".join(f"{key} {result[key]:.5f}" for key in figures if result.get(key) is not None)
-    if result.get("auc_error") is not None:
-        shown += f" (AUC from a histogram, within {result['auc_error']:.1e})"
-    log.info("eval: step %d %s (%s samples) %s", step, result["split"], f"{result['samples']:,}", shown)
-    if result["auc"] is None:
-        reason = "has only one class" if result["samples"] else "has no rows"
-        log.warning("eval: split %s %s; AUC is undefined", result["split"], reason)
+    values = [(key, result.figure(key)) for key in figures]
+    shown = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
+    if (error := result.figure("auc_error")) is not None:
+        shown += f" (AUC from a histogram, within {error:.1e})"
+    log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", shown)
+    if result.auc is None:
+        reason = "has only one class" if result.samples else "has no rows"
+        log.warning("eval: split %s %s; AUC is undefined", result.split, reason)
     if is_collapsed(result):
-        log.warning("eval: close to a constant predictor (AUC %.4f, NE %.4f): check optimizer.lr and the data",
-                    result["auc"], result["ne"])  # fmt: skip
+        text = f"AUC {result.auc:.4f}, NE {result.figure('ne'):.4f}"
+        log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)
 
 
-def _beside_train(train: dict[str, Any], held_out: dict[str, Any], epochs: float) -> list[str]:
+def _beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs: float) -> list[str]:
     """Accuracy and average loss of both splits after a number of epochs, and a guess that needs no model."""
     lines = [f"epoch {epochs:g}"]
     for result in (train, held_out):
-        if result["samples"]:
-            auc = "undefined" if result["auc"] is None else f"{result['auc']:.5f}"
-            majority = max(result["base_rate"], 1 - result["base_rate"])
+        if result.samples:
+            auc = "undefined" if result.auc is None else f"{result.auc:.5f}"
+            base_rate = result.figure("base_rate") or 0.0
+            majority = max(base_rate, 1 - base_rate)
             lines.append(
-                f"{result['split']} accuracy = {result['accuracy']:.2%}, avg loss = {result['logloss']:.6f}, "
+                f"{result.split} accuracy = {result.figure('accuracy'):.2%}, "
+                f"avg loss = {result.figure('logloss'):.6f}, "
                 f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
             )
     return lines

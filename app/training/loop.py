@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.config import OnNan
 from app.data.batch import Batch
+from app.metrics.documents import Best
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
@@ -123,9 +124,9 @@ class TrainingLoop:
         except EvaluationInterrupted:
             self.checkpointer.save(state)
             return "interrupted"
-        auc = state.evaluation["auc"]
-        if auc is not None and (state.best is None or auc > state.best["auc"]):
-            state.best = {"step": state.step, "auc": auc}
+        auc = state.evaluation.auc
+        if auc is not None and (state.best is None or auc > state.best.auc):
+            state.best = Best(step=state.step, auc=auc)
             self.checkpointer.keep_best(state)
         if target_reached(state, self.length):
             self.checkpointer.save(state)
@@ -136,13 +137,13 @@ class TrainingLoop:
         """Return whether the state's step is one to be evaluated and has not been."""
         step, evaluation = self.state.step, self.state.evaluation
         due = step > 0 and self.length.next_evaluation(step - 1) == step
-        return due and (evaluation is None or evaluation["step"] != step)
+        return due and (evaluation is None or evaluation.step != step)
 
 
 def target_reached(state: RunState, length: RunLength) -> bool:
     """Return whether this step's evaluation reached train.target_auc or train.target_accuracy."""
     result, train = state.evaluation, length.train
-    if result is None or result["step"] != state.step:
+    if result is None or result.step != state.step:
         return False
-    targets = (("auc", train.target_auc), ("accuracy", train.target_accuracy))
-    return any(target is not None and result[key] is not None and result[key] >= target for key, target in targets)
+    targets = ((result.auc, train.target_auc), (result.figure("accuracy"), train.target_accuracy))
+    return any(target is not None and value is not None and value >= target for value, target in targets)

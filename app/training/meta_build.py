@@ -6,7 +6,8 @@ Table sizes are those that a recipe's source publishes (data.published_tables); 
 import logging
 import time
 from pathlib import Path
-from typing import Any
+
+from msgspec import structs
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, ModelConfig, to_plain
@@ -19,6 +20,7 @@ from app.model.make import make_model, make_tables
 from app.model.tables import TableSpec
 from app.record import provenance
 from app.record.directory import RunDirectory
+from app.record.documents import Dataset, RunManifest, TableSize
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.plan import tables_in_order
@@ -73,24 +75,20 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     sparse_arch, bag_sizes, _ = published_arch(config)
     plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {
-        table.name: {
-            "num_embeddings": table.num_embeddings,
-            "embedding_dim": table.embedding_dim,
-            "bytes": table.bytes,
-        }
+        table.name: TableSize(num_embeddings=table.num_embeddings, embedding_dim=table.embedding_dim, bytes=table.bytes)
         for table in tables_in_order(sparse_arch)
     }
-    manifest: dict[str, Any] = {
-        **provenance.describe_run(),
-        "dataset": {"path": None, "digest": None, "published_tables": config.data.published_tables},
-        "seeds": {"train.seed": config.train.seed},
-        "world_size": runtime.world_size,
-        "platform": runtime.platform.value,
-        "num_threads": runtime.num_threads,
-        "local_world_size": runtime.local_world_size,
-        "plan": plan.to_json()["tables"],
-        "tables": sizes,
-    }  # fmt: skip
+    manifest = RunManifest(
+        **structs.asdict(provenance.describe_run()),
+        dataset=Dataset(path=None, digest=None, published_tables=config.data.published_tables),
+        seeds={"train.seed": config.train.seed},
+        world_size=runtime.world_size,
+        platform=runtime.platform.value,
+        num_threads=runtime.num_threads,
+        local_world_size=runtime.local_world_size,
+        plan=plan.describe_tables(),
+        tables=sizes,
+    )
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
     record.summary(summary.summarise_untrained(config, runtime.world_size, counts, time.perf_counter() - began))

@@ -1,16 +1,18 @@
 """What a run reports while it trains: events in its directory, trackers, progress, and its clock."""
 
 import time
-from typing import Any
 
 import numpy as np
+from msgspec import UNSET, structs
 
 from app.config import Compile, to_plain
+from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, EvaluationFigures, TrainEvent
 from app.metrics.power import EnergyMeter
 from app.metrics.timing import StepTimer, memory_in_use
 from app.metrics.totals import Measured
 from app.record import provenance
 from app.record.directory import RunDirectory
+from app.record.documents import RunManifest
 from app.record.progress import ProgressDisplay
 from app.trackers.run_trackers import FILES, Trackers
 from app.training.session import Session
@@ -42,7 +44,7 @@ class Recorder:
         """
         session, directory, self._state = self._session, self.directory, state
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
-        evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
+        evaluated = state.evaluation is not None and state.evaluation.step == state.step
         rows = session.split_rows()
 
         def open_trackers() -> None:
@@ -75,11 +77,11 @@ class Recorder:
         spent = {"total": time.perf_counter() - self._began, **self._timer.spent}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in spent.items()}
 
-    def event(self, kind: str, step: int, **values: Any) -> None:
-        """Append an event to metrics.jsonl and show it in the trackers."""
-        samples = step * self._batch_size
-        self.directory.event(kind, step, samples, self.seconds()["total"], **values)
-        self.trackers.event(kind, step, samples, values)
+    def event(self, event: AnyEvent) -> None:
+        """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
+        event.samples, event.seconds = event.step * self._batch_size, self.seconds()["total"]
+        self.directory.event(event)
+        self.trackers.event(event)
 
     def steps(self, state: RunState, figures: StepFigures) -> None:
         """Report a window of steps; the state's step is the last of them."""
@@ -89,43 +91,65 @@ class Recorder:
         wait = figures.input_wait / total
         self.measure_energy()
         measured = state.take_unreported()
-        watts = measured["joules"] / measured["energy_seconds"] if measured["energy_seconds"] else None
-        self.event("train", state.step, epoch=state.epoch, steps=len(figures.losses), loss=loss, accuracy=accuracy,
-                   logloss=loss if self._is_logloss else None, lr=figures.lr, samples_per_second=rate,
-                   input_wait_fraction=wait, phase_seconds=figures.phases, watts=watts, measured=measured,
-                   **memory_in_use(self._session.runtime.device))  # fmt: skip
-        auc = state.evaluation["auc"] if state.evaluation else None
+        host_bytes, device_bytes = memory_in_use(self._session.runtime.device)
+        event = TrainEvent(
+            event="train",
+            step=state.step,
+            epoch=state.epoch,
+            steps=len(figures.losses),
+            loss=loss,
+            accuracy=accuracy,
+            logloss=loss if self._is_logloss else None,
+            lr=figures.lr,
+            samples_per_second=rate,
+            input_wait_fraction=wait,
+            phase_seconds={**figures.phases},
+            watts=measured.joules / measured.energy_seconds if measured.energy_seconds else None,
+            measured=measured,
+            host_bytes=host_bytes,
+            device_bytes=device_bytes,
+        )
+        self.event(event)
+        auc = state.evaluation.auc if state.evaluation else None
         self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, auc)
 
-    def evaluation(self, kind: str, step: int, result: dict[str, Any]) -> None:
-        """Report the metrics of a split; a collective call."""
+    def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
+        """Report the metrics of a split, and the seconds that they took; a collective call."""
         self.measure_energy()
-        figures = {key: value for key, value in result.items() if key != "samples"}
-        measured = self._state.take_unreported()
-        self.event(kind, step, eval_samples=result["samples"], **figures, measured=measured)
+        event = EvaluationEvent(
+            event=kind,
+            step=step,
+            eval_samples=result.samples,
+            split=result.split,
+            auc=result.auc,
+            rest=result.rest,
+            eval_seconds=UNSET if seconds is None else seconds,
+            measured=self._state.take_unreported(),
+        )
+        self.event(event)
 
-    def curves(self, step: int, curves: dict[str, Any] | None) -> None:
+    def curves(self, curves: Curves | None) -> None:
         """Show an evaluation's curves in the trackers; None on ranks that have none."""
-        self.trackers.curves(step, curves)
+        self.trackers.curves(curves)
 
     def close(self) -> None:
         """Leave the progress display as it stands."""
         self._progress.close()
 
-    def _manifest(self, pipeline: str) -> dict[str, Any]:
+    def _manifest(self, pipeline: str) -> RunManifest:
         """The run's provenance, data, plan and tables, for manifest.json."""
         session = self._session
-        return {
-            **provenance.describe_run(session.config.environment.variables),
-            "dataset": session.describe_dataset(),
-            "files": session.describe_files() if session.runtime.rank == 0 else {},
-            "seeds": {"train.seed": session.config.train.seed},
-            "world_size": session.runtime.world_size,
-            "platform": session.runtime.platform.value,
-            "num_threads": session.runtime.num_threads,
-            "compile": (session.config.runtime.compile or Compile.none).value,
-            "local_world_size": session.runtime.local_world_size,
-            "plan": session.plan.to_json()["tables"],
-            "pipeline": pipeline,
-            "tables": session.describe_tables(),
-        }
+        return RunManifest(
+            **structs.asdict(provenance.describe_run(session.config.environment.variables)),
+            dataset=session.describe_dataset(),
+            files=session.describe_files() if session.runtime.rank == 0 else {},
+            seeds={"train.seed": session.config.train.seed},
+            world_size=session.runtime.world_size,
+            platform=session.runtime.platform.value,
+            num_threads=session.runtime.num_threads,
+            compile=(session.config.runtime.compile or Compile.none).value,
+            local_world_size=session.runtime.local_world_size,
+            plan=session.plan.describe_tables(),
+            pipeline=pipeline,
+            tables=session.describe_tables(),
+        )

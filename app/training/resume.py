@@ -1,13 +1,16 @@
 """What a checkpoint of a session holds, and how a session or another command starts from one."""
 
 import logging
-from dataclasses import asdict, replace
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from app.checkpoint.documents import Layout, SavedState
 from app.checkpoint.files import (
     CHECKPOINTS,
     CheckpointState,
@@ -18,20 +21,20 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.metrics.totals import Measured, from_checkpoint
+from app.metrics.documents import Best, EvaluationFigures
+from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
-from app.record.reading import CONFIG, read_config, read_events, read_summary
+from app.record.reading import CONFIG, read_config, read_evaluations, read_summary
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
 from app.training.state import RunState
 from common.compose import ConversionError
+from common.documents import Json, plain_object
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
-
-NOT_OF_EVALUATIONS = ("event", "seconds", "eval_seconds", "measured")  # keys of their events
 
 
 class Resumed(NamedTuple):
@@ -45,24 +48,24 @@ class Resumed(NamedTuple):
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
     """Return a checkpoint's contents besides tensors; a collective call."""
     runtime = session.runtime
-    values = {
-        "step": state.step,
-        "samples": state.step * session.config.train.global_batch_size,
-        "epoch": state.epoch,
-        "step_in_epoch": state.step_in_epoch,
-        "input_wait": state.measured.input_wait,  # read by older versions
-        "measured": asdict(state.measured),
-        "unreported": asdict(state.unreported),
-        "skipped": state.skipped,
-        "evaluation": state.evaluation,
-        "best": state.best,
-        "seconds": seconds,
-        "world_size": runtime.world_size,
-        "layout": _layout(session),
-        "dataset": str(session.root),
-        "dataset_digest": session.manifest.digest,
-        "fingerprint": fingerprint(session.config),
-    }
+    values = SavedState(
+        step=state.step,
+        samples=state.step * session.config.train.global_batch_size,
+        epoch=state.epoch,
+        step_in_epoch=state.step_in_epoch,
+        input_wait=state.measured.input_wait,
+        measured=deepcopy(state.measured),
+        unreported=deepcopy(state.unreported),
+        skipped=state.skipped,
+        evaluation=state.evaluation,
+        best=state.best,
+        seconds=seconds,
+        world_size=runtime.world_size,
+        layout=_layout(session),
+        dataset=str(session.root),
+        dataset_digest=session.manifest.digest,
+        fingerprint=fingerprint(session.config),
+    )
     arrays: dict[str, NDArray[Any]] = {
         "losses": state.all_losses(),
         "step_seconds": state.all_step_seconds(),
@@ -79,47 +82,49 @@ def restore(path: Path, session: Session) -> Resumed:
         UserError: it belongs to a run of another configuration, or is damaged.
     """
     saved = read(path)
-    require_dataset(path, saved.state["dataset"], saved.state["dataset_digest"], session.root, session.manifest)
-    if (difference := _first_difference(saved.state, session.config)) is not None:
+    values, arrays = saved.state, saved.arrays
+    require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
+    if (difference := _first_difference(values, session.config)) is not None:
         key, now, then = difference
         raise UserError(
             f"{key}={now}: the run at {path} was started with {then}; "
             "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
         )
     load_tensors(path, session.model, session.optimizer)
-    values, arrays = saved.state, saved.arrays
+    # Of an older checkpoint what can be known, as if all was done by its last processes.
+    known = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
     state = RunState(
-        step=values["step"],
-        epoch=values["epoch"],
-        step_in_epoch=values["step_in_epoch"],
+        step=values.step,
+        epoch=values.epoch,
+        step_in_epoch=values.step_in_epoch,
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        measured=from_checkpoint(values, arrays["step_seconds"]),
-        unreported=Measured(**values.get("unreported", {})),
+        measured=values.measured or known,
+        unreported=values.unreported or Measured(),
         accuracies=arrays["accuracies"],
-        skipped=values["skipped"],
-        evaluation=values["evaluation"],
-        best=values["best"],
+        skipped=values.skipped,
+        evaluation=values.evaluation or None,
+        best=values.best or None,
     )
     line = f"resume: from {path}, step {state.step}"
-    if values["world_size"] == session.runtime.world_size:
+    if values.world_size == session.runtime.world_size:
         mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         rng.restore(mine, session.runtime.device)
-    before, layout = {"compile": Compile.none.value, **values["layout"]}, _layout(session)  # older ones lack it
+    before, layout = {"compile": Compile.none.value, **plain_object(values.layout)}, plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
-    return Resumed(state, values["seconds"], line)
+    return Resumed(state, values.seconds, line)
 
 
-class Adopted(NamedTuple):
+class Adopted(Struct):
     """What a run's record adds to its checkpoint: the last evaluation and the best, as `RunState` has them; time.
 
     after_saving: the checkpoint's step was evaluated after it was saved.
     joules, energy_seconds: of that evaluation. seconds: spent, that included.
     """
 
-    evaluation: dict[str, Any] | None
-    best: dict[str, Any] | None
+    evaluation: EvaluationFigures | None
+    best: Best | None
     after_saving: bool
     joules: float
     energy_seconds: float
@@ -138,58 +143,58 @@ def adopt_evaluations(
         UserError: the run evaluates another split.
     """
     evaluations = _recorded_evaluations(state, directory.path, config.eval.train_split)
-    last = max(evaluations, key=lambda one: one["step"], default=None)
-    if last is not None and last.get("split", config.eval.split) != config.eval.split:
+    last = max(evaluations, key=lambda one: one.step or 0, default=None)
+    if last is not None and (last.split or config.eval.split) != config.eval.split:
         raise UserError(
-            f"eval.split={config.eval.split}: {directory.path} evaluates {last['split']}, by which it keeps its best; "
-            f"give eval.split={last['split']} or another run.name, and for figures of another split "
+            f"eval.split={config.eval.split}: {directory.path} evaluates {last.split}, by which it keeps its best; "
+            f"give eval.split={last.split} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
     kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
-    candidates = [one for one in evaluations if last is not None and one.get("split") == last.get("split")]
-    ranked = [{"step": one["step"], "auc": one["auc"]} for one in candidates if one.get("auc") is not None]
+    candidates = [one for one in evaluations if last is not None and one.split == last.split]
+    ranked = [Best(step=one.step or 0, auc=one.auc) for one in candidates if one.auc is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one["step"]) in kept]
-    best = max(sorted(ranked, key=lambda one: int(one["step"])), key=lambda one: float(one["auc"]), default=None)
-    summary = read_summary(directory.path) or {"steps": -1}
-    ended_here = summary["steps"] == state.step and summary["status"] != "failed"
-    steps = [(one or {"step": -1})["step"] for one in (last, state.evaluation)]
-    after_saving = steps[0] == state.step != steps[1]
+        ranked = [one for one in ranked if checkpoint_name(one.step) in kept]
+    best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: one.auc, default=None)
+    summary = read_summary(directory.path)
+    after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [
         event
         for kind in ("eval", "eval_train")
-        for event in read_events(directory.path, kind)
-        if after_saving and event["step"] == state.step
+        for event in read_evaluations(directory.path, kind)
+        if after_saving and event.step == state.step
     ]
-    spent = sum(event.get("eval_seconds", 0.0) for event in events)
+    spent = sum(event.eval_seconds or 0.0 for event in events)
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
-    energy = _energy_after_saving(state, [event["measured"] for event in events if "measured" in event])
-    return Adopted(last, best, after_saving, *energy, summary["seconds"] if ended_here else seconds)
+    if summary is not None and summary.steps == state.step and summary.status != "failed":  # it ended here
+        seconds = summary.seconds or seconds
+    energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
+    return Adopted(last, best, after_saving, *energy, seconds)
 
 
-def _energy_after_saving(state: RunState, measured: list[dict[str, Any]]) -> tuple[float, float]:
+def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[float, float]:
     """Joules that events after a checkpoint's saving add to it, and their seconds; older events have none."""
     if not measured:
         return 0.0, 0.0
-    joules, metered = (sum(one[key] for one in measured) for key in ("joules", "energy_seconds"))
+    joules, metered = sum(one.joules for one in measured), sum(one.energy_seconds for one in measured)
     return joules - state.unreported.joules, metered - state.unreported.energy_seconds
 
 
-def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[dict[str, Any]]:
+def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[EvaluationFigures]:
     """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl, and of summary.json.
 
     train_split: one of the training split belongs to each, and one that lacks it is to be repeated.
     """
-    of_train = {event["step"] for event in read_events(run, "eval_train")}
+    of_train = {event.step for event in read_evaluations(run, "eval_train")}
     evaluations = [state.evaluation] if state.evaluation is not None else []
-    for event in read_events(run, "eval"):
-        if event["step"] < state.step or (event["step"] == state.step and (state.step in of_train or not train_split)):
-            figures = {key: value for key, value in event.items() if key not in NOT_OF_EVALUATIONS}
-            samples = figures.pop("eval_samples")
-            evaluations.append({**figures, "samples": samples})
-    final = (read_summary(run) or {}).get("eval", {})
-    return [*evaluations, final] if final.get("step") == state.step else evaluations
+    evaluations += [
+        event.figures()
+        for event in read_evaluations(run)
+        if event.step < state.step or (event.step == state.step and (state.step in of_train or not train_split))
+    ]
+    summary = read_summary(run)
+    return evaluations + ([summary.eval] if summary is not None and summary.eval.step == state.step else [])
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
@@ -201,26 +206,27 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
         )
 
 
-def _layout(session: Session) -> dict[str, Any]:
+def _layout(session: Session) -> Layout:
     """Return the settings that may differ after a resumption, at the price of different rounding."""
-    return {
-        "processes": session.runtime.world_size,
-        "threads": session.runtime.num_threads,
-        "platform": session.runtime.platform.value,
-        "sharding": session.plan.summary(),
-        "compile": (session.config.runtime.compile or Compile.none).value,
-    }
+    return Layout(
+        processes=session.runtime.world_size,
+        threads=session.runtime.num_threads,
+        platform=session.runtime.platform.value,
+        sharding=session.plan.summary(),
+        compile=(session.config.runtime.compile or Compile.none).value,
+    )
 
 
-def fingerprint(config: AppConfig) -> dict[str, Any]:
+def fingerprint(config: AppConfig) -> Json:
     """The configuration that a resumption must not change, by key."""
     plain = to_plain(config)
-    keys = {
+    keys: Json = {
         f"{group}.{key}": value
         for group in ("model", "loss", "optimizer", "schedule")
         for key, value in plain[group].items()
     }
-    if (hstu := keys.pop("model.hstu")) is not None:
+    del keys["model.hstu"]
+    if (hstu := plain["model"]["hstu"]) is not None:
         keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
         keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
@@ -232,10 +238,10 @@ def fingerprint(config: AppConfig) -> dict[str, Any]:
     return keys
 
 
-def _first_difference(saved: dict[str, Any], config: AppConfig) -> tuple[str, Any, Any] | None:
+def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
     now = fingerprint(config)
-    then = {"data.shuffle_lanes": 1, **saved["fingerprint"]}  # older checkpoints lack it
+    then = {"data.shuffle_lanes": 1, **saved.fingerprint}  # older checkpoints lack it
     return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
 
 
@@ -243,7 +249,7 @@ class TrainedRun(NamedTuple):
     """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
 
     path: Path
-    state: dict[str, Any]
+    state: SavedState
     root: Path
     manifest: Manifest
 
@@ -262,7 +268,7 @@ def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runti
             f"checkpoint={path}: was trained with {key}={then}, and run={run} with {now}; give its own run=, or a "
             f"checkpoint in {run / CHECKPOINTS}"
         )
-    return TrainedRun(path, state, *open_dataset(config, path, state["dataset"], state["dataset_digest"]))
+    return TrainedRun(path, state, *open_dataset(config, path, state.dataset, state.dataset_digest))
 
 
 def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:

@@ -1,20 +1,20 @@
 """One run on this process, from where it starts to its summary."""
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from app.metrics.documents import OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
-from app.metrics.timing import PHASES, StepTimer, step_time_histogram
+from app.metrics.timing import StepTimer, step_time_histogram
 from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
+from app.record.documents import Summary
 from app.record.reading import read_events
 from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
@@ -26,6 +26,7 @@ from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunLength, RunState, run_length
 from app.training.stop import StopCheck
+from common.documents import decode, encode
 from common.signals import StopRequest
 
 log = logging.getLogger("clickwork")
@@ -68,9 +69,9 @@ class TrainingRun:
         if self.continues:
             state, directory, spent = self.state, self._directory, self.recorder.seconds_before
             text = self.runtime.on_rank_0(
-                lambda: json.dumps(resume.adopt_evaluations(state, directory, self.config, spent))
+                lambda: encode(resume.adopt_evaluations(state, directory, self.config, spent))
             )
-            adopted = resume.Adopted(*json.loads(text))
+            adopted = decode(text, resume.Adopted)
             if adopted.after_saving:
                 state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
                 state.take_unreported()  # the event of the evaluation has it
@@ -83,12 +84,12 @@ class TrainingRun:
             self.state.evaluation = self.state.best = None
         self._measured_before = len(self.state.all_step_seconds())
 
-    def is_done(self, before: dict[str, Any]) -> bool:
+    def is_done(self, before: Summary) -> bool:
         """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
         state = self.state
-        if before["steps"] != state.step or before["status"] not in ("completed", "target_reached"):
+        if before.steps != state.step or before.status not in ("completed", "target_reached"):
             return False
-        evaluated = state.evaluation is not None and state.evaluation["step"] == state.step
+        evaluated = state.evaluation is not None and state.evaluation.step == state.step
         return evaluated and (state.step >= self.length.total_steps or target_reached(state, self.length))
 
     def train(self, stop: StopRequest | None = None) -> str:
@@ -125,7 +126,7 @@ class TrainingRun:
                         "set schedule.warmup_steps=%d, or schedule=constant", warmup, steps, steps // 10)  # fmt: skip
         if self._resumed:
             log.info("%s", self._resumed)
-            self.recorder.event("resume", self.state.step, line=self._resumed)
+            self.recorder.event(OtherEvent(event="resume", step=self.state.step, rest={"line": self._resumed}))
 
     @contextlib.contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -147,10 +148,16 @@ class TrainingRun:
 
     def _finish(self, status: str, profiler: StepProfiler) -> None:
         """Write the summary and results, and log the figures."""
-        gauges = self._gauges(profiler)
-        figures = summary.summarise(self.session, self.state, status, self.recorder.seconds(), gauges)
+        figures = summary.summarise(
+            self.session,
+            self.state,
+            status,
+            self.recorder.seconds(),
+            self.recorder.energy.source,
+            profiler.communication_seconds,
+        )
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
-        figures["throughput"]["slowdown"] = find_slowdown(events)
+        figures.throughput.slowdown = find_slowdown(events)
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
@@ -164,11 +171,3 @@ class TrainingRun:
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
         return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
-
-    def _gauges(self, profiler: StepProfiler) -> dict[str, Any]:
-        """Mean seconds of a step's phases and of its exchanges between processes, on the slowest of them; power."""
-        measured, exchanged = self.state.measured, self.runtime.highest(profiler.communication_seconds or 0.0) or None
-        return {
-            "phase_seconds": {**measured.phase_means(PHASES), "communication": exchanged},
-            "power": measured.power(self.recorder.energy.source),
-        }

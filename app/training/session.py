@@ -1,8 +1,7 @@
 """A model on this process: scoring of rows, and what training needs, built from a configuration."""
 
-import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from app.data.shards import SPLITS_OF_EVENTS
 from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
+from app.metrics.documents import EvaluationFigures
 from app.metrics.users import user_metrics
 from app.model.losses import make_loss
 from app.model.make import make_model, make_tables
@@ -29,15 +29,18 @@ from app.model.tables import initial_rows, table_of
 from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
 from app.record import provenance
+from app.record.documents import Dataset, TableSize
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.execute import distribute, fill_tables, table_blocks, table_weights
 from app.sharding.plan import Plan
 from app.training.window import FiniteChecks
+from common.documents import convert, decode, encode
 from common.errors import UserError
+from common.files import digest_file
 from data_prep.dataset.event_schema import USER
 from data_prep.dataset.events import event_schema
-from data_prep.dataset.format import Manifest, digest_file
+from data_prep.dataset.format import Manifest
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
@@ -65,13 +68,18 @@ class Evaluation(NamedTuple):
     logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram.
     """
 
-    figures: dict[str, Any]
+    figures: EvaluationFigures
     logits: NDArray[np.float32]
     labels: NDArray[np.float32]
 
 
 class EvaluationInterrupted(Exception):
     """Raised inside an evaluation when the run was asked to stop: it begins again when the run is resumed."""
+
+
+def _figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
+    """Metrics of a split's samples."""
+    return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
 
 
 @dataclass
@@ -169,13 +177,12 @@ class Predictor:
         batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
         logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
-        about = {"split": name, "samples": split.rows}
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
             figures = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
-            return Evaluation({**about, **figures}, logits, labels)
+            return Evaluation(_figures(name, split.rows, figures), logits, labels)
         logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
         others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
 
@@ -183,10 +190,10 @@ class Predictor:
             by_user = {} if self.config.model.hstu is None else user_metrics(logits, labels, users)
             names = self.config.data.events.tasks
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
-            return json.dumps({**click_metrics(logits, labels), **by_user, **aucs})
+            return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **by_user, **aucs}))
 
         text = runtime.on_rank_0(measured)
-        return Evaluation({**about, **json.loads(text)}, logits, labels)
+        return Evaluation(decode(text, EvaluationFigures), logits, labels)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
         """Raises UserError on all processes if one has logits that no metric is defined for."""
@@ -250,22 +257,21 @@ class Session(Predictor):
         """Checks of each step's values, from now on."""
         return FiniteChecks(self.dense_parameters())
 
-    def describe_dataset(self) -> dict[str, Any]:
+    def describe_dataset(self) -> Dataset:
         """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
         manifest = self.manifest
-        return {
-            "path": str(self.root),
-            "digest": manifest.digest,
-            "rows": self.split_rows(),
-            "labels": {}
-            if manifest.is_events
-            else {name: split.labels_digest for name, split in manifest.splits.items()},
-            "label_rate": manifest.label_rate,
-            "encoding": manifest.encoding.get("name"),
-            "sources": [source.get("name") for source in manifest.sources[:MAX_SOURCES]],
-            "bayes": manifest.extra.get("bayes"),
-            "unseen": unseen_values(manifest),
-        }
+        labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.is_events}
+        return Dataset(
+            path=str(self.root),
+            digest=manifest.digest,
+            rows=self.split_rows(),
+            labels={**labels},
+            label_rate=manifest.label_rate,
+            encoding=manifest.encoding.get("name"),
+            sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
+            bayes=manifest.extra.get("bayes"),
+            unseen=unseen_values(manifest),
+        )
 
     def describe_files(self) -> dict[str, str]:
         """SHA-256, by path, of the files that initial values came from (row_weights_path)."""
@@ -273,20 +279,20 @@ class Session(Predictor):
         paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
         return {path: digest_file(Path(path)).sha256 for path in paths}
 
-    def describe_tables(self) -> dict[str, dict[str, Any]]:
+    def describe_tables(self) -> dict[str, TableSize]:
         """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
         bag_sizes, arch = from_config.bag_sizes_of(self.config, self.root, self.manifest), self.model.module.sparse_arch
         features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
         by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
         return {
-            name: {
-                "features": len(features[name]),
-                "by_id": by_id[name],
-                "ids_per_sample": sum(bag_sizes[feature] for feature in features[name]),
-                "num_embeddings": weight.size(0),
-                "embedding_dim": weight.size(1),
-                "bytes": weight.size(0) * weight.size(1) * weight.dtype.itemsize,
-            }
+            name: TableSize(
+                features=len(features[name]),
+                by_id=by_id[name],
+                ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
+                num_embeddings=weight.size(0),
+                embedding_dim=weight.size(1),
+                bytes=weight.size(0) * weight.size(1) * weight.dtype.itemsize,
+            )
             for name, weight in table_weights(self.model)
         }
 

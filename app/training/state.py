@@ -1,8 +1,8 @@
 """Where a run is, and how long it is in steps of its own dataset."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from app.config import TrainConfig
 from app.config.train import evaluation_steps
 from app.data.events import EventReader
 from app.data.split import SplitReader
+from app.metrics.documents import Best, EvaluationFigures
 from app.metrics.totals import Measured
 from common.errors import UserError
 
@@ -31,8 +32,13 @@ class RunState:
     unreported: Measured = field(default_factory=Measured)  # the part of it since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
     skipped: int = 0  # steps without an update, since their loss was not finite (train.on_nan=skip)
-    evaluation: dict[str, Any] | None = None  # the last one, with its step
-    best: dict[str, Any] | None = None  # step and AUC of the evaluation with the highest one
+    evaluation: EvaluationFigures | None = None  # the last one, with its step
+    best: Best | None = None  # step and AUC of the evaluation with the highest one
+
+    @property
+    def evaluated_at(self) -> int:
+        """The step of the last evaluation; -1 if there was none."""
+        return -1 if self.evaluation is None else self.evaluation.step or 0
 
     @property
     def updates(self) -> int:
@@ -44,10 +50,10 @@ class RunState:
         self.measured.add(part)
         self.unreported.add(part)
 
-    def take_unreported(self) -> dict[str, Any]:
+    def take_unreported(self) -> Measured:
         """What an event reports as measured since the one before."""
         part, self.unreported = self.unreported, Measured()
-        return asdict(part)
+        return part
 
     def all_losses(self) -> NDArray[np.float32]:
         """[steps] float32."""

@@ -3,21 +3,23 @@
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.config import AppConfig
 from app.metrics import clicks, users
+from app.metrics.documents import EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
-from app.metrics.timing import throughput
+from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation
 from app.record import provenance
-from app.record.reading import SUMMARY_VERSION
+from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
 from app.training.session import Session
 from app.training.state import RunState
+from common.documents import Json, convert
 from common.terminal import coloured
 
 COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
@@ -25,86 +27,87 @@ INTERRUPTED = "saved; the same command resumes from here"
 
 
 def summarise(
-    session: Session, state: RunState, status: str, seconds: dict[str, float], gauges: dict[str, Any]
-) -> dict[str, Any]:
-    """The content of summary.json; a collective call. `gauges`: phases and power."""
-    runtime = session.runtime
+    session: Session,
+    state: RunState,
+    status: str,
+    seconds: dict[str, float],
+    meter: str,
+    communication_seconds: float | None,
+) -> Summary:
+    """The content of summary.json; a collective call.
+
+    meter: what energy was measured by. communication_seconds: of a step's exchanges on this process, where measured.
+    """
+    runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    figures = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
-    tables, rate = session.model.module.sparse_arch.tables, figures["throughput"]["samples_per_second_per_device"]
-    return {
-        "status": status,
-        **figures,
-        "memory": {
-            "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
-            "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
-        },
-        "utilisation": utilisation(
-            session.config, runtime, session.root, session.manifest, tables, rate, seconds["train"]
-        ),
-        **gauges,
-        "seconds": seconds,
-        "digest": {
-            "parameters": session.parameters_digest(),
-            "losses": sha256(state.all_losses().tobytes()).hexdigest(),
-        },
-    }
+    summary = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
+    tables, rate = session.model.module.sparse_arch.tables, summary.throughput.samples_per_second_per_device
+    summary.status = status
+    summary.memory = Memory(
+        host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
+        device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
+    )
+    summary.utilisation = utilisation(
+        session.config, runtime, session.root, session.manifest, tables, rate, seconds["train"]
+    )
+    exchanged = runtime.highest(communication_seconds or 0.0) or None
+    summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
+    summary.power = Power.of(measured, meter)
+    summary.seconds = seconds
+    digest = sha256(state.all_losses().tobytes()).hexdigest()
+    summary.digest = Digests(parameters=session.parameters_digest(), losses=digest)
+    return summary
 
 
-def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> dict[str, Any]:
+def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> Summary:
     """The summary of a run that failed, by one process without the others."""
     counts, world_size = session.parameter_counts(), session.runtime.world_size
-    figures = _figures(session.config, state, counts, world_size, session.is_logloss)
-    return {"status": "failed", "error": f"{type(error).__name__}: {error}", **figures, **_of_one_process(seconds)}
+    summary = _of_one_process(_figures(session.config, state, counts, world_size, session.is_logloss), seconds)
+    summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
+    return summary
 
 
-def summarise_untrained(
-    config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float
-) -> dict[str, Any]:
+def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
     """The summary of a run that was built and not trained."""
     spent = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    figures = _figures(config, RunState(), parameters, world_size, is_logloss=True)
-    return {"status": "completed", **figures, **_of_one_process(spent)}
+    return _of_one_process(_figures(config, RunState(), parameters, world_size, is_logloss=True), spent)
 
 
 def _figures(
     config: AppConfig, state: RunState, parameters: dict[str, int], world_size: int, is_logloss: bool
-) -> dict[str, Any]:
+) -> Summary:
     """The figures that one process knows without the others."""
     losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     last = losses[-config.train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
-    return {
-        "version": SUMMARY_VERSION,
-        "steps": state.step,
-        "samples": state.step * batch_size,
-        "world_size": world_size,
-        "parameters": parameters,
-        "train": {"loss": loss, "logloss": loss if is_logloss else None, "skipped_steps": state.skipped},
-        "best": state.best,
-        "eval": state.evaluation or dict.fromkeys(clicks.NAMES),
-        "throughput": throughput(
-            seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)
-        ),
-        "covers": {
-            "train": {"steps": len(last)},
-            "throughput": {"steps": len(seconds)},
-            "utilisation": {"steps": len(seconds)},
-            "phase_seconds": {"steps": measured.phase_steps},
-            "power": {"seconds": measured.energy_seconds},
-            "memory": {"launches": "last"},
+    undefined: Json = {name: None for name in clicks.NAMES if name != "auc"}
+    return Summary(
+        status="completed",
+        version=SUMMARY_VERSION,
+        steps=state.step,
+        samples=state.step * batch_size,
+        world_size=world_size,
+        parameters=convert(parameters, Parameters),
+        train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
+        best=state.best,
+        eval=state.evaluation or EvaluationFigures(auc=None, rest=undefined),
+        throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
+        covers={
+            "train": Covered(steps=len(last)),
+            "throughput": Covered(steps=len(seconds)),
+            "utilisation": Covered(steps=len(seconds)),
+            "phase_seconds": Covered(steps=measured.phase_steps),
+            "power": Covered(seconds=measured.energy_seconds),
+            "memory": Covered(launches="last"),
         },
-    }
+    )
 
 
-def _of_one_process(seconds: dict[str, float]) -> dict[str, Any]:
-    """What a summary ends with that one process makes without the others."""
-    return {
-        "memory": {"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
-        "power": None,
-        "seconds": seconds,
-        "digest": {"parameters": None, "losses": None},
-    }
+def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
+    """With what a summary ends that one process makes without the others."""
+    summary.memory = Memory(host_peak_bytes=provenance.host_peak_bytes())
+    summary.power, summary.seconds, summary.digest = None, seconds, Digests()
+    return summary
 
 
 def mean_loss(losses: NDArray[np.float32]) -> float | None:
@@ -120,72 +123,72 @@ def throughput_spread(state: RunState, window: int) -> float | None:
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
 
 
-def closing_lines(summary: dict[str, Any], measured_before: int, keeps_best: bool = True) -> list[str]:
+def closing_lines(summary: Summary, measured_before: int, keeps_best: bool = True) -> list[str]:
     """A summary as lines of text; `measured_before` steps were measured before the run was resumed."""
-    status = summary["status"]
-    head = (
-        f"{status}: {summary['steps']:,} steps, {summary['samples']:,} samples in {summary['seconds']['total']:.1f} s"
-    )
+    seconds = (summary.seconds or {}).get("total", 0.0)
+    head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
     rows = [*_closing_rows(summary, measured_before, keeps_best)]
     width = max(len(name) for name, _ in rows)
     return [
-        coloured(head, COLOURS.get(status, "bold"), sys.stderr),
+        coloured(head, COLOURS.get(summary.status, "bold"), sys.stderr),
         *(f"  {coloured(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
     ]
 
 
-def _closing_rows(summary: dict[str, Any], measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
-    rates, seconds, found = summary["throughput"], summary["seconds"], summary["eval"]
-    if summary["status"] == "interrupted":
+def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
+    evaluation, best, seconds = summary.eval, summary.best or None, summary.seconds or {}
+    if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
-    if found.get("logloss") is not None:
-        names = {
-            "auc": "AUC",
-            **users.NAMES,
-            "ne": "NE",
-            "logloss": "logloss",
-            "accuracy": "accuracy",
-            "calibration": "calibration",
-        }
-        figures = [f"{label} {found[key]:.5f}" for key, label in names.items() if found.get(key) is not None]
-        yield "evaluation", f"{', '.join(figures)} ({found['split']}, {found['samples']:,} samples)"
-    best = summary.get("best")
-    if best is not None and best["step"] != found.get("step", best["step"]):
-        yield "best AUC", f"{best['auc']:.5f} at step {best['step']:,}{' (checkpoint=best)' if keeps_best else ''}"
-    for sentence in clicks.shortcomings(found, best, keeps_best):
+    yield from _quality_rows(evaluation)
+    if best is not None and evaluation.step not in (UNSET, best.step):
+        yield "best AUC", f"{best.auc:.5f} at step {best.step:,}{' (checkpoint=best)' if keeps_best else ''}"
+    for sentence in clicks.shortcomings(evaluation, best, keeps_best):
         yield "attention", coloured(sentence, "yellow", sys.stderr)
-    if rates.get("slowdown") is not None:
-        yield "attention", coloured(slowdown_sentence(rates["slowdown"]), "yellow", sys.stderr)
-    if rates["samples_per_second"] is not None:
-        before = f", {measured_before:,} of them before the resumption" if measured_before else ""
-        each = rates["samples_per_second_per_device"]
-        steps = f"(over {rates['steps_measured']:,} steps{before})"
-        yield "throughput", f"{rates['samples_per_second']:,.0f} samples/s global, {each:,.0f} per device {steps}"
-        yield (
-            "step",
-            (
-                f"p50 {rates['step_ms_p50']:.2f} ms, p95 {rates['step_ms_p95']:.2f} ms; waiting for input "
-                f"{rates['input_wait_fraction']:.1%}{_phase_times(summary)}"
-            ),
-        )
-    yield (
-        "time",
-        ", ".join(
-            f"{label} {seconds[key]:.1f} s"
-            for key, label in (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
-        ),
-    )
-    memory, power = summary["memory"], summary["power"]
-    peaks = [f"{label} {memory[key] / 2**20:,.0f} MiB" for key, label in (("host_peak_bytes", "host"),
-             ("device_peak_bytes", "device")) if memory.get(key)]  # fmt: skip
-    if peaks:
-        yield "peak memory", ", ".join(peaks)
-    if power is not None and power.get("mean_watts") is not None:
-        yield "power", f"{power['mean_watts']:,.1f} W ({power.get('source', 'mean')})"
+    if summary.throughput.slowdown:
+        yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)
+    yield from _speed_rows(summary, measured_before)
+    kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
+    yield "time", ", ".join(f"{label} {seconds[key]:.1f} s" for key, label in kinds)
+    memory = summary.memory or Memory()
+    peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
+    if shown := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
+        yield "peak memory", ", ".join(shown)
+    if summary.power and summary.power.mean_watts is not None:
+        yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
 
 
-def _phase_times(summary: dict[str, Any]) -> str:
+def _quality_rows(evaluation: EvaluationFigures) -> Iterator[tuple[str, str]]:
+    """The last evaluation, if there was one."""
+    if evaluation.figure("logloss") is None:
+        return
+    names = {
+        "auc": "AUC",
+        **users.NAMES,
+        "ne": "NE",
+        "logloss": "logloss",
+        "accuracy": "accuracy",
+        "calibration": "calibration",
+    }
+    values = [(label, evaluation.figure(key)) for key, label in names.items()]
+    figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
+    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples)"
+
+
+def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
+    """Throughput and step times, if any step was measured."""
+    rates = summary.throughput
+    if rates.samples_per_second is None:
+        return
+    before = f", {measured_before:,} of them before the resumption" if measured_before else ""
+    steps = f"(over {rates.steps_measured:,} steps{before})"
+    each = rates.samples_per_second_per_device
+    yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {each:,.0f} per device {steps}"
+    times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
+    yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{_phase_times(summary)}"
+
+
+def _phase_times(summary: Summary) -> str:
     """Mean milliseconds of a step's phases, where they were measured."""
-    phases = summary.get("phase_seconds") or {}
+    phases = summary.phase_seconds or {}
     shown = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
     return f"; {', '.join(shown)}" if shown else ""

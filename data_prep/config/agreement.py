@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
+from common.files import digest_file
 from data_prep.config.keys import DataConfig, PrepConfig, parse_size
 from data_prep.config.presets import SPLIT_IS_THEIRS, resolve_method
-from data_prep.dataset.format import Manifest, digest_file
+from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import DataSource, Encoding, SplitMethod
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
+from common.files import FileDigest, digest_file
 from data_prep.dataset.bags import Bags, pack, unpack
 from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
 from data_prep.dataset.manifest import SPLITS as SPLITS
@@ -26,10 +27,6 @@ from data_prep.dataset.manifest import load_manifest as load_manifest
 from data_prep.dataset.manifest import load_rows_manifest as load_rows_manifest
 from data_prep.dataset.manifest import save_manifest as save_manifest
 from data_prep.io.arrays import open_array, will_need, write_array
-from data_prep.io.atomic import FileDigest as FileDigest
-from data_prep.io.atomic import digest_file as digest_file
-from data_prep.io.atomic import sync as sync
-from data_prep.io.atomic import write_atomically as write_atomically
 
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from common.documents import UNKNOWN, decode
 from common.errors import UserError
+from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.manifest_schema import EVENTS as EVENTS
-from data_prep.dataset.manifest_schema import UNKNOWN, manifest_fault
+from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
-from data_prep.io.atomic import FileDigest, write_atomically
 
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
@@ -166,14 +167,15 @@ def load_manifest(root: Path) -> Manifest:
     """
     path = root / MANIFEST_NAME
     try:
-        document = json.loads(path.read_bytes())
+        content = decode(path.read_bytes(), object)
     except FileNotFoundError as error:
         raise UserError(
             f"{root}: no dataset here (no {MANIFEST_NAME}); make one with `make preprocess`, or give data.raw"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as a manifest ({error}); preprocess again") from error
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT_NAME:
+    document: dict[str, Any] = content if isinstance(content, dict) else {}
+    if document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
     if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENTS_VERSION, TABLE_VERSION):

@@ -1,12 +1,10 @@
 """Check the JSON document of a manifest: its keys, the types and ranges of their values, and what must agree."""
 
-import json
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.multi_hot import Distribution
@@ -19,8 +17,6 @@ SHARD_KINDS = ("labels", "dense", "sparse")
 EVENTS = "events"  # the kind of a dataset, its encoding's name, and its only split
 EVENT_KINDS = ("users", "offsets", "items", "times", "flags")
 OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
-SHOWN_CHARACTERS = 60
-UNKNOWN = "is unknown; another version of the tool may have written it"
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -108,10 +104,10 @@ class _OtherEncoding(_Object):
     """Encoding of rows imported or generated."""
 
     name: str
-    raw_schema: dict[str, Any] | UnsetType | None = UNSET
+    raw_schema: Json | UnsetType | None = UNSET
     dense_transform: DenseTransform | UnsetType | None = UNSET
-    random: dict[str, Any] | UnsetType = UNSET
-    trace: dict[str, Any] | UnsetType = UNSET
+    random: Json | UnsetType = UNSET
+    trace: Json | UnsetType = UNSET
 
 
 class _EventEncoding(_Object):
@@ -128,14 +124,14 @@ class _EventEncoding(_Object):
 class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
-    bayes: dict[str, Any] | UnsetType = UNSET
+    bayes: Json | UnsetType = UNSET
 
 
 class _Document(_Object):
     """A manifest without `format` and `format_version`; `encoding` is checked as _RawEncoding or _OtherEncoding."""
 
     schema: Schema
-    encoding: dict[str, Any]
+    encoding: Json
     num_embeddings: dict[Feature, TableRows]
     splits: dict[FileName, _Split]
     sources: list[_Source]
@@ -145,14 +141,19 @@ class _Document(_Object):
     extra: _Extra | UnsetType = UNSET
 
 
-def manifest_fault(document: dict[str, Any]) -> str | None:
+def manifest_fault(document: Json) -> str | None:
     """The first error in a manifest without `format` and `format_version`, naming its key; None if there is none."""
     try:
         checked = convert(document, _Document)
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
         is_raw = encoding.get("raw_schema") is not None or encoding.get("name") in names
-        kind: Any = _RawEncoding if is_raw else _OtherEncoding
-        rules = convert(encoding, _EventEncoding if encoding.get("name") == EVENTS else kind, "encoding")
+        rules: _RawEncoding | _OtherEncoding | _EventEncoding
+        if encoding.get("name") == EVENTS:
+            rules = convert(encoding, _EventEncoding, "encoding")
+        else:
+            rules = (
+                convert(encoding, _RawEncoding, "encoding") if is_raw else convert(encoding, _OtherEncoding, "encoding")
+            )
     except ValueError as error:
         return str(error)
     fault = _contradiction(checked)
@@ -161,50 +162,6 @@ def manifest_fault(document: dict[str, Any]) -> str | None:
     if fault is None and isinstance(rules, _EventEncoding):
         fault = _event_contradiction(checked, rules.raw_schema)
     return fault
-
-
-def convert(value: Any, kind: Any, prefix: str = "") -> Any:
-    """msgspec.convert with an error that names the whole key, those of mappings too.
-
-    Raises:
-        ValueError: naming the first key that is missing, unknown or of a wrong value.
-    """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        names, found = _locate(value, kind, str(error))
-        message = str(error).partition(" - at ")[0]
-    field = re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message)
-    key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
-    if field:
-        raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
-    text = json.dumps(found)
-    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    raise ValueError(f"key {key!r} is {shown}: {message[0].lower()}{message[1:]}")
-
-
-def _locate(document: Any, kind: Any, message: str) -> tuple[list[str], Any]:
-    """The names on the way to the value that an error of msgspec is about, and the value.
-
-    msgspec writes [...] for any key of a mapping: which one it is shows when each is there alone.
-    """
-    path = message.partition(" - at ")[2]
-    value, names = document, []
-    steps = re.findall(r"\.(\w+)|\[(\d+|\.{3})\]", path) + ([("", "...")] if "`key` in" in path else [])
-    for name, index in steps:
-        if index == "...":
-            entries = dict(value)
-            for name in entries:  # noqa: PLW2901
-                value.clear()
-                value[name] = entries[name]
-                try:
-                    msgspec.convert(document, kind)
-                except msgspec.ValidationError:
-                    break
-            value.update(entries)
-        names.append(name or f"[{index}]")
-        value = value[name] if name else value[int(index)]
-    return names, value
 
 
 def _contradiction(document: _Document) -> str | None:

@@ -20,13 +20,14 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from common.documents import decode
 from common.errors import UserError
+from common.files import FileDigest, digest_file, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from common.sizes import in_words
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.schema import to_json
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
-from data_prep.io.atomic import FileDigest, digest_file, sync, write_atomically
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -212,9 +213,9 @@ def verify_sums(path: Path) -> None:
         UserError: the file is damaged, or names one that is missing or differs.
     """
     try:
-        sums = {name: FileDigest(**entry) for name, entry in json.loads(path.read_bytes()).items()}
+        sums = decode(path.read_bytes(), dict[str, FileDigest])
         changed = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not as it was written ({error}); {REMEDY}") from error
     if changed:
         raise UserError(f"{path.with_name(changed[0])}: sha256 is not that of {SUMS_NAME}: the file changed; {REMEDY}")

@@ -1,10 +1,11 @@
 """The columns of a table: one label, dense (integer or real) features, sparse (categorical) features."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
+
+from common.documents import Json, decode
 
 CRITEO_NUM_DENSE = 13
 CRITEO_NUM_SPARSE = 26
@@ -35,20 +36,20 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         """The sparse columns that hold one value each."""
         return tuple(name for name in self.sparse if name not in self.ragged)
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> Json:
         """Convert to the form of `Manifest.schema`."""
         return to_json(self)
 
     @classmethod
-    def from_manifest(cls, entry: dict[str, Any]) -> "Schema":
+    def from_manifest(cls, entry: Json) -> "Schema":
         """The inverse of `to_manifest`."""
         return msgspec.convert(entry, cls)
 
 
-def to_json(entry: Any) -> Any:
+def to_json(entry: object) -> Json:
     """Plain dicts, lists and values, as they come back from JSON, without what is as by default."""
     # Read back first: before Python 3.11 an empty tuple may be another than the default, and would be written.
-    return json.loads(msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(entry), type=type(entry))))
+    return decode(msgspec.json.encode(decode(msgspec.json.encode(entry), type(entry))), Json)
 
 
 CRITEO = Schema(

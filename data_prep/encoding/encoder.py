@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import FileDigest
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import FileDigest, Manifest, load_rows_manifest, verify_file
+from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import CategoryValue, DenseTransform
 from data_prep.dataset.schema import Schema

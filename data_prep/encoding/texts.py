@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.format import REMEDY, FileDigest, Manifest, verify_file
+from common.files import FileDigest
+from data_prep.dataset.format import REMEDY, Manifest, verify_file
 from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.lookup import vocabulary_path
 from data_prep.encoding.values import text_values

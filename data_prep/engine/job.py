@@ -25,13 +25,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from common.documents import decode
+from common.files import Crc32, FileDigest, is_unchanged, temporary_path
 from data_prep.config.presets import Rules
-from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, FileDigest
+from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.executor import Worker
-from data_prep.io.atomic import Crc32, is_unchanged, temporary_path
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
 
@@ -168,8 +169,8 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
     """The record of a stage if the files it names are as it says, else None."""
     try:
-        record = msgspec.json.decode(_with_suffix(stem, f"{stage}.json").read_bytes(), type=record_type)
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+        record = decode(_with_suffix(stem, f"{stage}.json").read_bytes(), record_type)
+    except (FileNotFoundError, ValueError):
         return None
     return record if all(is_unchanged(_with_suffix(stem, s), digest) for s, digest in record.files.items()) else None
 

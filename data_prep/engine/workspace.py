@@ -12,19 +12,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from common.documents import decode
 from common.errors import UserError
+from common.files import digest_file, sync, write_atomically
 from data_prep.config.agreement import first_difference, given_keys
 from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    SPLITS,
-    Manifest,
-    digest_file,
-    load_manifest,
-    save_manifest,
-    sync,
-    write_atomically,
-)
+from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, load_manifest, save_manifest
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.table_spec import is_same_table
@@ -200,7 +193,7 @@ def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, s
 
 def _finish(work: Path, root: Path) -> Manifest:
     """Move every file into the dataset and sync it, then add the manifest."""
-    moves: list[tuple[str, str]] = json.loads((work / PLAN_NAME).read_bytes())
+    moves = decode((work / PLAN_NAME).read_bytes(), list[tuple[str, str]])
     directories = {root}
     for source, target in moves:
         path = root / target

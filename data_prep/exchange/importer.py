@@ -13,18 +13,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import FileDigest, digest_file
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    SPLITS,
-    FileDigest,
-    Manifest,
-    Shard,
-    ShardArrays,
-    build_manifest,
-    digest_file,
-    write_shard,
-)
+from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, Shard, ShardArrays, build_manifest, write_shard
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense

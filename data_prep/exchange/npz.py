@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import temporary_path
 from data_prep.io.arrays import HEADER_ERRORS
-from data_prep.io.atomic import temporary_path
 
 # of a member that is damaged, encrypted (RuntimeError), or packed in a way that Python does not know (its subclass)
 ARCHIVE_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)

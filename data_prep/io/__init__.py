@@ -1,1 +1,1 @@
-"""Files written whole, checksummed on the way; buffers, read-ahead, disk space, progress."""
+"""Arrays written with their checksums; buffers, read-ahead, disk space, progress."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from data_prep.io.atomic import FileDigest
+from common.files import FileDigest
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 
 HEADER_BYTES = 128

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from data_prep.io.atomic import FileDigest, digest_file, temporary_path
+from common.files import FileDigest, digest_file, temporary_path
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 4 << 20  # checksummed while the one before is written

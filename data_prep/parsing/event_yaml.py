@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from common.documents import convert
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.manifest_schema import convert
 from data_prep.dataset.table_spec import RULE
 
 OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have

@@ -12,8 +12,9 @@ from typing import Any
 
 from filelock import FileLock
 
+from common.documents import decode
 from common.errors import UserError
-from data_prep.io.atomic import FileDigest, write_atomically
+from common.files import FileDigest, write_atomically
 from data_prep.sources.discover import own_path
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -90,11 +91,8 @@ def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
 def _noted(directory: Path) -> dict[str, FileDigest]:
     path = directory / SUMS_NAME
     try:
-        content = path.read_bytes()
-        return {
-            name: FileDigest(int(of["bytes"]), str(of["sha256"])) for name, of in json.loads(content or "{}").items()
-        }
+        return decode(path.read_bytes() or "{}", dict[str, FileDigest])
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: not as it was written ({error}); correct or delete it") from error

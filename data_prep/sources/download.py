@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from common.disk_space import Need, require_room
+from common.documents import decode
 from common.errors import UserError
+from common.files import digest_file, sync, write_atomically
 from common.redact import redact, split_login
 from common.sizes import in_words
-from data_prep.io.atomic import digest_file, sync, write_atomically
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import PUBLISHED
 from data_prep.sources.discover import DAMAGE, GZIP_MAGIC, open_gzip
@@ -118,8 +119,8 @@ class Origin:
 def find_origin(path: Path) -> Origin | None:
     """Origin of the file `path` or of its partial download, as noted beside it; None if none was noted."""
     try:
-        return Origin(**json.loads(_note_path(path).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return decode(_note_path(path).read_bytes(), Origin)
+    except (FileNotFoundError, ValueError):
         return None
 
 

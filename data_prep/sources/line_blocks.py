@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.io.atomic import FileDigest, SummedFile
+from common.files import FileDigest, SummedFile
 from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
 from data_prep.sources.discover import DAMAGE, Source, packing_of
 

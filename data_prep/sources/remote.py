@@ -9,10 +9,10 @@ from typing import Any
 
 from common.disk_space import Need, require_room
 from common.errors import UserError
+from common.files import FileDigest, SummedFile
 from common.redact import redact
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import Manifest
-from data_prep.io.atomic import FileDigest, SummedFile
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import (
     PUBLISHED,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import FileDigest
 from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import CategoryValue
@@ -21,7 +22,6 @@ from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.io.arrays import ArrayWriter
-from data_prep.io.atomic import FileDigest
 from data_prep.io.direct_io import FileWriter
 from data_prep.parsing.table_block import TableBlock
 from data_prep.stages.columns import (

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import FileDigest
 from common.jit import jit
 from data_prep.dataset.bags import Bags, unpack
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.io.arrays import open_array
-from data_prep.io.atomic import FileDigest
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 from data_prep.vocabulary.count import FEW_CODES, MAX_CODES, Coding
 

@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import FileDigest
 from common.jit import jit
 from data_prep.config.presets import Rules
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import ROW_KINDS, FileDigest
+from data_prep.dataset.format import ROW_KINDS
 from data_prep.encoding.dense import DenseRange, transform_dense
 from data_prep.encoding.ids import encode_hash, torchrec_ids
 from data_prep.encoding.lookup import ValueTable, load_tables, table_of_codes

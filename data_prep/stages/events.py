@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import Crc32, FileDigest
 from common.jit import Int, jit
 from data_prep.dataset.event_schema import ANCHOR_BIT, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
-from data_prep.io.atomic import Crc32, FileDigest
 from data_prep.parsing.events import EVENT_BYTES, EventBlock, EventChunk, parse_events, parsed_blocks
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget

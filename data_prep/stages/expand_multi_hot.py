@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.format import FileDigest, Shard
+from common.files import FileDigest
+from data_prep.dataset.format import Shard
 from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import Job, LoggedTask

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import FileDigest
 from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack
-from data_prep.dataset.format import ROW_KINDS, SPLITS, FileDigest
+from data_prep.dataset.format import ROW_KINDS, SPLITS
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import (
     SHUFFLED_ROW_BYTES,

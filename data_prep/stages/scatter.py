@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import FileDigest
 from common.jit import jit
 from data_prep.dataset.bags import pack
-from data_prep.dataset.format import ROW_KINDS, FileDigest
+from data_prep.dataset.format import ROW_KINDS
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import write_array

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.format import FileDigest, digest_file
+from common.files import FileDigest, digest_file
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import vocabulary_path
 from data_prep.encoding.texts import TEXT_KINDS

@@ -7,15 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from common.documents import Json, decode
 from common.errors import UserError
+from common.files import write_atomically
 from common.jit import compile_notice
 from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
-from data_prep.dataset.format import write_atomically
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
@@ -76,7 +77,7 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
     return Path(data.raw) if data.raw else root / RAW_DIRECTORY
 
 
-def described(config: SyntheticConfig) -> dict[str, Any]:
+def described(config: SyntheticConfig) -> Json:
     """What decides the rows, for the manifest's `extra`."""
     return {"version": generator_version(config), **asdict(config)}
 
@@ -94,13 +95,23 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
     return sources
 
 
+class _Day(Struct):
+    """The number of a described day, beside the keys of its configuration."""
+
+    day: int
+
+
+class _Record(Struct):
+    """What days were written by, and their sizes; None until all are there."""
+
+    config: Json
+    bytes: list[int | None] | None
+
+
 @lru_cache(maxsize=1)
 def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
     """A day by its description: the last one used is kept, as a process works through a day's chunks in turn."""
-    document = json.loads(content)
-    document.pop("version")
-    day = document.pop("day")
-    config = SyntheticConfig(**document)
+    config, day = decode(content, SyntheticConfig), decode(content, _Day).day
     return config, day, calibrated_teacher(config, day)
 
 
@@ -159,8 +170,8 @@ def _are_there(config: SyntheticConfig, directory: Path) -> bool:
     record = directory / RECORD_NAME
     if not record.exists():
         return False
-    recorded = json.loads(record.read_bytes())
-    return bool(recorded["config"] == described(config) and recorded["bytes"] == _sizes(_days(config, directory)))
+    recorded = decode(record.read_bytes(), _Record)
+    return recorded.config == described(config) and recorded.bytes == _sizes(_days(config, directory))
 
 
 def _sizes(days: list[Path]) -> list[int | None]:

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from common.documents import Json, decode
+from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config.keys import DataConfig, SyntheticEventsConfig
-from data_prep.io.atomic import write_atomically
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
@@ -54,12 +56,20 @@ class World:
         self.starts = np.searchsorted(self.genre[self.by_genre], np.arange(GENRES + 1))
 
 
-def described(config: SyntheticEventsConfig) -> dict[str, Any]:
+def described(config: SyntheticEventsConfig) -> Json:
     """What decides the events, for the manifest's `extra`."""
     return {"version": VERSION, **asdict(config)}
 
 
-def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, dict[str, Any]]:
+class _Record(Struct):
+    """What a log was written by, the sizes of it and of its items' table, and the best possible scores."""
+
+    config: Json
+    bytes: list[int]
+    bayes: Json
+
+
+def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """Write the log and its items' table below `root`, unless they are there.
 
     Returns:
@@ -80,14 +90,14 @@ def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, dict
     return log, bayes
 
 
-def _known_scores(config: SyntheticEventsConfig, directory: Path) -> dict[str, Any] | None:
+def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None:
     """The scores of the log in `directory`, if it is whole and of this configuration."""
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
     if not (record.exists() and log.exists() and table.exists()):
         return None
-    recorded = json.loads(record.read_bytes())
-    is_same = recorded["config"] == described(config)
-    return recorded["bayes"] if is_same and recorded["bytes"] == [log.stat().st_size, table.stat().st_size] else None
+    recorded = decode(record.read_bytes(), _Record)
+    is_same = recorded.config == described(config)
+    return recorded.bayes if is_same and recorded.bytes == [log.stat().st_size, table.stat().st_size] else None
 
 
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
@@ -111,7 +121,7 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     return resolve_sources([str(log), str(log.with_name(TABLE))])
 
 
-def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> dict[str, Any]:
+def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -134,7 +144,7 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> dict[str, A
 
 def user_events(
     config: SyntheticEventsConfig, world: World, first: int
-) -> tuple[dict[str, Any], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
+) -> tuple[Json, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
     """Events of a block of users, by user and time, and of the samples among them time, probability and label."""
     import pyarrow as pa
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from common.documents import decode
 from common.errors import UserError
-from data_prep.io.atomic import temporary_path
+from common.files import temporary_path
 from data_prep.traces.stack_distance import LruStack
 
 # Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
@@ -157,6 +159,14 @@ def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> N
     temporary.replace(path)
 
 
+class _Header(Struct):
+    """The tables of a file of profiles, in its order, and the rows that they were counted over."""
+
+    format: str
+    tables: list[str]
+    rows: int
+
+
 def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
     """Load profiles written by `save_profiles`.
 
@@ -165,11 +175,11 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            if header["format"] != FORMAT:
-                raise KeyError(header["format"])
+            header = decode(str(file["header"]), _Header)
+            if header.format != FORMAT:
+                raise ValueError(f"of format {header.format}, not {FORMAT}")
             profiles = {}
-            for number, name in enumerate(header["tables"]):
+            for number, name in enumerate(header.tables):
                 num_embeddings, accesses = file[f"{number}.sizes"].tolist()
                 profile = TableProfile(num_embeddings, accesses, bag_lengths=file[f"{number}.bag_lengths"])
                 bins, *distances = file[f"{number}.distances"]
@@ -178,7 +188,7 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
                 bins, counts = file[f"{number}.first_uses"]
                 profile.first_uses[bins] = counts
                 profiles[name] = profile
-            return profiles, int(header["rows"])
+            return profiles, header.rows
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path}: not a locality profile ({error}); make one with python -m data_prep.profile"

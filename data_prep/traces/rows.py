@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import digest_file
 from data_prep.config.keys import SyntheticConfig, TraceConfig
 from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import SPLITS, ShardArrays, digest_file
+from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.encoding.dense import encode_dense
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores

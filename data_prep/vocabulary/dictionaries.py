@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.files import FileDigest
 from common.memory import share_allocator_with_arrow
 from data_prep.encoding.texts import text_buffers
 from data_prep.io.arrays import ArrayWriter, open_array, unload
-from data_prep.io.atomic import FileDigest
 from data_prep.vocabulary.count import Run
 from data_prep.vocabulary.merge import value_cuts
 from data_prep.vocabulary.rank import reserve

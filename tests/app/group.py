@@ -23,6 +23,7 @@ from app.training import session
 from app.training.run import TrainingRun
 from common.cli import run_command
 from common.compose import compose_config
+from common.documents import plain, plain_object
 from data_prep.dataset.format import load_manifest
 
 TIMEOUT_SECONDS = 900
@@ -113,7 +114,7 @@ def _runs(cases: list[list[str]], out: str) -> None:
         summaries.append(read_summary(record.path) if here.rank == 0 else None)
         record.release()
     if here.rank == 0:
-        Path(out).write_text(json.dumps(summaries))
+        Path(out).write_text(json.dumps(plain(summaries)))
     dist.barrier()
     platform.leave(0)
 
@@ -142,4 +143,9 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
     sums: dict[str, float] = defaultdict(float)
     for name, values in this.parameters():
         sums[name] += float(values.astype("float64").sum())
-    return {"losses": means.tolist(), "plan": this.plan.to_json(), "sums": sums, "initial_digest": initial_digest}
+    return {
+        "losses": means.tolist(),
+        "plan": plain_object(this.plan.to_document()),
+        "sums": sums,
+        "initial_digest": initial_digest,
+    }

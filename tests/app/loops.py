@@ -7,6 +7,7 @@ import torch
 
 from app.config import TrainConfig
 from app.data.batch import Batch
+from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.training.loop import TrainingLoop
 from app.training.state import RunLength, RunState
@@ -32,8 +33,8 @@ class Nothing:
     def __init__(self) -> None:
         self.reported: list[StepFigures] = []
 
-    def evaluate(self, step: int) -> dict[str, Any]:
-        return {"step": step, "auc": None, "accuracy": None}
+    def evaluate(self, step: int) -> EvaluationFigures:
+        return EvaluationFigures(step=step, auc=None)
 
     def steps(self, state: RunState, figures: StepFigures) -> None:
         self.reported.append(figures)

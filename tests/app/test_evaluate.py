@@ -101,7 +101,7 @@ def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
     with pytest.raises(UserError, match=r"split val: 5 of 501 logits are not finite"):
         scored.evaluate("val")
-    assert Predictor(config, here, dataset, manifest, _Scores(value, 2)).evaluate("val").figures["auc"] is not None
+    assert Predictor(config, here, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
 
 
 @pytest.fixture

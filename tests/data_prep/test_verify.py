@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.dataset.format import MANIFEST_NAME, digest_file, save_manifest, shard_path
+from common.files import digest_file
+from data_prep.dataset.format import MANIFEST_NAME, save_manifest, shard_path
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
-from data_prep.dataset.format import digest_file
+from common.files import digest_file
 from tests.app.conftest import SMALL, Command
 from tests.app.run_files import rewrite_state
 

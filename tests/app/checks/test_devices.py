@@ -8,15 +8,18 @@ import pytest
 
 from app.checks import devices
 from app.checks.check import Verdict
+from app.checks.devices import Probe
+from common.documents import convert
 
 H200 = {"name": "NVIDIA H200", "architecture": "sm_90", "memory": 150 << 30, "fault": None}
 MI300X = {"name": "AMD Instinct MI300X", "architecture": "gfx942:sramecc+:xnack-", "memory": 192 << 30, "fault": None}
-CUDA = {"cuda": "13.0", "hip": None, "kernels": ["sm_80", "sm_90", "compute_120"], "nccl": "2.27.5"}
-ROCM = {"cuda": None, "hip": "7.1", "kernels": ["gfx90a", "gfx942"], "nccl": "2.26.6"}
+SOUND = {"cpu_fault": None, "gloo": True}
+CUDA = {**SOUND, "cuda": "13.0", "hip": None, "kernels": ["sm_80", "sm_90", "compute_120"], "nccl": "2.27.5"}
+ROCM = {**SOUND, "cuda": None, "hip": "7.1", "kernels": ["gfx90a", "gfx942"], "nccl": "2.26.6"}
 
 
 def verdicts(probe: dict[str, Any]) -> dict[str, Verdict]:
-    return {check.name: check.verdict for check in devices.check_devices(probe)}
+    return {check.name: check.verdict for check in devices.check_devices(convert(probe, Probe))}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_machines_whose_gpus_torch_does_not_see(
 ) -> None:  # fmt: skip
     for name in ("NVIDIA_DEVICE", "AMD_DEVICE"):
         monkeypatch.setattr(devices, name, tmp_path if name == present else tmp_path / "absent")
-    (check,) = devices.check_devices({**CUDA, **probe, "devices": []})
+    (check,) = devices.check_devices(convert({**CUDA, **probe, "devices": []}, Probe))
     assert check.verdict is verdict
     assert words in check.found
 
@@ -99,6 +102,7 @@ def test_a_driver_older_than_cuda_needs(
     driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sun Jul 27 07:19:38 UTC 2025\n")
     monkeypatch.setattr(devices, "NVIDIA_DRIVER", driver)
     for found in ([], [H200]):
-        (check,) = (c for c in devices.check_devices({**CUDA, "cuda": cuda, "devices": found}) if c.name == "driver")
+        probe = convert({**CUDA, "cuda": cuda, "devices": found}, Probe)
+        (check,) = (c for c in devices.check_devices(probe) if c.name == "driver")
         assert check.verdict is verdict
         assert verdict is Verdict.ok or "580 or later" in (check.remedy or "") or "525" in (check.remedy or "")

@@ -15,11 +15,14 @@ import yaml
 from app.config import CONFIG_DIR, AppConfig, TrainConfig, validate
 from app.config.published import PUBLISHED_TABLES
 from app.config.train import evaluation_steps
+from app.metrics.documents import EvaluationEvent, TrainEvent
+from app.record.documents import Summary
 from app.trackers import mlperf
 from app.trackers.mlperf import MLPerf
 from app.training import meta_build
 from app.training.state import RunLength
 from common.compose import compose_config
+from common.documents import convert
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
 from tests.error_lines import error_line
@@ -195,16 +198,17 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeyp
 
     def send(tracker: MLPerf, *events: tuple[int, float | None]) -> None:
         for step, auc in events:
-            loss = {"loss": 0.13, "lr": 1e-7}
-            values = loss if auc is None else {"auc": auc, "eval_seconds": 0.0}
-            tracker.event("train" if auc is None else "eval", step, step * 8192, values)
+            window = TrainEvent(event="train", step=step, loss=0.13, lr=1e-7)
+            evaluation = EvaluationEvent(event="eval", step=step, auc=auc, eval_seconds=0.0)
+            tracker.event(window if auc is None else evaluation)
 
     tracker = MLPerf(path, config, YAMBDA, 8, 0)
     send(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
     tracker.close(None)
     tracker = MLPerf(path, config, YAMBDA, 8, first)
     send(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
-    tracker.close({"status": "target_reached", "steps": second, "samples": second * 8192})
+    ended = {"status": "target_reached", "steps": second, "samples": second * 8192, "eval": {"auc": 0.7501}}
+    tracker.close(convert({**ended, "throughput": {}}, Summary))
     entries = _require_compliant(path, "6.1.0")
     values = {entry["key"]: entry["value"] for entry in entries}
     assert (values["submission_benchmark"], values["submission_division"]) == ("dlrmv4", "closed")

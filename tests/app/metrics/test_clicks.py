@@ -13,6 +13,8 @@ from torchmetrics.functional.classification import binary_calibration_error
 from app.metrics import clicks
 from app.metrics.clicks import CALIBRATION_BINS, click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import click_curves
+from app.metrics.documents import EvaluationFigures
+from common.documents import convert
 from tests.oracles.statistics import delong_by_pairs, delong_by_ranks
 
 
@@ -111,8 +113,8 @@ def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
     assert (found["auc"], found["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9)
     binned = histogram_metrics(score_counts(logits, labels), click_sums(logits, labels))
     assert binned["auc_standard_error"] == pytest.approx(error, rel=1e-3)
-    drawn = click_curves(logits, labels, {"samples": size, **found})
-    assert (drawn["of"], drawn["auc_standard_error"]) == (size, found["auc_standard_error"])
+    drawn = click_curves(logits, labels, convert({"samples": size, **found}, EvaluationFigures))
+    assert (drawn.of, drawn.auc_standard_error) == (size, found["auc_standard_error"])
 
 
 def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curv
 from app.metrics import curves
 from app.metrics.clicks import click_metrics
 from app.metrics.curves import click_curves as curves_of
+from app.metrics.documents import EvaluationFigures
+from common.documents import convert, plain_object
 
 
 def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -20,7 +22,8 @@ def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def click_curves(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    return curves_of(logits, labels, {"samples": len(labels), **click_metrics(logits, labels)})
+    evaluation = convert({"samples": len(labels), **click_metrics(logits, labels)}, EvaluationFigures)
+    return plain_object(curves_of(logits, labels, evaluation))
 
 
 def farthest(points: np.ndarray, known: np.ndarray) -> float:

@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.metrics.documents import AnyEvent, OtherEvent, TrainEvent
 from app.metrics.slowdown import MOST_WINDOWS, find_slowdown, slowdown_sentence
 
 WINDOW = 10
 
 
-def _events(rates: Any, *others: tuple[str, int]) -> list[dict[str, Any]]:
+def _events(rates: Any, *others: tuple[str, int]) -> list[AnyEvent]:
     """A window that warms up, windows of these rates, and other events by kind and step."""
-    train = [{"event": "train", "step": WINDOW * (number + 1), "samples_per_second": float(rate)}
+    train = [TrainEvent(event="train", step=WINDOW * (number + 1), samples_per_second=float(rate))
              for number, rate in enumerate([1.0, *rates])]  # fmt: skip
-    return [*train, *({"event": kind, "step": step} for kind, step in others)]
+    return [*train, *(OtherEvent(event=kind, step=step) for kind, step in others)]
 
 
 @pytest.mark.parametrize("windows", [10, 11, 25, 200, 5_000])
@@ -25,9 +26,9 @@ def test_a_planted_drop_is_located(windows: int, drop: float) -> None:
     rates[cut:] *= 1 - drop
     found = find_slowdown(_events(rates))
     assert found is not None
-    assert abs(found["after_step"] - WINDOW * (cut + 1)) < WINDOW * -(-windows // MOST_WINDOWS)
-    assert found["fraction"] == pytest.approx(drop, abs=0.02)
-    assert found["when"] is None
+    assert abs(found.after_step - WINDOW * (cut + 1)) < WINDOW * -(-windows // MOST_WINDOWS)
+    assert found.fraction == pytest.approx(drop, abs=0.02)
+    assert found.when is None
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
     config = replace(ANY, optimizer=optimizer_config(OptimizerName(algorithm), lr=0.01))
     whole, resumed = (session.build(config, here, dataset, load_manifest(dataset)) for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
-    assert {entry["type"] for entry in whole.plan.to_json()["tables"].values()} == {expected}
+    assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
     _train(whole, 0, 4)
     saver = Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
     saver.save(4, whole.model, whole.optimizer, resume.checkpoint_state(whole, RunState(step=4), {}), best=False)

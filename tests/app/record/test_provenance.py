@@ -19,7 +19,9 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
         return done.stdout.strip()
 
     def code() -> dict[str, str | None]:
-        return provenance.describe_run()["code"]
+        made = provenance.describe_run().code
+        assert made
+        return {"git_sha": made.git_sha or None, "dirty_diff_sha256": made.dirty_diff_sha256 or None}
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
     git("init", "--quiet")

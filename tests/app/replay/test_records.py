@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.replay.launches import Launch, changes, launches_of
+from app.record.documents import RunManifest
+from app.replay import launches
+from app.replay.launches import Launch
 from app.runtime.platform import Runtime
 from app.training import stop
+from common.documents import convert
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
@@ -155,7 +158,7 @@ def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Pat
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:
-    same = {
+    same: dict[str, Any] = {
         "code": {"git_sha": "a"},
         "versions": {},
         "hardware": {},
@@ -165,13 +168,21 @@ def test_conditions_are_compared_launch_by_launch() -> None:
         "platform": "cpu",
         "image": None,
         "base_image": None,
+        "dataset": {"path": "x", "digest": "d"},
     }
+
+    def launches_of(document: dict[str, Any]) -> list[Launch]:
+        return launches.launches_of(convert(document, RunManifest))
+
+    def changes(parts: list[Launch], document: dict[str, Any]) -> tuple[list[str], int | None]:
+        return launches.changes(parts, convert(document, RunManifest))
+
     now = {**same, "world_size": 1, "compile": "none"}
     two, one = {**same, "world_size": 2, "from_step": 0}, {**same, "world_size": 1, "from_step": 40}
-    launches = launches_of({**one, "earlier": [two]})
-    assert [(launch.start, launch.end) for launch in launches] == [(0, 40), (40, None)]
-    assert changes(launches, now) == (["steps 1 to 40: world_size: 2 then, 1 now"], 0)
-    assert changes(launches, {**now, "world_size": 2}) == (["steps from 41 on: world_size: 1 then, 2 now"], 40)
+    both = launches_of({**one, "earlier": [two]})
+    assert [(launch.start, launch.end) for launch in both] == [(0, 40), (40, None)]
+    assert changes(both, now) == (["steps 1 to 40: world_size: 2 then, 1 now"], 0)
+    assert changes(both, {**now, "world_size": 2}) == (["steps from 41 on: world_size: 1 then, 2 now"], 40)
     assert changes(launches_of(two), now) == (["world_size: 2 then, 1 now"], 0)
     assert changes(launches_of({**one, "from_step": 0}), now) == ([], None)
     # Killed after step 40, resumed at 20: of the first launch 20 steps are left, of one resumed again at 20 none.

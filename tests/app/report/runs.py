@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import yaml
+from msgspec.structs import replace
 
 from app.config import CONFIG_DIR, AppConfig, to_plain
 from app.metrics.clicks import click_metrics
 from app.metrics.curves import click_curves
+from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import step_time_histogram, throughput
 from app.record.provenance import describe_run
 from common.compose import compose_config
+from common.documents import convert, encode, plain_object
 
-MANIFEST = {"format": "clickwork-run", **describe_run(), "from_step": 0, "earlier": []}
+MANIFEST = {"format": "clickwork-run", **plain_object(describe_run()), "from_step": 0, "earlier": []}
 
 
 @functools.cache
@@ -69,7 +72,7 @@ def write_run(
          "steps": every, "loss": loss, "logloss": loss, "accuracy": 0.75, "lr": 0.01,
          "samples_per_second": batch / taken,
          "input_wait_fraction": 0.01, "phase_seconds": {"forward": 0.004, "backward": 0.005},
-         "host_bytes": 5e8, "device_bytes": None}
+         "host_bytes": int(5e8), "device_bytes": None}
         for step, loss, taken in zip(windows, mean_losses, mean_seconds, strict=True)
     ]  # fmt: skip
     evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
@@ -79,14 +82,15 @@ def write_run(
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     (directory / "manifest.json").write_text(json.dumps(made))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    curves = {"step": steps, "split": "val", **click_curves(logits, labels, evaluation)}
-    (directory / "curves.json").write_text(json.dumps(curves))
-    (directory / "step_times.json").write_text(json.dumps(step_time_histogram(seconds)))
+    curves = click_curves(logits, labels, convert(evaluation, EvaluationFigures))
+    (directory / "curves.json").write_text(encode(replace(curves, step=steps, split="val")))
+    (directory / "step_times.json").write_text(encode(step_time_histogram(seconds)))
     summary = {
         "status": status, "steps": steps, "samples": steps * batch, "world_size": world_size,
         "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100}, "train": {"logloss": 0.46}, "best": best,
-        "eval": {"step": steps, **evaluation}, "throughput": throughput(seconds, 0.1, batch, world_size, 0),
-        "memory": {"host_peak_bytes": 6e8, "device_peak_bytes": None}, "power": None,
+        "eval": {"step": steps, **evaluation},
+        "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
+        "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None}, "power": None,
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},
         "digest": {"parameters": f"{seed}{gain}{platform}", "losses": "l"},
     }  # fmt: skip

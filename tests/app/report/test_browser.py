@@ -128,9 +128,9 @@ def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path
     numbers.find_element(By.TAG_NAME, "summary").click()
     WebDriverWait(driver, 120).until(lambda _: numbers.find_elements(By.TAG_NAME, "table"))  # toggle comes in a moment
     rows = [row.text.split() for row in numbers.find_elements(By.CSS_SELECTOR, "tbody tr")]
-    train = read_run(report.parent).of_kind("train")
+    train = read_run(report.parent).windows
     shown = {int(row[0]): row[1] for row in rows}
-    assert all(float(shown[event["step"]]) == pytest.approx(event["logloss"], rel=1e-4) for event in train)
+    assert all(float(shown[event.step]) == pytest.approx(event.logloss, rel=1e-4) for event in train)
 
 
 def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 
 from app.config import CONFIG_DIR, ReportConfig
+from app.metrics.documents import TrainEvent
 from app.report.__main__ import main
 from app.report.charts import quality_charts
 from app.report.compare import (
@@ -68,7 +70,7 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     auc = compare_auc(first, second)
     assert auc is not None
     assert auc.difference is not None
-    aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
+    aucs = [[run.evaluation.auc or 0 for run in entry.runs] for entry in (first, second)]
     assert auc.test == "paired t-test"
     assert auc.difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
     assert auc.difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
@@ -84,7 +86,7 @@ def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
     assert auc is not None
     assert auc.difference is not None
     assert auc.test == "Welch's test"
-    aucs = [[run.evaluation["auc"] for run in entry.runs] for entry in (first, second)]
+    aucs = [[run.evaluation.auc or 0 for run in entry.runs] for entry in (first, second)]
     assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
 
 
@@ -150,8 +152,7 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
     off = read_run(write_run(tmp_path / "off", platform="rocm", gain=1.05, manifest=hardware))
     (parity,) = compare_platforms([cuda, off], 0.001, 0.01)
     assert (parity.verdict, parity.agrees) == ("differ", False)
-    expected = np.mean([abs(a["loss"] - b["loss"]) / a["loss"]
-                        for a, b in zip(cuda.of_kind("train"), off.of_kind("train"), strict=True)])  # fmt: skip
+    expected = np.mean([abs(a - b) / a for a, b in zip(_losses(cuda), _losses(off), strict=True)])
     assert parity.loss == pytest.approx(expected)
     shorter = read_run(write_run(tmp_path / "shorter", platform="rocm", steps=50))
     (parity,) = compare_platforms([cuda, shorter], 0.001, 0.01)
@@ -164,15 +165,19 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
         assert any("No parity verdict for cuda and rocm" in text for text in said)
 
 
-def set_events(run: RunFiles, events: list[dict[str, Any]]) -> RunFiles:
+def _losses(run: RunFiles) -> list[float]:
+    return [event.loss for event in run.windows if event.loss]
+
+
+def set_events(run: RunFiles, events: list[TrainEvent]) -> RunFiles:
     """The run with other events of training."""
-    return dataclasses.replace(run, events=[*events, *run.of_kind("eval")])
+    return dataclasses.replace(run, events=[*events, *run.evaluations])
 
 
 def test_windows_of_skipped_steps_alone_have_no_loss_to_compare(tmp_path: Path) -> None:
     cuda, rocm = (read_run(write_run(tmp_path / name, platform=name)) for name in ("cuda", "rocm"))
-    train = cuda.of_kind("train")
-    skipped = [{**event, "loss": None, "logloss": None} if event["step"] == 50 else event for event in train]
+    train = cuda.windows
+    skipped = [structs.replace(event, loss=None, logloss=None) if event.step == 50 else event for event in train]
     both = set_events(cuda, skipped), set_events(rocm, skipped)
     (parity,) = compare_platforms(both, 0.001, 0.01)
     assert (parity.verdict, parity.loss) == ("agree", 0.0)
@@ -184,16 +189,18 @@ def test_windows_of_skipped_steps_alone_have_no_loss_to_compare(tmp_path: Path) 
 
 def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -> None:
     """Its first steps are the launch's first: ten times as slow, and left out as those of other launches are."""
-    parts = {"from_step": 0, "earlier": []}, {"from_step": 55, "earlier": [{"from_step": 0}]}
+    earlier = {"from_step": 0, "world_size": 1, "dataset": {"path": "x", "digest": "d"}}
+    parts = {"from_step": 0, "earlier": []}, {"from_step": 55, "earlier": [earlier]}
     whole, resumed = (
         read_run(write_run(tmp_path / str(number), "train.warmup_steps_excluded=10", manifest=part))
         for number, part in enumerate(parts)
     )
-    train = resumed.of_kind("train")
-    slow = [{**event, "samples_per_second": event["samples_per_second"] / 10} if event["step"] == 60 else event
-            for event in train]  # fmt: skip
+    train = resumed.windows
+    rates = {event.step: event.samples_per_second or 0 for event in train}
+    rates[60] /= 10
+    slow = [structs.replace(event, samples_per_second=rates[event.step]) for event in train]
     seconds, _ = window_times(set_events(resumed, slow))
-    ends = [event["step"] for event in train if not (event["step"] <= 10 or 55 < event["step"] < 75)]
+    ends = [step for step in rates if not (step <= 10 or 55 < step < 75)]
     assert len(seconds) == len(ends)
     assert seconds.max() < 2 * seconds.min()
     speed = compare_speed(*(RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow)))))

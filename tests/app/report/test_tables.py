@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from app.report.read import read_run
+from app.record.documents import Summary, TableSize
+from app.report.read import RunFiles, read_run
 from app.report.tables import _traffic, _train_steps
+from app.sharding.documents import PlannedTable
+from common.documents import convert, plain_object
 from tests.app.report.runs import write_run
 
 ROWS, DIM, BATCH = 8, 16, 32
@@ -34,6 +37,10 @@ def sent(kind: str, ids: int, by_id: bool, widths: tuple[int, int]) -> int:
     return total
 
 
+def traffic(run: RunFiles, table: dict[str, Any], plan: dict[str, Any]) -> tuple[float, float, float]:
+    return _traffic(run, convert(table, TableSize), convert(plan, PlannedTable))
+
+
 @pytest.mark.parametrize(("qcomm", "widths"), [([], (4, 4)), (["forward=fp16"], (2, 4)), (["backward=bf16"], (4, 2))])
 @pytest.mark.parametrize(("ids", "by_id"), [(1, False), (6, False), (6, True), (1, True)])
 @pytest.mark.parametrize("kind", list(SHARDS))
@@ -44,7 +51,7 @@ def test_what_processes_exchange_is_counted(
     run = read_run(write_run(tmp_path / "a", *overrides, world_size=2))
     table: dict[str, Any] = {"features": 1, "ids_per_sample": float(ids), "num_embeddings": ROWS, "embedding_dim": DIM,
                              "bytes": ROWS * DIM * 4, "by_id": by_id}  # fmt: skip
-    read, written, exchanged = _traffic(run, table, {"type": kind, "shards": SHARDS[kind]})
+    read, written, exchanged = traffic(run, table, {"type": kind, "kernel": "fused", "shards": SHARDS[kind]})
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (read, written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
 
@@ -53,9 +60,9 @@ def test_records_of_older_runs_are_read(tmp_path: Path) -> None:
     """Without shards and by_id: whole vectors, or a sequence model's rows."""
     table = {"features": 1, "ids_per_sample": 5.0, "num_embeddings": ROWS, "embedding_dim": DIM, "bytes": 512}
     pooled = read_run(write_run(tmp_path / "a", f"train.global_batch_size={BATCH}", world_size=2))
-    assert _traffic(pooled, table, {"type": "table_wise"})[2] == BATCH * DIM * 8 / 2
+    assert traffic(pooled, table, {"type": "table_wise", "kernel": "fused"})[2] == BATCH * DIM * 8 / 2
     by_id = read_run(write_run(tmp_path / "b", "model=hstu", f"train.global_batch_size={BATCH}", world_size=2))
-    assert _traffic(by_id, table, {"type": "table_wise"})[2] == BATCH * 5 * DIM * 8 / 2
+    assert traffic(by_id, table, {"type": "table_wise", "kernel": "fused"})[2] == BATCH * 5 * DIM * 8 / 2
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,6 @@ def test_the_training_loss_says_of_how_many_steps_it_is(
     """As the summary says; of an older one the last window, which a short run does not fill."""
     run = read_run(write_run(tmp_path / "a", "train.log_every_steps=20"))
     assert run.summary is not None
-    run.summary.pop("covers", None)
-    run.summary |= {"steps": steps} | ({} if covers is None else {"covers": covers})
+    document = {**plain_object(run.summary), "steps": steps} | ({} if covers is None else {"covers": covers})
+    run.summary = convert(document, Summary)
     assert _train_steps(run) == expected

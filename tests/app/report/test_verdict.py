@@ -9,6 +9,7 @@ import yaml
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
+from app.metrics.documents import EvaluationFigures
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, sentences
@@ -69,13 +70,13 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
     val = {"auc": 0.9, "logloss": 0.4, "ne": 0.7, "rows": 4000, "sampled_auc": 0.8, "sampled_logloss": 0.41}
     bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000, "splits": {"val": val}}
     run = read_run(write_run(tmp_path / "run", bayes=bayes))
-    auc = run.evaluation["auc"]
+    auc = run.evaluation.auc or 0
     assert said(run, "ground-truth model")[1].startswith(
         f"Gap to the ground-truth model: AUC {0.8 - auc:.4f} below its 0.8000"
     )
     (row,) = [row for row in comparisons(run) if row.name == "Ground-truth model"]
     assert row.figures["logloss"] == 0.41
-    assert row.figures["ne"] == pytest.approx(0.41 / (baseline(run.evaluation["base_rate"])["logloss"] or 0))
+    assert row.figures["ne"] == pytest.approx(0.41 / (baseline(run.evaluation.figure("base_rate"))["logloss"] or 0))
     del bayes["splits"]
     run = read_run(write_run(tmp_path / "older", bayes=bayes))
     assert "below its 0.8500" in said(run, "ground-truth model")[1]
@@ -95,7 +96,7 @@ def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
     text = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(text[:5]) + text[5][:20])
     run = read_run(directory)
-    assert (run.status, run.steps, run.evaluation) == ("unfinished", 50, {})
+    assert (run.status, run.steps, run.evaluation) == ("unfinished", 50, EvaluationFigures(auc=None))
     assert said(run, "No summary")[0] == "bad"
     (directory / "metrics.jsonl").write_text("".join(text[:2]) + "nonsense\n" + "".join(text[3:]))
     with pytest.raises(UserError, match=r"metrics.jsonl: line 3 is not an event"):
@@ -112,7 +113,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_overfitting_is_told(tmp_path: Path) -> None:
-    auc = read_run(write_run(tmp_path / "last")).evaluation["auc"]
+    auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
     over = read_run(write_run(tmp_path / "over", best={"step": 60, "auc": auc + 0.066}))
     kind, text = said(over, "Overfitted")
     assert kind == "bad"
@@ -141,5 +142,5 @@ def test_a_run_of_another_version_is_one_line(removed: str | None, tmp_path: Pat
 def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     assert not [text for _, text in sentences(run) if "not in train" in text]
-    run.manifest["dataset"]["unseen"] = "of the values of val and test these shares are not in train: user (97%); x"
-    assert said(run, "user (97%)") == ("bad", f"Of{run.manifest['dataset']['unseen'][2:]}.")
+    run.manifest.dataset.unseen = "of the values of val and test these shares are not in train: user (97%); x"
+    assert said(run, "user (97%)") == ("bad", f"Of{run.manifest.dataset.unseen[2:]}.")

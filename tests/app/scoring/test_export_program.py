@@ -27,6 +27,7 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.app.scoring.test_documents import about
 
 CPU = torch.device("cpu")
 PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
@@ -314,6 +315,6 @@ def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         raise UserError("too far off")
 
     with pytest.raises(UserError, match="too far off"):
-        export_program.save(exported, tmp_path / "m.pt2", {}, refuse)
+        export_program.save(exported, tmp_path / "m.pt2", about(), refuse)
     assert len(seen) == 3
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
+from app.sharding.documents import PlanFile
 from app.sharding.execute import count_empty_shards
 from app.sharding.plan import Plan
+from common.documents import convert
 from tests.app.conftest import SMALL
 from tests.app.group import run_group
 
@@ -88,7 +90,7 @@ def test_more_processes_than_rows_train_as_one(ragged: Path, tmp_path: Path) -> 
               "+model.tables.overrides.item.dim=4", "+model.tables.overrides.tags.kind=qr",
               *(f"+sharding.tables.{table}.types=row_wise" for table in in_rows)]  # fmt: skip
     (alone,), (three,) = (run_group([config], size, tmp_path / f"{size}.json") for size in (1, 3))
-    plan = Plan.from_json(three["plan"])
+    plan = Plan.from_document(convert(three["plan"], PlanFile))
     for table in ("t_user_r", "t_tags_r"):
         assert [shard.rows for shard in plan.tables[table].shards] == [2, 2, 0]
     np.testing.assert_allclose(three["losses"], alone["losses"], rtol=1e-5)

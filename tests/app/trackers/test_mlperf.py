@@ -5,13 +5,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig
+from app.metrics.documents import EvaluationEvent, TrainEvent
+from app.record.documents import Summary
 from app.trackers.mlperf import MLPerf
 from common.compose import compose_config
+from common.documents import convert
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
 STEPS = 10  # of an epoch
@@ -25,12 +27,14 @@ def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
 
 def send(to: MLPerf, *events: tuple[str, int]) -> None:
     for kind, step in events:
-        values: dict[str, Any] = {"auc": 0.5 + step / 1000, "eval_seconds": 0.0, "loss": 0.1, "lr": 1.0}
-        to.event(kind, step, step * 100, values)
+        window = TrainEvent(event=kind, step=step, samples=step * 100, loss=0.1, lr=1.0)
+        evaluation = EvaluationEvent(event=kind, step=step, samples=step * 100, auc=0.5 + step / 1000, eval_seconds=0.0)
+        to.event(window if kind == "train" else evaluation)
 
 
 def close(to: MLPerf, status: str, step: int) -> None:
-    to.close({"status": status, "steps": step, "samples": step * 100})
+    summary = {"status": status, "steps": step, "samples": step * 100, "eval": {"auc": None}, "throughput": {}}
+    to.close(convert(summary, Summary))
 
 
 def epochs(path: Path) -> list[tuple[str, int, int]]:

@@ -15,6 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.trackers.base import settings
 from app.trackers.prometheus import CONTENT_TYPE, Prometheus
 from common.compose import compose_config
@@ -83,9 +84,10 @@ def free_port() -> int:
 def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
     port = free_port()
     tracker = Prometheus("127.0.0.1", port, 'a "run"')
-    tracker.event("train", 10, 640, {"loss": 0.7, "epoch": 0, "device_bytes": None, "path": "x"})
-    tracker.event("eval", 10, 640, {"auc": 0.75, "split": "val"})
-    tracker.event("train", 20, 1280, {"loss": 0.5})
+    window = TrainEvent(event="train", step=10, samples=640, loss=0.7, epoch=0, device_bytes=None, rest={"path": "x"})
+    tracker.event(window)
+    tracker.event(EvaluationEvent(event="eval", step=10, samples=640, auc=0.75, split="val"))
+    tracker.event(TrainEvent(event="train", step=20, samples=1280, loss=0.5))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
         assert response.headers["Content-Type"] == CONTENT_TYPE
         text = response.read().decode()

@@ -16,6 +16,7 @@ from app.config import CONFIG_DIR, AppConfig
 from app.record import provenance
 from app.runtime import platform, shared_files
 from common.cli import run_command
+from common.files import FileDigest
 from tests.app.conftest import SMALL
 from tests.app.datasets import write_dataset
 from tests.app.group import start_group
@@ -151,12 +152,12 @@ def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pyt
     """Files of known sizes: one is there, one grows, one is missing for good."""
     (tmp_path / "__0_0.distcp").write_bytes(bytes(10))
     (tmp_path / "__1_0.distcp").write_bytes(bytes(5))
-    sizes = {"__0_0.distcp": {"bytes": 10}, "__1_0.distcp": {"bytes": 10}}
+    sizes = {name: FileDigest(10, "") for name in ("__0_0.distcp", "__1_0.distcp")}
     threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
     began = time.monotonic()
     assert saver._missing_files(tmp_path, sizes) is None
     assert time.monotonic() - began >= 0.4
     monkeypatch.setattr(shared_files, "SHARED_SECONDS", 0.3)
-    reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": {"bytes": 1}})
+    reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": FileDigest(1, "")})
     assert reason is not None
     assert "__2_0.distcp, which another process has written, is not whole on this machine" in reason

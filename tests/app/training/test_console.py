@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from app.training.summary import closing_lines
+from app.record.documents import Summary
+from app.training import summary
+from common.documents import convert
 from tests.app.conftest import SMALL, Command, forked
 
 SUMMARY: dict[str, Any] = {
@@ -28,6 +30,10 @@ SUMMARY: dict[str, Any] = {
 }  # fmt: skip
 
 
+def closing_lines(document: dict[str, Any], measured_before: int) -> list[str]:
+    return summary.closing_lines(convert(document, Summary), measured_before)
+
+
 def test_what_was_measured_is_told_and_nothing_else() -> None:
     lines = closing_lines(SUMMARY, measured_before=0)
     assert lines[0] == "completed: 300 steps, 19,200 samples in 3.0 s"
@@ -39,7 +45,7 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
     nothing = {
         **SUMMARY,
         "status": "interrupted",
-        "eval": {"logloss": None},
+        "eval": {"auc": None, "logloss": None},
         "throughput": {"samples_per_second": None},
     }
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in closing_lines(nothing, 0)[1:])

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
 from app.config import Precision, RuntimeConfig
@@ -37,7 +38,7 @@ def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
 
     def evaluated(self: Session, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
-        return result._replace(figures={**result.figures, "auc": next(left)})
+        return result._replace(figures=structs.replace(result.figures, auc=next(left)))
 
     monkeypatch.setattr(Session, "evaluate", evaluated)
 
@@ -145,6 +146,6 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(here: Runtime
         assert train_here(here, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
     own, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
     config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
-    assert resume.open_checkpoint(Path("runs/x"), own, config, here).state["step"] == 2
+    assert resume.open_checkpoint(Path("runs/x"), own, config, here).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
         resume.open_checkpoint(Path("runs/x"), other, config, here)

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
+from msgspec import structs
 
 from app.checkpoint import files
+from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training import session, stop
 from app.training.evaluator import Evaluator
@@ -183,13 +185,13 @@ def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
     """Commands in this process: a kill is an exception that nothing catches. Evaluations go up and down."""
     measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
 
-    def at_step(self: Evaluator, step: int) -> dict[str, Any]:
+    def at_step(self: Evaluator, step: int) -> EvaluationFigures:
         now[0] = step
         return evaluate(self, step)
 
     def with_auc(self: Session, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
-        return result._replace(figures={**result.figures, "auc": now[0] * 0.618 % 1})
+        return result._replace(figures=structs.replace(result.figures, auc=now[0] * 0.618 % 1))
 
     def killed(*_: Any, **__: Any) -> None:
         raise Killed

@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.metrics.documents import EvaluationFigures
 from app.training.evaluator import is_collapsed
 
 
@@ -17,4 +18,4 @@ from app.training.evaluator import is_collapsed
     ],
 )
 def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None, collapsed: bool) -> None:
-    assert is_collapsed({"auc": auc, "ne": ne}) == collapsed
+    assert is_collapsed(EvaluationFigures(auc=auc, rest={"ne": ne})) == collapsed

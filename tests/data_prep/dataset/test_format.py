@@ -10,16 +10,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    digest_file,
-    load_manifest,
-    open_shard,
-    save_manifest,
-    shard_path,
-    verify_shard,
-    write_atomically,
-)
+from common.files import digest_file, write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, open_shard, save_manifest, shard_path, verify_shard
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset
 
 F = len(NUM_EMBEDDINGS)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from common.files import FileDigest
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.schema import CRITEO
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import reads_whole
-from data_prep.io.atomic import FileDigest
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source

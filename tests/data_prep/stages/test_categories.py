@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from common.files import Crc32
 from data_prep.engine.job import ChunkRecord
-from data_prep.io.atomic import Crc32
 from data_prep.parsing.table_block import TableBlock, TextBags
 from data_prep.stages.categories import (
     DICTIONARIES,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from common.files import Crc32
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.engine.job import ChunkRecord
-from data_prep.io.atomic import Crc32
 from data_prep.stages.vocabulary import ChunkCounts, load_runs, write_counts
 from data_prep.vocabulary.count import Run
 from data_prep.vocabulary.merge import merge_in_parts

@@ -1,0 +1,196 @@
+"""A run's figures as its documents have them: evaluations, throughput, curves, and the events of metrics.jsonl.
+
+Keys that older versions did not write are UNSET where a document lacks them. Needs no torch.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from app.metrics.totals import Measured
+from common.documents import Json, Number, OpenDocument, convert, decode
+
+
+def rest() -> Json:
+    """The default of the keys that a document does not name."""
+    return msgspec.field(default_factory=dict)
+
+
+class Best(OpenDocument, kw_only=True):
+    """The evaluation with the highest AUC of a run."""
+
+    step: int
+    auc: Number
+    rest: Json = rest()
+
+
+class EvaluationFigures(OpenDocument, kw_only=True):
+    """The metrics of a split, of which all but the AUC are in `rest`: numbers, and None where undefined.
+
+    step: after which the model was evaluated. samples: rows. Neither is set where there was no evaluation.
+    """
+
+    step: int | UnsetType = UNSET
+    split: str | UnsetType = UNSET
+    samples: int | UnsetType = UNSET
+    auc: Number | None
+    rest: Json = rest()
+
+
+class Slowdown(Struct, kw_only=True):
+    """A lasting drop of throughput: the last step before it, by which part the median rate fell, and what was done."""
+
+    after_step: int
+    fraction: Number
+    when: str | None
+
+
+class Throughput(OpenDocument, kw_only=True):
+    """Rates over the steps that were measured; None where there were none."""
+
+    samples_per_second: Number | None = None
+    samples_per_second_per_device: Number | None = None
+    steps_per_second: Number | None = None
+    step_ms_p50: Number | None = None
+    step_ms_p95: Number | None = None
+    input_wait_fraction: Number | None = None
+    warmup_steps_excluded: int | UnsetType = UNSET
+    steps_measured: int | UnsetType = UNSET
+    slowdown: Slowdown | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class Power(OpenDocument, kw_only=True):
+    """Energy of the devices: mean power in W, J, and the meter."""
+
+    mean_watts: Number | None = None
+    joules: Number | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    rest: Json = rest()
+
+    @classmethod
+    def of(cls, measured: Measured, source: str) -> "Power | None":
+        """Of a run's sums; None where energy was not measured."""
+        if not measured.energy_seconds:
+            return None
+        return cls(mean_watts=measured.joules / measured.energy_seconds, joules=measured.joules, source=source)
+
+
+class Roc(Struct):
+    """Rates of false and true positives, at each threshold."""
+
+    fpr: list[Number]
+    tpr: list[Number]
+
+
+class PrecisionRecall(Struct):
+    """Recall and precision, at each threshold."""
+
+    recall: list[Number]
+    precision: list[Number]
+
+
+class ReliabilityBin(Struct):
+    """Mean probability, share of positives and samples of a bin."""
+
+    preds: Number
+    labels: Number
+    samples: int
+
+
+class ScoreCounts(Struct):
+    """Samples of either label in bins of predicted probabilities, [bins]; `edges` are [bins + 1]."""
+
+    edges: list[Number]
+    positive: list[int]
+    negative: list[int]
+
+
+class Curves(OpenDocument, kw_only=True):
+    """curves.json: the shape of the evaluation after `step`, from `samples` of the `of` samples of a split."""
+
+    step: int = 0
+    split: str = ""
+    samples: int
+    of: int
+    auc_standard_error: Number | UnsetType | None = UNSET
+    roc: Roc | None
+    pr: PrecisionRecall | None
+    reliability: list[ReliabilityBin]
+    scores: ScoreCounts
+    rest: Json = rest()
+
+
+class StepTimeHistogram(Struct):
+    """step_times.json: counts of step times, [bins], between edges in ms, [bins + 1]; both empty without steps."""
+
+    edges_ms: list[Number]
+    counts: list[int]
+
+
+class Event(OpenDocument, kw_only=True):
+    """One line of metrics.jsonl: what happened after `step`, and the seconds since the run began."""
+
+    event: str
+    step: int
+    samples: int | UnsetType = UNSET
+    seconds: Number | UnsetType = UNSET
+
+
+class OtherEvent(Event, kw_only=True):
+    """A checkpoint, a resumption, or of a kind that another version writes; its values are in `rest`."""
+
+    rest: Json = rest()
+
+
+class TrainEvent(Event, kw_only=True):
+    """A window of steps that ends with `step`. loss, logloss: None where all steps were skipped, or not computed."""
+
+    epoch: int | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    loss: Number | UnsetType | None = UNSET
+    accuracy: Number | UnsetType | None = UNSET
+    logloss: Number | UnsetType | None = UNSET
+    lr: Number | UnsetType = UNSET
+    samples_per_second: Number | UnsetType | None = UNSET
+    input_wait_fraction: Number | UnsetType | None = UNSET
+    phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET
+    watts: Number | UnsetType | None = UNSET
+    measured: Measured | UnsetType = UNSET
+    host_bytes: int | UnsetType | None = UNSET
+    device_bytes: int | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class EvaluationEvent(Event, kw_only=True):
+    """An evaluation of a split (`eval`, or `eval_train` of the training split), its metrics in `rest`."""
+
+    eval_samples: int | UnsetType = UNSET
+    split: str | UnsetType = UNSET
+    auc: Number | None
+    rest: Json = rest()
+    eval_seconds: Number | UnsetType = UNSET
+    measured: Measured | UnsetType = UNSET
+
+    def figures(self) -> EvaluationFigures:
+        """The evaluation as a summary has it."""
+        return EvaluationFigures(
+            step=self.step, split=self.split, samples=self.eval_samples, auc=self.auc, rest=self.rest
+        )
+
+
+AnyEvent: TypeAlias = TrainEvent | EvaluationEvent | OtherEvent
+
+
+def decode_event(line: bytes) -> AnyEvent:
+    """An event from its line of metrics.jsonl.
+
+    Raises:
+        ValueError: it is not one; names the key.
+    """
+    document = decode(line, Json)
+    if document.get("event") == "train":
+        return convert(document, TrainEvent)
+    is_evaluation = document.get("event") in ("eval", "eval_train")
+    return convert(document, EvaluationEvent) if is_evaluation else convert(document, OtherEvent)

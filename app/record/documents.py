@@ -1,0 +1,181 @@
+"""A run's manifest.json and summary.json. Keys that older versions did not write are UNSET where a document lacks them.
+
+The keys of each document are written in the order of its fields.
+"""
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.metrics.documents import Best, EvaluationFigures, Power, Throughput, rest
+from app.sharding.documents import PlannedTable
+from common.documents import Json, Number, OpenDocument
+
+FORMAT_NAME = "clickwork-run"
+SUMMARY_VERSION = 1  # of summary.json: `eval` is the newest evaluation. Older ones name no version and mean the same
+
+
+class Code(OpenDocument, kw_only=True):
+    """Commit of the checkout, and SHA-256 of what differs from it."""
+
+    git_sha: str | UnsetType | None = UNSET
+    dirty_diff_sha256: str | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class Device(OpenDocument, kw_only=True):
+    """One GPU."""
+
+    name: str
+    memory_bytes: int | UnsetType = UNSET
+    architecture: str | UnsetType = UNSET
+    rest: Json = rest()
+
+
+class Hardware(OpenDocument, kw_only=True):
+    """The machine of rank 0."""
+
+    machine: str | UnsetType = UNSET
+    system: str | UnsetType = UNSET
+    cpu: str | UnsetType = UNSET
+    cpu_instructions: str | UnsetType = UNSET
+    cores: int | UnsetType = UNSET
+    memory_bytes: int | UnsetType = UNSET
+    devices: list[Device] | UnsetType = UNSET
+    driver: str | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class Provenance(OpenDocument, kw_only=True):
+    """What a machine and a checkout determine of a run, without secrets; `format` is of a run's manifest alone."""
+
+    format: str | UnsetType = UNSET
+    code: Code | UnsetType = UNSET
+    image: str | UnsetType | None = UNSET
+    base_image: str | UnsetType | None = UNSET
+    versions: dict[str, str | None] | UnsetType = UNSET
+    hardware: Hardware | UnsetType = UNSET
+    environment: dict[str, str] | UnsetType = UNSET
+    argv: list[str] | UnsetType = UNSET
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the checkout, where it is known."""
+        return (self.code.git_sha or None) if self.code else None
+
+
+class Dataset(OpenDocument, kw_only=True):
+    """The dataset of a run; path and digest are None of a run that was built from published table sizes."""
+
+    path: str | None
+    digest: str | None
+    published_tables: str | UnsetType | None = UNSET
+    rows: dict[str, int] | UnsetType = UNSET
+    labels: dict[str, str | None] | UnsetType | None = UNSET
+    label_rate: Number | UnsetType | None = UNSET
+    encoding: str | UnsetType | None = UNSET
+    sources: list[str | None] | UnsetType = UNSET
+    bayes: Json | UnsetType | None = UNSET
+    unseen: str | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class TableSize(OpenDocument, kw_only=True):
+    """Size of a whole table, its weights in bytes, and the ids looked up in it."""
+
+    features: int | UnsetType = UNSET
+    by_id: bool | UnsetType = UNSET
+    ids_per_sample: Number | UnsetType = UNSET
+    num_embeddings: int
+    embedding_dim: int
+    bytes: int
+    rest: Json = rest()
+
+
+class RunManifest(Provenance, kw_only=True):
+    """What made a run: its newest launch, and the `earlier` ones, whose manifests have no such list."""
+
+    dataset: Dataset
+    files: dict[str, str] | UnsetType = UNSET
+    seeds: dict[str, int] | UnsetType = UNSET
+    world_size: int
+    platform: str | UnsetType = UNSET
+    num_threads: int | UnsetType | None = UNSET
+    compile: str | UnsetType = UNSET
+    local_world_size: int | UnsetType = UNSET
+    plan: dict[str, PlannedTable] | UnsetType = UNSET
+    pipeline: str | UnsetType = UNSET
+    tables: dict[str, TableSize] | UnsetType = UNSET
+    rest: Json = rest()
+    from_step: int | UnsetType = UNSET
+    results_before: int | UnsetType = UNSET
+    earlier: "list[RunManifest] | UnsetType" = UNSET
+
+    @property
+    def launches(self) -> "list[RunManifest]":
+        """The manifests of all launches, the newest last."""
+        return [*(self.earlier or []), self]
+
+
+class Parameters(OpenDocument, kw_only=True):
+    """Numbers of parameters of the whole model."""
+
+    embedding: int
+    dense: int
+    total: int
+    rest: Json = rest()
+
+
+class TrainFigures(OpenDocument, kw_only=True):
+    """Means over the last steps; None where not computed. skipped_steps: of the whole run."""
+
+    loss: Number | UnsetType | None = UNSET
+    logloss: Number | UnsetType | None = UNSET
+    skipped_steps: int | UnsetType = UNSET
+    rest: Json = rest()
+
+
+class Memory(OpenDocument, kw_only=True):
+    """Peak bytes of a process."""
+
+    host_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    rest: Json = rest()
+
+
+class Digests(OpenDocument, kw_only=True):
+    """SHA-256 over the bytes of all parameters, and of the losses of all steps."""
+
+    parameters: str | None = None
+    losses: str | None = None
+    rest: Json = rest()
+
+
+class Covered(Struct, kw_only=True):
+    """The steps, seconds or launches that a group of figures is of."""
+
+    steps: int | UnsetType = UNSET
+    seconds: Number | UnsetType = UNSET
+    launches: str | UnsetType = UNSET
+
+
+class Summary(OpenDocument, kw_only=True):
+    """A run's final figures; what was not measured is None or not set."""
+
+    status: str
+    error: str | UnsetType = UNSET
+    version: int | UnsetType = UNSET
+    steps: int
+    samples: int | UnsetType = UNSET
+    world_size: int | UnsetType = UNSET
+    parameters: Parameters | UnsetType = UNSET
+    train: TrainFigures | UnsetType = UNSET
+    best: Best | UnsetType | None = UNSET
+    eval: EvaluationFigures
+    throughput: Throughput
+    covers: dict[str, Covered] | UnsetType = UNSET
+    memory: Memory | UnsetType | None = UNSET
+    utilisation: dict[str, Number | None] | UnsetType | None = UNSET
+    phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET
+    rest: Json = rest()
+    power: Power | UnsetType | None = UNSET
+    seconds: dict[str, Number] | UnsetType = UNSET
+    digest: Digests | UnsetType = UNSET

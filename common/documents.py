@@ -1,0 +1,169 @@
+"""JSON documents with types: the one place that parses them, and says in one line what is wrong with one.
+
+A document is a msgspec Struct. One that later versions may extend is an `OpenDocument`: further keys are kept.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from common.errors import UserError
+
+SHOWN_CHARACTERS = 60
+UNKNOWN = "is unknown; another version of the tool may have written it"
+REST = "rest"
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, object]  # an object with keys of any name, of whose values nothing is known
+Number: TypeAlias = int | float  # read as it is written: 1 stays 1
+
+
+class OpenDocument(Struct, kw_only=True):
+    """A document whose keys, besides those of its fields, are kept in its field `rest`, written where that stands."""
+
+    def figure(self, name: str) -> float | None:
+        """A number, of a field or a further key; None where it is not there or null.
+
+        Raises:
+            ValueError: it is no number.
+        """
+        value = getattr(self, name, UNSET)
+        value = getattr(self, REST).get(name) if value is UNSET else value
+        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return value
+        raise ValueError(f"key {name!r} is {_shown(value)}: not a number")
+
+
+def read_document(path: Path, kind: type[T], remedy: str) -> T:
+    """Read a document from its file.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        UserError: it cannot be read, is not JSON, or a key is not as it should be; names the file, key and remedy.
+    """
+    try:
+        return decode(path.read_bytes(), kind)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror}); {remedy}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); {remedy}") from error
+
+
+def decode(content: bytes | str, kind: type[T]) -> T:
+    """A document from its JSON; NaN and infinities are read, as Python writes them.
+
+    Raises:
+        ValueError: it is not JSON; or naming the first key that is missing, unknown or of a wrong value.
+    """
+    try:
+        document = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return convert(document, kind)
+
+
+def encode(document: object, indent: int | None = None) -> str:
+    """A document as JSON, its keys in the order of its fields; those that are not set are left out."""
+    return json.dumps(plain(document), indent=indent)
+
+
+def plain(document: object) -> object:
+    """A document as dictionaries, lists and values."""
+    if isinstance(document, Struct):
+        return dict(_entries(document))
+    if isinstance(document, dict):
+        return {key: plain(value) for key, value in document.items()}
+    if isinstance(document, (list, tuple)):
+        return [plain(value) for value in document]
+    return msgspec.to_builtins(document) if is_dataclass(document) else document
+
+
+def plain_object(document: Struct) -> Json:
+    """A document as a dictionary of plain values."""
+    return dict(_entries(document))
+
+
+def _entries(document: Struct) -> Iterator[tuple[str, object]]:
+    for name in document.__struct_fields__:
+        value = getattr(document, name)
+        if name == REST:
+            yield from value.items()
+        elif value is not UNSET:
+            yield name, plain(value)
+
+
+def convert(value: object, kind: type[T], prefix: str = "") -> T:
+    """msgspec.convert with an error that names the whole key, those of mappings too.
+
+    Raises:
+        ValueError: naming the first key that is missing, unknown or of a wrong value.
+    """
+    try:
+        made = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        names, found = _locate(value, kind, str(error))
+        message = str(error).partition(" - at ")[0]
+    else:
+        _keep_rest(made, value)
+        return made
+    field = re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message)
+    key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
+    if field:
+        raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
+    where = f"key {key!r} is {_shown(found)}" if key else "the document"
+    raise ValueError(f"{where}: {message[0].lower()}{message[1:]}")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def _keep_rest(made: object, value: object) -> None:
+    """Set `rest` of all open documents in what was made of a value."""
+    if isinstance(made, Struct) and isinstance(value, dict):
+        fields = made.__struct_fields__
+        if isinstance(made, OpenDocument):
+            setattr(made, REST, {key: one for key, one in value.items() if key not in fields})
+        for name in fields:
+            if name in value and name != REST:
+                _keep_rest(getattr(made, name), value[name])
+    elif isinstance(made, dict) and isinstance(value, dict):
+        for key, one in made.items():
+            _keep_rest(one, value[key])
+    elif isinstance(made, list) and isinstance(value, list):
+        for one, its in zip(made, value, strict=True):
+            _keep_rest(one, its)
+
+
+def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], object]:
+    """The names on the way to the value that an error of msgspec is about, and the value.
+
+    msgspec writes [...] for any key of a mapping: which one it is shows when each is there alone.
+    """
+    path = message.partition(" - at ")[2]
+    value: Any = document  # of any nesting
+    names = []
+    steps = re.findall(r"\.(\w+)|\[(\d+|\.{3})\]", path) + ([("", "...")] if "`key` in" in path else [])
+    for name, index in steps:
+        if index == "...":
+            entries = dict(value)
+            for name in entries:  # noqa: PLW2901
+                value.clear()
+                value[name] = entries[name]
+                try:
+                    msgspec.convert(document, kind)
+                except msgspec.ValidationError:
+                    break
+            value.update(entries)
+        names.append(name or f"[{index}]")
+        value = value[name] if name else value[int(index)]
+    return names, value

@@ -1,0 +1,217 @@
+"""Documents of a run: as they are written, and as they are read."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from app.checkpoint.files import read_state
+from app.metrics.documents import decode_event
+from app.record.reading import read_curves, read_events, read_manifest, read_step_times, read_summary
+from app.runtime.platform import Runtime
+from app.sharding.plan import load_plan
+from app.training import stop
+from common.documents import plain, plain_object
+from common.errors import UserError
+from tests.app.conftest import SMALL
+from tests.app.in_process import train_here
+from tests.app.run_files import rewrite_state
+from tests.once import made_once
+
+LAYOUT = Path(__file__).parents[2] / "golden" / "documents.txt"  # written by the release before documents had types
+# Whose keys may vary from machine to machine, or are those of other documents.
+LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "fingerprint", "phases")
+
+
+@pytest.fixture(scope="session")
+def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped and resumed, evaluated on both splits."""
+
+    def train(root: Path) -> None:
+        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x",
+                     "train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true",
+                     "train.max_steps=8", "runtime.platform=cpu"]  # fmt: skip
+        with pytest.MonkeyPatch.context() as stopped:
+            stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
+            assert train_here(here, *overrides) == "interrupted"
+        assert train_here(here, *overrides) == "completed"
+
+    return made_once(tmp_path_factory, "documents", train) / "x"
+
+
+def key_paths(document: Any, path: str = "") -> Iterator[str]:
+    """The dotted keys of a document in its order."""
+    entries = list(document.items()) if isinstance(document, dict) else []
+    if isinstance(document, list) and document and isinstance(document[0], dict):
+        entries = [("0", document[0])]
+    for key, value in entries:
+        yield f"{path}{key}"
+        if key not in LEAVES:
+            yield from key_paths(value, f"{path}{key}.")
+
+
+def layout_of(run: Path) -> list[str]:
+    """Each document's keys in the order of the file, of events one of each kind."""
+    lines = []
+    for path in ("manifest.json", "summary.json", "curves.json", "step_times.json", "state.json"):
+        file = run / path
+        if path == "state.json":
+            file = sorted(run.glob("checkpoints/step_*/state.json"))[-1]
+        lines += [f"{path} {key}" for key in key_paths(json.loads(file.read_bytes()))]
+    by_kind = {}
+    for line in (run / "metrics.jsonl").read_bytes().splitlines():
+        event = json.loads(line)
+        by_kind[event["event"]] = event
+    return lines + [f"metrics.jsonl {kind}.{key}" for kind in sorted(by_kind) for key in key_paths(by_kind[kind])]
+
+
+def test_documents_are_written_as_ever(trained: Path) -> None:
+    """Keys and their order, by the layout that an earlier release wrote; every byte but values by the json module."""
+    assert layout_of(trained) == LAYOUT.read_text().splitlines()
+    for name in ("manifest.json", "summary.json"):
+        content = (trained / name).read_text()
+        assert content == json.dumps(json.loads(content), indent=1) + "\n"
+    for name in ("curves.json", "step_times.json"):
+        content = (trained / name).read_text()
+        assert content == json.dumps(json.loads(content))
+    for path in trained.glob("checkpoints/step_*/state.json"):
+        assert path.read_text() == json.dumps(json.loads(path.read_bytes()), indent=1)
+    for line in (trained / "metrics.jsonl").read_text().splitlines():
+        assert line == json.dumps(json.loads(line))
+
+
+class Kind(NamedTuple):
+    """A document: its file in a run, its reader, a key that it needs, and one of a type that can be wrong."""
+
+    path: str
+    read: Callable[[Path], Any]
+    required: str
+    number: str
+
+
+def _plan(run: Path) -> Any:
+    return load_plan("sharding.plan", run / "plan.json")[1]
+
+
+KINDS = {
+    "manifest": Kind("manifest.json", read_manifest, "world_size", "num_threads"),
+    "summary": Kind("summary.json", read_summary, "steps", "eval.samples"),
+    "curves": Kind("curves.json", read_curves, "samples", "roc.fpr"),
+    "step times": Kind("step_times.json", read_step_times, "counts", "counts"),
+    "state": Kind("state.json", read_state, "fingerprint", "measured.joules"),
+    "plan": Kind("plan.json", _plan, "tables", "tables.t_cat_0.ranks"),
+}
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change, with the state of its newest checkpoint and its plan beside its other files."""
+    for path in trained.glob("*.json*"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(sorted(trained.glob("checkpoints/step_*/state.json"))[-1], tmp_path)
+    tables = json.loads((trained / "manifest.json").read_bytes())["plan"]
+    plan = {"format": 1, "world_size": 1, "local_world_size": 1, "tables": tables}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    rewrite(tmp_path, KINDS["state"], lambda document: None)
+    return tmp_path
+
+
+def rewrite(run: Path, kind: Kind, change: Callable[[Any], object]) -> None:
+    """Change a document in its file."""
+    document = json.loads((run / kind.path).read_bytes())
+    change(document)
+    if kind.path == "state.json":
+        rewrite_state(run, document)
+    else:
+        (run / kind.path).write_text(json.dumps(document))
+
+
+def parent_of(document: Any, key: str) -> tuple[Any, str]:
+    *above, last = key.split(".")
+    for name in above:
+        document = document[name]
+    return document, last
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_document_is_read_as_it_is_written_and_further_keys_stay(name: str, run: Path) -> None:
+    kind = KINDS[name]
+    rewrite(run, kind, lambda document: None if name == "step times" else document.update(brand_new={"x": [1, "y"]}))
+    assert plain_object(kind.read(run)) == json.loads((run / kind.path).read_bytes())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None:
+    """By file and key, with what to do: a key is missing, or of another type; the file is cut short."""
+    kind = KINDS[name]
+    whole = (run / kind.path).read_bytes()
+
+    def remove(document: Any) -> None:
+        parent, key = parent_of(document, kind.required)
+        del parent[key]
+
+    def misstate(document: Any) -> None:
+        parent, key = parent_of(document, kind.number)
+        parent[key] = "many"
+
+    for change, key, words in ((remove, kind.required, "is missing"), (misstate, kind.number, 'is "many": expected')):
+        (run / kind.path).write_bytes(whole)
+        rewrite(run, kind, change)
+        with pytest.raises(UserError) as refused:
+            kind.read(run)
+        text = str(refused.value)
+        assert str(run / kind.path) in text
+        assert f"key '{key}' {words}" in text
+        assert "\n" not in text
+        assert any(remedy in text for remedy in ("; remove", "train the run again", "app.plan plan.out=FILE"))
+    (run / kind.path).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="manifest.json" if name == "manifest" else str(run / kind.path)):
+        kind.read(run)
+
+
+def test_events_are_read_as_they_are_written(run: Path) -> None:
+    """Whatever their kind; a number is found by its name wherever it stands, and none is made of a text."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines += [
+        '{"event": "of another version", "step": 8, "samples": 512, "seconds": 2.5, "new": {"x": [1]}}',
+        '{"event": "eval", "step": 9, "auc": null, "ndcg": 0.25, "method": "exact"}',
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    events = read_events(run)
+    assert [plain(event) for event in events] == [json.loads(line) for line in lines]
+    assert [events[-1].figure(name) for name in ("auc", "ndcg", "none")] == [None, 0.25, None]
+    with pytest.raises(ValueError, match="key 'method' is \"exact\": not a number"):
+        events[-1].figure("method")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"event": "train"}', "key 'step' is missing"),
+        ('{"event": "train", "step": "x"}', "key 'step' is \"x\": expected `int`"),
+        ('{"event": "eval", "step": 1, "auc": 0.5, "measured": {"phases": {"forward": "y"}}}',
+         "key 'measured.phases.forward' is \"y\""),
+        ('{"event": "train", "st', "Unterminated string"),
+        ("[1]", "expected `object`"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, reason: str, run: Path) -> None:
+    with pytest.raises(ValueError, match=reason.replace("[", r"\[")):
+        decode_event(line.encode())
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines, line]))
+    assert len(read_events(run)) == len(lines)
+    (run / "metrics.jsonl").write_text("\n".join([line, *lines]))
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 1 is not an event .*; delete the line"):
+        read_events(run)
+
+
+def test_a_run_of_an_earlier_release_is_read_whole() -> None:
+    golden = LAYOUT.parent / "run"
+    assert plain(read_manifest(golden)) == json.loads((golden / "manifest.json").read_bytes())
+    assert plain(read_summary(golden)) == json.loads((golden / "summary.json").read_bytes())
+    lines = (golden / "metrics.jsonl").read_text().splitlines()
+    assert [plain(event) for event in read_events(golden)] == [json.loads(line) for line in lines]

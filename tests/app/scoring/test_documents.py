@@ -1,0 +1,56 @@
+"""What an exported program says of itself."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from app.record.provenance import describe_run
+from app.scoring.documents import ExportedProgram
+from common.documents import decode, encode
+
+# In the order in which earlier releases wrote them.
+KEYS = ["code", "image", "base_image", "versions", "hardware", "environment", "argv", "run", "checkpoint", "step",
+        "dataset_digest", "tables", "imports", "inputs", "dense_features", "sparse_features", "tolerance"]  # fmt: skip
+
+
+def about() -> ExportedProgram:
+    return ExportedProgram(
+        **structs.asdict(describe_run()),
+        run="runs/x",
+        checkpoint="step_00000008",
+        step=8,
+        dataset_digest="d" * 64,
+        tables="int8",
+        imports=["fbgemm_gpu"],
+        inputs={"dense_features": "[B, N] float32", "ids": "[B, F] int64"},
+        dense_features=["int_0"],
+        sparse_features={"cat_0": 10},
+        tolerance=1e-5,
+    )
+
+
+def test_it_is_written_as_ever_and_read_as_written() -> None:
+    text = encode(about(), indent=1)
+    document = json.loads(text)
+    assert list(document) == KEYS
+    assert (document["step"], document["inputs"]["ids"]) == (8, "[B, F] int64")
+    assert text == json.dumps(document, indent=1)
+    further = json.dumps({**document, "brand_new": 1}, indent=1)
+    assert encode(decode(further, ExportedProgram), indent=1) == further
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"step": "x"}, "key 'step' is \"x\": expected `int`"), ({"inputs": None}, "key 'inputs' is null")],
+)
+def test_what_is_damaged_is_named(change: dict[str, Any], reason: str) -> None:
+    document = json.loads(encode(about()))
+    with pytest.raises(ValueError, match=reason):
+        decode(json.dumps({**document, **change}), ExportedProgram)
+    del document["run"]
+    with pytest.raises(ValueError, match="key 'run' is missing"):
+        decode(json.dumps(document), ExportedProgram)
+    with pytest.raises(ValueError, match="Unterminated string"):
+        decode(json.dumps(document)[:50], ExportedProgram)

@@ -1,0 +1,75 @@
+"""Documents decoded to types: what they refuse, and that nothing is lost."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.documents import Json, Number, OpenDocument, convert, decode, encode, plain, read_document
+from common.errors import UserError
+
+
+class Inner(OpenDocument, kw_only=True):
+    size: Number
+    rest: Json = msgspec.field(default_factory=dict)
+    last: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Outer(msgspec.Struct):
+    by_name: dict[str, Inner]
+    listed: list[Inner]
+
+
+def test_further_keys_are_kept_at_any_depth_and_written_where_they_belong() -> None:
+    text = '{"by_name": {"a": {"size": 1, "x": {"y": [1]}, "last": "z"}}, "listed": [{"size": 2.5, "size2": null}]}'
+    document = decode(text, Outer)
+    assert document.by_name["a"].rest == {"x": {"y": [1]}}
+    assert encode(document) == text
+    assert plain(document) == json.loads(text)
+
+
+def test_numbers_are_read_as_python_writes_them() -> None:
+    document = decode('{"size": NaN, "other": -Infinity}', Inner)
+    assert math.isnan(document.size)
+    assert document.figure("other") == -math.inf
+    assert encode(decode('{"size": 3}', Inner)) == '{"size": 3}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"by_name": {}}', "key 'listed' is missing"),
+        ('{"by_name": {"a.b": {"size": 1}, "c": {}}, "listed": []}', "key 'by_name.c.size' is missing"),
+        ('{"by_name": {}, "listed": [{"size": 1}, {"size": "x"}]}', "key 'listed[1].size' is \"x\": expected"),
+        ('{"by_name": {}, "listed": null}', "key 'listed' is null: expected `array`, got `null`"),
+        ("3", "the document: expected `object`, got `int`"),
+        ("", "Expecting value"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        decode(text, Outer)
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UserError) as read:
+        read_document(tmp_path / "x.json", Outer, "make it again")
+    assert str(read.value).startswith(f"{tmp_path}/x.json: damaged (")
+    assert str(read.value).endswith("); make it again")
+
+
+def test_a_file_that_is_not_there_is_none_of_its_faults(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_document(tmp_path / "x.json", Outer, "make it again")
+    with pytest.raises(UserError, match="not readable"):
+        read_document(tmp_path, Outer, "make it again")
+
+
+def test_a_text_is_no_figure() -> None:
+    document = convert({"size": 1, "text": "x", "flag": True, "nothing": None}, Inner)
+    assert [document.figure(name) for name in ("size", "nothing", "other")] == [1, None, None]
+    for name in ("text", "flag"):
+        with pytest.raises(ValueError, match="not a number"):
+            document.figure(name)
