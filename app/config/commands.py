@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from app.config.app_config import AppConfig
+from app.config.app_config import AppConfig, validate
 from app.config.checks import require_at_least, require_place, require_positive
+from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
@@ -92,6 +93,8 @@ def chosen_operators(operators: Any) -> list[str]:
 
 def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
+    require_dlrm(config.model, "bench")
+    validate(config)
     chosen_operators(config.operators)
     require_place("out", config.out)
     shape = config.shape
@@ -174,8 +177,10 @@ class PlanConfig:
     devices: list[int] = field(default_factory=list)  # what if: these numbers of devices a machine instead
 
 
-def validate_plan(plan: PlanConfig) -> None:
+def validate_plan(config: "PlanAppConfig") -> None:
     """Raises UserError for values that cannot work."""
+    validate(config)
+    plan = config.plan
     require_place("plan.out", None if plan.out == "-" else plan.out)
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):

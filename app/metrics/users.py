@@ -1,7 +1,6 @@
 """Quality of the ranking within each user's samples, and AUC as MLPerf's reference computes it."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 NAMES = {"gauc": "GAUC", "auc_torchrec": "TorchRec's AUC"}
@@ -16,6 +15,7 @@ def user_metrics(
     gauc_users: number of users in it.
     auc_torchrec: AUC of probabilities, whose ties count in the order that the sort leaves them in.
     """
+    import torch  # here, as reports need but the names
     from torchrec.metrics.auc import compute_auc  # seconds to import: only for datasets of events
 
     found: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
