@@ -26,7 +26,7 @@ class Command(NamedTuple):
         function: takes the configuration, or the list of arguments where there is no schema; returns an exit status.
         summary: one line of help.
         schema: the dataclass of the configuration; None: the function reads its own arguments.
-        config: name of the file of values in `config_dir`, without .yaml.
+        config: name of the file of values in `config_dir`, without .yaml; schema: those of the dataclass.
         config_dir: the directory of the values.
         has_groups: whether groups of ready-made values, as recipe=NAME, are taken.
         check: a function of the configuration that raises UserError, called before the command's module is imported.
