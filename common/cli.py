@@ -123,6 +123,8 @@ def _print_error(message: str) -> None:
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     config = compose_partly(schema, command.config_dir, overrides, command.config)
     print(command.description(), end="\n\n")
+    if command.has_groups:
+        print("config=FILE.yaml takes keys from a file, below those that are typed; recipe=FILE.yaml is a recipe.\n")
     groups = groups_of(command.config_dir) if command.has_groups else {}
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
