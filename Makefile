@@ -42,7 +42,7 @@ help:
 environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
 	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
 
-train: environment ## Train, evaluate, write runs/<name>; NPROC=n for n processes; generates data if there is none
+train: environment ## Prepare data if there is none, train, evaluate, write the run; NPROC=n for n processes
 	$(launch)app.train $(ARGS)
 
 test: environment ## Run the tests but the slow ones; ARGS go to pytest
@@ -55,10 +55,10 @@ test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a do
 	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) --device $(RELEASES)
 	$(VENV)-$(RELEASES)/bin/python -m pytest $(ARGS)
 
-preprocess: environment ## Raw clicks to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
+preprocess: environment ## Raw rows to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
 	$(python) -m data_prep $(ARGS)
 
-evaluate: environment ## Metrics of a run's checkpoint on a split: RUN=runs/quickstart
+evaluate: environment ## Metrics of a run's checkpoint on a split, as JSON: RUN=runs/quickstart
 	$(if $(RUN),,$(error evaluate needs a run: make evaluate RUN=runs/quickstart))
 	$(python) -m app.evaluate run=$(RUN) $(ARGS)
 
@@ -71,14 +71,14 @@ export: environment ## A run's model as one file that scores without Clickwork: 
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
 
-plan: environment ## Sharding plan for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
+plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
 	$(python) -m app.plan $(ARGS)
 
-verify: environment ## Replay a run and report whether it came out the same: RUN=runs/quickstart
+verify: environment ## Replay a run and report whether, or where, it came out differently: RUN=runs/quickstart
 	$(if $(RUN),,$(error verify needs a run: make verify RUN=runs/quickstart))
 	$(launch)app.verify run=$(RUN) $(ARGS)
 
-report: environment ## The HTML report of a run, finished or not: RUN=runs/quickstart
+report: environment ## The HTML report of a run, finished or not; several runs side by side: RUN=runs/quickstart
 	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))
 	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
 
@@ -86,13 +86,13 @@ compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 
-bench: environment ## Speed of the parts against this machine's limits: ARGS="operators=[step]"; NPROC=n
+bench: environment ## Operators, input path and steps against this machine's measured limits: ARGS="operators=[step]"; NPROC=n
 	$(launch)app.bench $(ARGS)
 
 bench-check: environment ## The working tree against the last commit, paired: what has become slower
 	$(python) -m benchmarks.check $(ARGS)
 
-doctor: environment ## What is wrong with this machine, its packages, datasets and runs, and how to fix it
+doctor: environment ## What is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it
 	$(python) -m app.doctor $(ARGS)
 
 tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"

@@ -6,6 +6,13 @@ Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs that
 memory bandwidth and matrix rate measured in the same run.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["bench"])
+
+
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -18,20 +25,18 @@ import torch
 from app.benchmark import input_path, operators, steps
 from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
-from app.config import CONFIG_DIR, Precision, validate
-from app.config.commands import BenchConfig, chosen_operators, validate_bench
+from app.config import Precision
+from app.config.commands import BenchConfig, chosen_operators
 from app.config.data import multi_hot_bags
-from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
 from app.record import provenance
-from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.training import session
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.documents import plain_object
 from common.errors import UserError
 from common.files import write_atomically
@@ -44,9 +49,6 @@ DEFAULT_TABLES = "criteo_kaggle"
 
 def main(config: BenchConfig) -> int:
     """Measure as configured; return the exit status."""
-    require_dlrm(config.model, "bench")
-    validate(config)
-    validate_bench(config)
     with process_group.joined(config, process_group.READING) as here:
         require_graphs(config.runtime, here.device.type)
         shape = shape_of(config, here.world_size)
@@ -159,7 +161,3 @@ def _report(
     if config.out is not None:
         write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
         log.info("bench: %s", config.out)
-
-
-if __name__ == "__main__":
-    runtime.leave(run_command(main, BenchConfig, CONFIG_DIR, name="bench"))

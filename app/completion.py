@@ -4,30 +4,21 @@ It completes `clickwork train …` and `python -m app.train …` from words that
 the tab key starts no Python.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["completion"])
+
+
 from collections.abc import Iterator
 
-from app.__main__ import MODULES
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, ReportConfig, VerifyConfig
-from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
+from app.commands import COMMANDS
+from common.cli import EXIT_DONE
+from common.command import Command, load
 from common.help import groups_of
 from common.keys import choices, keys_of
-from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
 
-SCHEMAS: dict[str, type] = {
-    "app.train": AppConfig,
-    "app.evaluate": EvaluateConfig,
-    "app.recommend": RecommendConfig,
-    "app.export": ExportConfig,
-    "app.plan": PlanAppConfig,
-    "app.bench": BenchConfig,
-    "app.verify": VerifyConfig,
-    "app.report": ReportConfig,
-    "app.doctor": DoctorConfig,
-    "data_prep": PrepConfig,
-    "data_prep.verify": PrepConfig,
-    "data_prep.interchange": PrepConfig,
-}
 # COMP_WORDBREAKS may split words at "=": the word is taken from the line, and its beginning off the answers again.
 SCRIPT = r"""_clickwork() {
   local line=${COMP_LINE:0:COMP_POINT} module= words= word
@@ -48,23 +39,26 @@ SCRIPT = r"""_clickwork() {
 complete -o default -F _clickwork clickwork python python3"""
 
 
-def words_of(schema: type) -> Iterator[str]:
+def words_of(command: Command) -> Iterator[str]:
     """Each key as `key=`, or as `key=choice` for each of its choices; each group's names as `group=name`."""
-    groups = groups_of(CONFIG_DIRECTORY if schema is PrepConfig else CONFIG_DIR)
-    for key, _, _, kind in keys_of(schema):
+    if command.schema is None:
+        return
+    for key, _, _, kind in keys_of(load(command.schema)):
         yield from (f"{key}={choice}" for choice in (["true", "false"] if kind is bool else choices(kind) or [""]))
-    if issubclass(schema, (AppConfig, PrepConfig)):
-        yield from (f"{group}={name}" for group, names in groups.items() for name in names)
+    if command.has_groups:
+        yield "config="
+        yield from (f"{group}={name}" for group, names in groups_of(command.config_dir).items() for name in names)
 
 
 def script() -> str:
     """The script for bash."""
-    cases = [f"    clickwork) words='{' '.join(MODULES)}' ;;"]
-    for module, schema in SCHEMAS.items():
-        names = [module, *(f"clickwork.{name}" for name, its_module in MODULES.items() if its_module == module)]
-        cases.append(f"    {'|'.join(names)}) words='{' '.join(words_of(schema))}' ;;")
+    cases = [f"    clickwork) words='{' '.join(COMMANDS)}' ;;"]
+    for name, row in COMMANDS.items():
+        cases += [f"    {row.module}|clickwork.{name}) words='{' '.join(words_of(row))}' ;;"]
     return SCRIPT.replace("@CASES@", "\n".join(cases))
 
 
-if __name__ == "__main__":
-    print(script())
+def main(arguments: list[str]) -> int:
+    """Print the script."""
+    print(__doc__ if {"-h", "--help"} & {*arguments} else script())
+    return EXIT_DONE

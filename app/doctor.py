@@ -4,6 +4,13 @@ Each line is ok, warn (works, but slower or with something missing) or fail, wit
 nothing fails, else 1.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["doctor"])
+
+
 import json
 import sys
 from collections.abc import Iterator
@@ -11,10 +18,9 @@ from pathlib import Path
 
 from app.checks import devices, files, stack, system
 from app.checks.check import Check, Verdict
-from app.config import CONFIG_DIR
 from app.config.checks import require_place
 from app.config.commands import DoctorConfig
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.files import write_atomically
 from common.terminal import coloured
 
@@ -71,7 +77,3 @@ def describe(check: Check) -> str:
     verdict = coloured(f"{check.verdict.value:<4}", COLOURS[check.verdict], sys.stdout)
     line = f"{verdict}  {check.name}: {check.found}"
     return line if check.remedy is None else f"{line}\n      -> {check.remedy}"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, DoctorConfig, CONFIG_DIR, name="doctor"))

@@ -4,30 +4,34 @@ With tables=fp16|bf16|int8|int4 they are those of the model as it would be serve
 unsharded, the whole model on each process.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["evaluate"])
+
+
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Precision, validate
-from app.config.commands import validate_evaluate
+from app.config import AppConfig, EvaluateConfig, Precision, validate
 from app.config.model import require_dlrm
 from app.data.shards import verify_splits
 from app.metrics.documents import EvaluationFigures
-from app.runtime import platform, process_group
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training import resume, session
 from app.training.resume import TrainedRun
 from app.training.session import Predictor
-from common.cli import run_command
 from common.documents import plain_object
 from common.files import write_atomically
 
 
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
-    validate_evaluate(config)
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
@@ -68,7 +72,3 @@ def _measure(
         return this.evaluate(split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
     return Predictor(trained, here, run.root, run.manifest, model).evaluate(split).figures
-
-
-if __name__ == "__main__":
-    platform.leave(run_command(main, EvaluateConfig, CONFIG_DIR, name="evaluate"))

@@ -5,6 +5,13 @@ gives logits. clickwork.json in the file describes its inputs. The file is read 
 before it gets its name.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["export"])
+
+
 import json
 import logging
 from pathlib import Path
@@ -12,18 +19,18 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from app.config import CONFIG_DIR, AppConfig, validate
-from app.config.commands import ExportConfig, validate_export
+from app.config import AppConfig, validate
+from app.config.commands import ExportConfig
 from app.config.model import require_dlrm, require_own_scores
 from app.record import provenance
-from app.runtime import platform, process_group
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import export_program, served_model
 from app.scoring.documents import ExportedProgram
 from app.scoring.export_program import Program
 from app.sharding import from_config
 from app.training import resume
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -35,7 +42,6 @@ COMPARED_SAMPLES = (1, 2, 257)
 
 def main(config: ExportConfig) -> int:
     """Export as configured; return the exit status."""
-    validate_export(config)
     trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     require_dlrm(trained.model, "export")
@@ -104,7 +110,3 @@ def _inputs(one_id_each: bool) -> dict[str, str]:
         return {**dense, "ids": "[B, F] int64, one id a feature"}
     return {**dense, "ids": "[L] int64, the bags of the first feature sample after sample, then the next's",
             "lengths": "[F, B] int64, ids of each bag"}  # fmt: skip
-
-
-if __name__ == "__main__":
-    platform.leave(run_command(main, ExportConfig, CONFIG_DIR, name="export"))

@@ -7,6 +7,13 @@ address and network interface from the route to the endpoint, reports in one lin
 --max-restarts resumes after a machine was lost and has come back, the first one too. Bad input is not tried again.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["launch"])
+
+
 import functools
 import logging
 import os
@@ -339,9 +346,3 @@ def _report(rank: int, status: int) -> int:
     hint = " (out of memory?)" if name == "SIGKILL" else ""
     print(f"error: process {rank} was ended by {name}{hint}; {RESUMES}", file=sys.stderr)
     return 128 - status
-
-
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    signals.finish(status)
-    os._exit(status)  # a signal that comes while the interpreter ends would change the status

@@ -4,6 +4,13 @@ No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x t
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["plan"])
+
+
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,8 +19,7 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from app.config import CONFIG_DIR, PlanAppConfig, TopologyConfig, validate
-from app.config.commands import validate_plan
+from app.config import PlanAppConfig, TopologyConfig
 from app.config.published import published_tables
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
@@ -28,7 +34,7 @@ from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if
 from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.documents import encode
 from common.errors import UserError
 from common.files import write_atomically
@@ -42,8 +48,6 @@ def main(config: PlanAppConfig) -> int:
     """Plan as configured; return the exit status."""
     process_group.log_to_terminal(rank=0)
     platform.quieten_third_parties()
-    validate(config)
-    validate_plan(config.plan)
     tables, bag_sizes = _tables(config)
     resolved = _resolved(config.topology)
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
@@ -209,7 +213,3 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | N
         )
         raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {instead}")
     return published_tables(published), published_schema(published, config.model), {}
-
-
-if __name__ == "__main__":
-    platform.leave(run_command(main, PlanAppConfig, CONFIG_DIR, "plan"))

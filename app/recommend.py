@@ -5,6 +5,13 @@ Of a dataset of events, items are ranked for one of its users (user=ID) after th
 A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["recommend"])
+
+
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,21 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.checkpoint.model_state import load_tensors
-from app.config import CONFIG_DIR, AppConfig, validate
-from app.config.commands import RecommendConfig, validate_recommend
+from app.config import AppConfig, validate
+from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
 from app.data import events
 from app.data.batch import RowArrays
 from app.data.events import EventReader
 from app.data.split import BatchMaker
-from app.runtime import platform, process_group
+from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
 from app.training import resume, session
 from app.training.resume import TrainedRun
 from app.training.session import Session
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
@@ -55,7 +62,6 @@ class Scored(NamedTuple):
 
 def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
-    validate_recommend(config)
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
@@ -237,7 +243,3 @@ def _report(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[s
         path = Path(config.out)
         text = ranking.to_json(ranked, about) if path.suffix == ".json" else ranking.to_csv(ranked)
         write_atomically(path, text.encode())
-
-
-if __name__ == "__main__":
-    platform.leave(run_command(main, RecommendConfig, CONFIG_DIR, name="recommend"))

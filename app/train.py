@@ -5,13 +5,20 @@ Exit status: 0 done; 2 bad input or configuration; 75 stopped by a signal, or an
 first step, or a second one. Under `torchrun --nproc-per-node N -m app.train` it runs on N processes.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["train"])
+
+
 import logging
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint import files
-from app.config import CONFIG_DIR, AppConfig, DataConfig, validate_new_run
+from app.config import AppConfig, DataConfig
 from app.config.hstu import require_attention
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
@@ -26,7 +33,7 @@ from app.training import agreement, meta_build, session
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
 from common import signals
-from common.cli import EXIT_DONE, EXIT_STOPPED, run_command
+from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 from data_prep.dataset.unseen import unseen_values
@@ -41,7 +48,6 @@ LESS_MEMORY = "use a smaller train.global_batch_size or data.shuffle_window_bloc
 def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
-    validate_new_run(config)
     require_clients(config)
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
@@ -151,7 +157,3 @@ def _report(directory: Path) -> None:
         log.info("report: %s", write_report(directory))
     except Exception as error:  # noqa: BLE001  # whatever it is, the run is complete
         log.warning("report: not written (%s: %s); its figures are in %s", type(error).__name__, error, directory)
-
-
-if __name__ == "__main__":
-    platform.leave(run_command(main, AppConfig, CONFIG_DIR))

@@ -11,6 +11,13 @@ can be equal.
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["verify"])
+
+
 import json
 import logging
 import shutil
@@ -26,7 +33,6 @@ from numpy.typing import NDArray
 from app.checkpoint import files
 from app.checkpoint.files import read
 from app.config import (
-    CONFIG_DIR,
     AppConfig,
     Compile,
     RecordConfig,
@@ -49,7 +55,7 @@ from app.training import resume, session
 from app.training.loop import target_reached
 from app.training.run import TrainingRun
 from app.training.state import RunLength, RunState, run_length
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.documents import decode, encode
 from common.errors import UserError
 
@@ -269,7 +275,3 @@ def _report_changes(report: dict[str, Any], changed: list[str], until: int | Non
             "verify: no recorded condition has changed since%s: on a CPU the bits should have been equal",
             "" if until is None else f" step {first} was trained",
         )
-
-
-if __name__ == "__main__":
-    runtime.leave(run_command(main, VerifyConfig, CONFIG_DIR, name="verify"))

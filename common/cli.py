@@ -6,10 +6,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from common import signals
+from common.command import Command, load
 from common.compose import compose_config, compose_partly, plain_values
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.help import describe, groups_of
@@ -23,7 +23,6 @@ EXIT_LOST = 69
 EXIT_STOPPED = 75
 
 SECONDS_FOR_FIRST_ERROR = 10.0
-ConfigT = TypeVar("ConfigT")
 
 
 def _wait_for_first_error() -> None:
@@ -32,23 +31,46 @@ def _wait_for_first_error() -> None:
     time.sleep(SECONDS_FOR_FIRST_ERROR)
 
 
-def run_command(
-    main: Callable[[ConfigT], int | None],
-    schema: type[ConfigT],
-    config_dir: Path,
-    name: str = "config",
-) -> int:
-    """Run one entry point as the command line configures it, or print its help, and return its exit status."""
-    arguments = sys.argv[1:]
+def run(command: Command) -> NoReturn:
+    """Run a command as the command line configures it, or print its help; end the process with its exit status."""
+    status = run_command(command)
+    load(command.leave)(status)
+    raise AssertionError(f"{command.leave} returned")
 
-    def run() -> int | None:
-        if any(argument in ("-h", "--help") for argument in arguments):
-            overrides = [argument for argument in arguments if not argument.startswith("-")]
-            _print_help(main, schema, config_dir, compose_partly(schema, config_dir, overrides, name), name)
-            return EXIT_DONE
-        return main(compose_config(schema, config_dir, arguments, name))
 
-    return exit_status(run)
+def run_command(command: Command) -> int:
+    """The same, and return the exit status.
+
+    The configuration is composed and checked before the command's own module, which may take seconds, is imported.
+    """
+    if command.schema is None:
+        return _run_plain(command, sys.argv[1:])
+    schema = command.schema
+    return exit_status(lambda: _run_configured(command, load(schema), sys.argv[1:]))
+
+
+def _run_configured(command: Command, schema: type, arguments: list[str]) -> int | None:
+    if any(argument in ("-h", "--help") for argument in arguments):
+        _print_help(command, schema, [argument for argument in arguments if not argument.startswith("-")])
+        return EXIT_DONE
+    config: Any = compose_config(schema, command.config_dir, arguments, command.config)
+    if command.check is not None:
+        load(command.check)(config)
+    signals.end_at_once()  # an import that is interrupted leaves nothing to put in order
+    main: Callable[[Any], int | None] = load(command.function)
+    signals.raise_interrupted()
+    return main(config)
+
+
+def _run_plain(command: Command, arguments: list[str]) -> int:
+    """Run a command that reads its own arguments and takes over signals itself."""
+    try:
+        status: int = load(command.function)(arguments) or EXIT_DONE
+    except UserError as error:
+        _print_error(str(error))
+        status = EXIT_BAD_INPUT
+    signals.finish(status)
+    return status
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
@@ -96,8 +118,10 @@ def _print_error(message: str) -> None:
     sys.stderr.write(f"error: {line}\n")  # one write: several processes share a terminal
 
 
-def _print_help(main: Callable[..., int | None], schema: type, config_dir: Path, config: Any, name: str) -> None:
-    module = sys.modules[main.__module__]
-    print((module.__doc__ or "").strip(), end="\n\n")
-    groups = groups_of(config_dir) if name == "config" else {}  # only the main configuration uses groups
+def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
+    config = compose_partly(schema, command.config_dir, overrides, command.config)
+    print(command.description(), end="\n\n")
+    if command.has_groups:
+        print("config=FILE.yaml takes keys from a file, below those that are typed; recipe=FILE.yaml is a recipe.\n")
+    groups = groups_of(command.config_dir) if command.has_groups else {}
     print("\n".join(describe(schema, redact(plain_values(config)), groups)))

@@ -20,6 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common.config_file import quoted as _quoted
+from common.config_file import read_overrides
 from common.errors import UserError
 from common.help import groups_of
 from common.keys import check_keys, group_of, keys_of
@@ -34,6 +36,9 @@ REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, Attrib
            RecursionError)  # fmt: skip
 
 SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
+FILE_OPTION = "config="
+RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?")
+RECIPE_OF_FILE = "recipe_of_file"
 
 ConfigT = TypeVar("ConfigT")
 
@@ -118,7 +123,12 @@ def plain_values(config: Any) -> dict[str, Any]:
 
 
 def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
-    """Compose into OmegaConf's representation, in which keys may still lack values; see `compose_config`."""
+    """Compose into OmegaConf's representation, in which keys may still lack values; see `compose_config`.
+
+    config=FILE stands for the keys in a YAML file, below those of the command line; recipe=FILE.yaml for a recipe.
+    """
+    overrides = _with_files(schema, config_dir, overrides, name)
+    overrides = _with_recipe_file(schema, config_dir, overrides, name)
     for override in overrides:
         if override.startswith("-"):
             bare = override.lstrip("-")
@@ -147,6 +157,58 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         return config
     except REFUSED as error:
         raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
+
+
+def _with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+    """Overrides with the keys of each config=FILE before them; groups that the command line names, too, left out.
+
+    Raises:
+        UserError: a file that is none, or has a key or value that does not fit, with its name.
+    """
+    options = [override for override in overrides if override.startswith(FILE_OPTION)]
+    typed = [override for override in overrides if not override.startswith(FILE_OPTION)]
+    groups = groups_of(config_dir)
+    choices = [override for override in typed if override.partition("=")[0] in groups]
+    given = {override.partition("=")[0] for override in choices}
+    keys: list[str] = []
+    for option in options:
+        own = read_overrides(option, Path(option.removeprefix(FILE_OPTION)))
+        keys += [override for override in own if override.partition("=")[0] not in given]
+        try:
+            compose_partly(schema, config_dir, [*keys, *choices], name)
+        except UserError as error:
+            raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
+    return [*keys, *typed]
+
+
+def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+    """Overrides with recipe=FILE.yaml as the name of a recipe that Hydra finds, which has that file's content.
+
+    Raises:
+        UserError: not readable, or with a key or value that does not fit.
+    """
+    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
+    if not options or "recipe" not in groups_of(config_dir):
+        return list(overrides)
+    path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
+    option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
+    keys = read_overrides(option, path)
+    content = OmegaConf.create({})
+    try:
+        for key, value in OmegaConf.load(path).items():
+            OmegaConf.update(content, str(key), value, merge=True)
+        OmegaConf.merge(_stored(schema), {key: value for key, value in content.items() if key != "defaults"})
+    except REFUSED as error:
+        suggestion = _suggestion(schema, config_dir, [key for key in keys if not key.startswith("defaults=")])
+        raise UserError(
+            f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
+        ) from error
+    ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
+    try:
+        compose_partly(schema, config_dir, [recipe], name)  # its list of defaults, too
+    except UserError as error:
+        raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
+    return [recipe if override in options else override for override in overrides]
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
@@ -201,14 +263,6 @@ def _refuse_unquoted(override: str) -> None:
     else:
         typed = f"{key}={_quoted(value)}"
     raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(typed)}")
-
-
-def _quoted(value: str) -> str:
-    """A value as Hydra takes it literally."""
-    bare = value.strip()
-    if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
-        bare = bare[1:-1]
-    return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), bare) + '"'
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,10 +10,11 @@ import pickle
 import sys
 
 from common import signals
-from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run_command
+from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
+from data_prep.commands import COMMANDS
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.checks import GENERATED
-from data_prep.config.compose import CONFIG_DIRECTORY, PICKLED
+from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
 from data_prep.engine.executor import start_fork_server
 
@@ -38,4 +39,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == [PICKLED]:
         signals.end_with_parent()
         sys.exit(exit_status(lambda: main(pickle.load(sys.stdin.buffer))))
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))
+    run(COMMANDS["preprocess"])

@@ -7,17 +7,22 @@ Kolmogorov-Smirnov distance of the stack distances, which is the greatest differ
 of any size. A profile has distances from 256 on in bins: the distance to it is then one of a range.
 """
 
-import sys
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["compare-traces"])
+
+
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.traces.accesses import profile_accesses
 from data_prep.traces.histogram import BIN_STARTS, KSDistance, TableProfile, distance_between, joint_hit_rates
@@ -64,7 +69,3 @@ def plot(sides: dict[str, dict[str, TableProfile]]) -> str:
         for name, profiles in sides.items()
     ]
     return line_chart("Hit rate of LRU caches", "rows cached of every table", "hit rate", lines)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

@@ -6,16 +6,21 @@ One file per table, an id a line; as many accesses as the profiled trace had, or
 makes a dataset instead.
 """
 
-import sys
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["generate-trace"])
+
+
 from pathlib import Path
 
 import numpy as np
 
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import temporary_path
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required
 from data_prep.traces.histogram import load_profiles
 from data_prep.traces.sampler import AccessGenerator, warn_of_length
@@ -49,7 +54,3 @@ def main(config: PrepConfig) -> int:
         temporary.replace(path)
         print(f"{path}: {chosen.accesses or profile.accesses:,} accesses")
     return EXIT_DONE
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

@@ -10,13 +10,18 @@ terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 submission and DeepSpar
 integers as they are in the raw file, the ids.
 """
 
-import sys
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["interchange"])
+
+
 from pathlib import Path
 
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_rows_manifest
 from data_prep.dataset.options import ExchangeFormat
@@ -64,7 +69,3 @@ def _exchange(config: PrepConfig, root: Path) -> int:
         manifest = import_npy(source, root, is_multi_hot=exchange.format is ExchangeFormat.multi_hot)
     print(f"{root}: {manifest.rows:,} rows imported of {', '.join(each['name'] for each in manifest.sources)}")
     return EXIT_DONE
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

@@ -6,12 +6,17 @@
 A text trace has one file per table: the ids in the order of the accesses, separated by spaces, commas or lines.
 """
 
-import sys
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["profile-trace"])
+
+
 from pathlib import Path
 
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, required, usable_cpus
 from data_prep.traces.accesses import profile_accesses
 from data_prep.traces.histogram import save_profiles
@@ -28,7 +33,3 @@ def main(config: PrepConfig) -> int:
         print(f"{name}: {profile.accesses:,} accesses to {profile.distinct:,} of {profile.num_embeddings:,} rows")
     print(f"{target}: {len(profiles)} tables, {rows:,} samples")
     return EXIT_DONE
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

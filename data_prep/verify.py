@@ -3,18 +3,23 @@
 python -m data_prep.verify data.path=DATASET
 """
 
-import sys
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["verify-data"])
+
+
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.events import verify_events
@@ -161,7 +166,3 @@ def main(config: PrepConfig) -> int:
         f"{root}: {manifest.rows:,} {what} in {shards} shards are as the manifest says (digest {manifest.digest[:12]}…)"
     )
     return EXIT_DONE
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PrepConfig, CONFIG_DIRECTORY))

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from app.commands import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "common", "data_prep")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-COMMANDS = ("train", "evaluate", "verify", "recommend", "export", "plan", "bench", "doctor", "launch", "completion")
 
 # Written so that this file does not accuse itself.
 LEAKS = {
@@ -109,8 +110,34 @@ def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -
     assert [path for path in python_files(ROOT, PACKAGES) if theirs.search(path.read_text())] == []
 
 
+def command_modules(package: str) -> set[str]:
+    """The modules at the top of a package that are commands."""
+    modules = [command.path() for command in COMMANDS.values()]
+    return {path.stem for path in modules if path.parent == ROOT / package} | {"__init__", "__main__"}
+
+
 def test_the_top_of_app_has_commands_only() -> None:
-    assert sorted(path.stem for path in (ROOT / "app").glob("*.py")) == sorted(["__init__", "__main__", *COMMANDS])
+    assert {path.stem for path in (ROOT / "app").glob("*.py")} == {*command_modules("app"), "commands"}
+
+
+@pytest.mark.parametrize("package", ["app", "data_prep"])
+def test_the_layers_name_all_of_a_package_but_its_commands(package: str) -> None:
+    contract = (ROOT / "pyproject.toml").read_text().partition(f'containers = ["{package}"]')[2].partition("]")[0]
+    top = {path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(re.findall(r"\w+", contract.partition("layers")[2])) == top - command_modules(package)
+
+
+@pytest.mark.parametrize("package", ["app", "data_prep"])
+def test_commands_are_imported_by_nothing(package: str) -> None:
+    """They are the uppermost layer; the registry names them as text."""
+    commands = {f"{package}.{name}" for name in command_modules(package) - {"__init__"}}
+    for path in python_files(ROOT, PACKAGES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
+            else:
+                names = {each.name for each in node.names} if isinstance(node, ast.Import) else set()
+            assert not names & commands, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
 
 
 def test_files_and_functions_stay_small() -> None:

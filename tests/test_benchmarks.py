@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import default_run
+from benchmarks import default_run, startup
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
@@ -154,6 +154,15 @@ def test_windows_during_a_write_are_kept_apart() -> None:
     events: list[dict[str, Any]] = [*train, saved]
     assert default_run.window_rates(events, 20) == ([105.0, 106.0], [103.0, 104.0])
     assert default_run.window_rates(train, 20) == ([103.0, 104.0, 105.0, 106.0], [])
+
+
+def test_a_start_is_too_slow_above_its_limit() -> None:
+    def seconds(report: float, rounds: int) -> dict[str, list[float]]:
+        return {**{name: [limit] * rounds for name, limit in startup.LIMITS.items()}, "report": [report] * rounds}
+
+    assert startup.slow_cases(seconds(1.2, 5)) == []
+    assert startup.slow_cases(seconds(1.3, 5)) == ["report"]
+    assert startup.slow_cases(seconds(1.3, 4)) == []
 
 
 def test_a_default_run_is_too_slow_below_its_bounds() -> None:

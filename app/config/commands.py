@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from app.config.app_config import AppConfig
+from app.config.app_config import AppConfig, validate
 from app.config.checks import require_place
 from app.config.data import OLD_NAMES
+from app.config.model import require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
@@ -98,6 +99,8 @@ def chosen_operators(operators: Any) -> list[str]:
 
 def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
+    require_dlrm(config.model, "bench")
+    validate(config)
     chosen_operators(config.operators)
     require_place("out", config.out)
 
@@ -163,8 +166,10 @@ class PlanConfig:
     devices: list[int] = key([], "what if: these numbers of devices a machine instead", at_least=1)
 
 
-def validate_plan(plan: PlanConfig) -> None:
+def validate_plan(config: "PlanAppConfig") -> None:
     """Raises UserError for values that cannot work."""
+    validate(config)
+    plan = config.plan
     require_place("plan.out", None if plan.out == "-" else plan.out)
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):

@@ -5,20 +5,28 @@ first, with the differences in configuration and versions, a speed ratio with it
 seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
 """
 
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["report"])
+
+
 import logging
 from pathlib import Path
 
-from app.config import CONFIG_DIR, ReportConfig
+from app.config import ReportConfig
 from app.config.checks import require_place
 from app.report.page import write_page, write_report
 from app.report.read import read_run, refusing_other_versions
 from app.report.side_by_side import COMPARE, Comparison
-from common.cli import EXIT_DONE, run_command
+from common.cli import EXIT_DONE
 from common.errors import UserError
 
 
 def main(config: ReportConfig) -> int:
     """Write what is asked for and print where it is; return the exit status."""
+    logging.basicConfig(format="%(message)s")
     require_place("out", config.out)
     directories = [Path(run) for run in config.runs]
     if not directories:
@@ -37,8 +45,3 @@ def main(config: ReportConfig) -> int:
         print(sentence)
     print(write_page(path, page))
     return EXIT_DONE
-
-
-if __name__ == "__main__":
-    logging.basicConfig(format="%(message)s")
-    raise SystemExit(run_command(main, ReportConfig, CONFIG_DIR, name="report"))

@@ -1,21 +1,16 @@
 """Platform, threads, process group, seeds, and values that all processes agree on."""
 
-import atexit
-import contextlib
 import datetime
 import importlib.metadata
 import itertools
 import logging
 import os
-import socket
-import sys
-import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,11 +20,12 @@ from numpy.typing import NDArray
 from torch.distributed.rendezvous import rendezvous
 
 from app.config import Platform, Precision, RuntimeConfig
+from app.runtime.leave import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
 from common.documents import decode, encode
 from common.errors import UserError
 from common.memory import keep_freed_memory
-from common.signals import Interrupted, is_launched, say
+from common.signals import Interrupted
 from common.streams import without_native_stdout
 
 log = logging.getLogger("clickwork")
@@ -43,11 +39,6 @@ class _Outcome(Struct):
 
     value: str | UnsetType | None = UNSET
     status: int | str | None = None
-
-
-REFUSAL_SECONDS = 30.0  # within which the other machines of a job hear of a refusal
-_HAS_MET = threading.Event()  # this process has met the others of its job
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -192,7 +183,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
         store = _this_generation(store, rank, world_size, timeout)
     with without_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    _HAS_MET.set()
+    HAS_MET.set()
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
@@ -206,46 +197,6 @@ def stop(failed: bool = False) -> None:
         dist.distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
-
-
-def leave(status: int) -> NoReturn:
-    """End the process with this exit status, without tearing the interpreter down.
-
-    Meanwhile a signal would change the status. And under torchrun a thread of gloo's that outlives its owner would
-    abort a process that has done its work ("terminate called without an active exception", once in some ten runs).
-    """
-    if status == EXIT_BAD_INPUT and not _HAS_MET.is_set():
-        announce_refusal()
-    if not is_launched():
-        atexit._run_exitfuncs()
-    logging.shutdown()
-    try:
-        if sys.stdout is not None:  # its reader may have ended
-            sys.stdout.flush()
-    except OSError as error:
-        say(f"error: standard output: {error.strerror}")
-        status = status or EXIT_BAD_INPUT
-    os._exit(status)
-
-
-def announce_refusal() -> None:
-    """Let the other machines of the job, which wait for this process, end with exit status 2 as well.
-
-    Without it they would wait until the timeout, since one machine's torchrun knows nothing of another's failure.
-    """
-    if not all(os.environ.get(name) for name in LAUNCHER_VARIABLES):
-        return
-    world_size, local_world_size = (int(os.environ.get(name) or 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if world_size <= local_world_size:
-        return
-    with contextlib.suppress(RuntimeError, ValueError):  # they are unreachable, or have ended
-        store, rank, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=REFUSAL_SECONDS)))
-        meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + REFUSAL_SECONDS
-        meeting.compare_set("refused", "", socket.gethostname())  # the first one has the reason
-        meeting.set(f"refusal heard/{rank}", "")
-        others = [f"refusal heard/{other}" for other in range(0, world_size, local_world_size)]
-        while not meeting.check(others) and time.monotonic() < until:
-            time.sleep(0.02)
 
 
 def _launched() -> bool:
@@ -288,7 +239,7 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
 
 def _wait(until: float, rank: int, meeting: dist.Store) -> None:
     if meeting.check(["refused"]):
-        _HAS_MET.set()
+        HAS_MET.set()
         meeting.set(f"refusal heard/{rank}", "")
         host = meeting.get("refused").decode()
         raise UserError(f"{host} refused its settings or its input, and has printed why; nothing was started")

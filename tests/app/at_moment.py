@@ -4,7 +4,6 @@ The environment's MOMENT, as "in the step:3", says where: process 0 writes REACH
 `go` is in the working directory.
 """
 
-import importlib
 import os
 import sys
 import time
@@ -14,13 +13,11 @@ from typing import Any
 
 from app import train
 from app.checkpoint import files
-from app.config import CONFIG_DIR
+from app.commands import COMMANDS
 from app.data import shards
-from app.runtime import platform
 from app.training import session
-from common.cli import run_command
+from common import cli
 from tests.app import inject
-from tests.app.conftest import SCHEMAS
 
 REACHED = "THE MOMENT IS HERE"
 
@@ -44,5 +41,4 @@ if __name__ == "__main__":
     name, number = os.environ["MOMENT"].split(":")
     MOMENTS[name](int(number))
     command = sys.argv.pop(1)
-    schema, config = SCHEMAS[command]
-    platform.leave(run_command(importlib.import_module(f"app.{command}").main, schema, CONFIG_DIR, config))
+    cli.run(COMMANDS[command])

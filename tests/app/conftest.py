@@ -1,6 +1,5 @@
 """Fixtures of the training side."""
 
-import importlib
 import multiprocessing
 import os
 import subprocess
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, PlanAppConfig, RuntimeConfig, VerifyConfig
-from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
+from app.commands import COMMANDS
+from app.config import RuntimeConfig
 from app.runtime import platform
-from common.cli import run_command
+from common import cli
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.forks import keep_environment
@@ -26,10 +25,6 @@ from tests.once import made_once
 REPOSITORY = Path(__file__).parent.parent.parent
 SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
          "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
-SCHEMAS = {"train": (AppConfig, "config"), "evaluate": (EvaluateConfig, "evaluate"), "verify": (VerifyConfig, "verify"),
-           "recommend": (RecommendConfig, "recommend"), "doctor": (DoctorConfig, "doctor"),
-           "plan": (PlanAppConfig, "plan"), "bench": (BenchConfig, "bench"),
-           "export": (ExportConfig, "export")}  # fmt: skip
 
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
@@ -141,9 +136,7 @@ def _entry_point(
     Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
     inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
-    module = importlib.import_module(f"app.{name}")
-    schema, config = SCHEMAS[name]
-    platform.leave(run_command(module.main, schema, CONFIG_DIR, config))
+    cli.run(COMMANDS[name])
 
 
 def app_environment() -> dict[str, str]:

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from app import train
+from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig, validate
 from app.optimizer.build import set_learning_rate
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.runtime import platform
+from app.runtime.leave import leave
 from app.sharding import execute
 from app.training import session
 from app.training.run import TrainingRun
-from common.cli import run_command
+from common.cli import run
 from common.compose import compose_config
 from common.documents import plain, plain_object
 from data_prep.dataset.format import load_manifest
@@ -89,7 +90,7 @@ def _member(variables: dict[str, str], log: str, target: Callable[..., None], ar
 def _train(overrides: list[str], cwd: str) -> None:
     os.chdir(cwd)
     sys.argv = ["app.train", *overrides]
-    platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))
+    run(COMMANDS["train"])
 
 
 def _cases(cases: list[list[str]], out: str) -> None:
@@ -99,7 +100,7 @@ def _cases(cases: list[list[str]], out: str) -> None:
     if here.rank == 0:
         Path(out).write_text(json.dumps(results))
     dist.barrier()
-    platform.leave(0)
+    leave(0)
 
 
 def _runs(cases: list[list[str]], out: str) -> None:
@@ -116,7 +117,7 @@ def _runs(cases: list[list[str]], out: str) -> None:
     if here.rank == 0:
         Path(out).write_text(json.dumps(plain(summaries)))
     dist.barrier()
-    platform.leave(0)
+    leave(0)
 
 
 def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Commands in the test's own process group, as they run between joining and leaving one."""
 
-import importlib
 import logging
 import os
 import time
@@ -12,13 +11,14 @@ from typing import Any
 import pytest
 
 from app import train
+from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.runtime import process_group
 from app.runtime.platform import Runtime
+from common.command import load
 from common.compose import compose_config
-from tests.app.conftest import SCHEMAS
 
 NOTHING_TO_DO = "nothing to do"
 LOG = logging.getLogger("clickwork")
@@ -68,13 +68,15 @@ def command_here(here: Runtime, name: str, *overrides: str) -> int:
     def joined(*_: object) -> Iterator[Runtime]:
         yield here
 
-    schema, file = SCHEMAS[name]
-    config: Any = compose_config(schema, CONFIG_DIR, list(overrides), file)
+    command = COMMANDS[name]
+    config: Any = compose_config(load(command.schema or ""), command.config_dir, list(overrides), command.config)
+    if command.check is not None:
+        load(command.check)(config)
     handlers = list(LOG.handlers)
     try:
         with _environment(), pytest.MonkeyPatch.context() as patched:
             patched.setattr(process_group, "joined", joined)
-            status: int = importlib.import_module(f"app.{name}").main(config)
+            status: int = load(command.function)(config)
     finally:
         for handler in [handler for handler in LOG.handlers if handler not in handlers]:
             LOG.removeHandler(handler)

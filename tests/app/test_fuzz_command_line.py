@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
+from common.command import load
 from common.help import groups_of
 from common.keys import choices, keys_of
-from tests.app.conftest import SCHEMAS, SMALL
+from tests.app.conftest import SMALL
 from tests.forks import run_module
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "100"))
@@ -95,8 +97,7 @@ READERS = {
 @given(data=st.data())
 def test_commands_that_read(data: st.DataObject, uninterrupted: Path) -> None:
     command = data.draw(st.sampled_from(sorted(READERS)))
-    schema, _ = SCHEMAS[command]
-    keys = [key for key, *_ in keys_of(schema)]
+    keys = [key for key, *_ in keys_of(load(COMMANDS[command].schema or ""))]
     arguments = data.draw(st.lists(override([*keys, *MORE_KEYS]), min_size=1, max_size=3))
     base = [*READERS[command], *([] if command == "plan" else [f"run={uninterrupted}", "runtime.platform=cpu"])]
     with tempfile.TemporaryDirectory() as name:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.__main__ import REMEDIES
+from common.command import REMEDIES
 from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app import train
-from app.config import CONFIG_DIR, AppConfig
+from app.commands import COMMANDS
 from app.report.page import write_report
 from common.cli import run_command
 from tests.app.conftest import SMALL, Command, ended, forked
@@ -58,14 +57,14 @@ def test_errors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["app.train", "run.name=x", "data.path=none", override])
-    assert run_command(train.main, AppConfig, CONFIG_DIR) == 2
+    assert run_command(COMMANDS["train"]) == 2
     assert SECRET not in error_line(capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["app.train", "--help", *ARGUMENTS])
-    assert run_command(train.main, AppConfig, CONFIG_DIR) == 0
+    assert run_command(COMMANDS["train"]) == 0
     assert SECRET not in capsys.readouterr().out
 
 

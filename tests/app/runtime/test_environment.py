@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EnvironmentConfig, validate
-from app.runtime import environment, platform, process_group
+from app.runtime import environment, leave, platform, process_group
 from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command
@@ -66,9 +66,9 @@ def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.Mon
 
 def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Docker Compose sets those that it does not know."""
-    for name in (*platform.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
+    for name in (*leave.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
-    platform.announce_refusal()
+    leave.announce_refusal()
 
 
 def test_a_name_that_is_none_is_refused() -> None:

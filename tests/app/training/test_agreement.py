@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from app import train
 from app.checkpoint import saver
-from app.config import CONFIG_DIR, AppConfig
+from app.commands import COMMANDS
 from app.record import provenance
-from app.runtime import platform, shared_files
-from common.cli import run_command
+from app.runtime import shared_files
+from common.cli import run
 from common.files import FileDigest
 from tests.app.conftest import SMALL
 from tests.app.datasets import write_dataset
@@ -53,7 +52,7 @@ def _train_apart(root: str, overrides: Sequence[Sequence[str]], changes: Sequenc
     shared_files.SHARED_SECONDS = 4.0
     changes[rank]()
     sys.argv = ["app.train", *overrides[rank]]
-    platform.leave(run_command(train.main, AppConfig, CONFIG_DIR))
+    run(COMMANDS["train"])
 
 
 def train_apart(

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from app.config import CONFIG_DIR, AppConfig
 from app.metrics import power
 from app.runtime import platform
+from app.runtime.leave import leave
 from app.runtime.platform import Runtime
 from app.training.session import Session
 from app.training.stop import StopCheck
@@ -81,7 +82,7 @@ def member(base: list[str], name: str, part: Part, cwd: str) -> None:
     here = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
     run_part(here, base, name, part)
     dist.barrier()
-    platform.leave(0)
+    leave(0)
 
 
 def parts_of(rng: random.Random, most_processes: int) -> list[Part]:

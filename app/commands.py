@@ -1,0 +1,104 @@
+"""Every command, a row each: `clickwork`, `python -m`, help and completion read them here.
+
+A command is a row of this table and its module, which begins as app/train.py does. Nothing is imported for the table.
+"""
+
+from pathlib import Path
+
+from common.command import Command, by_name
+from data_prep.commands import COMMANDS as DATA_PREP_COMMANDS
+
+CONFIG_DIR = Path(__file__).parent / "conf"
+
+
+def _row(
+    name: str,
+    summary: str,
+    schema: str | None,
+    check: str | None = None,
+    *,
+    config: str = "",
+    function: str = "",
+    has_groups: bool = False,
+    leave: str = "app.runtime.leave:leave",
+) -> Command:
+    """A row of `python -m app.NAME`, whose values are in conf/NAME.yaml."""
+    return Command(
+        name=name,
+        module=f"app.{name}",
+        function=function or f"app.{name}:main",
+        summary=summary,
+        schema=schema,
+        config=config or name,
+        config_dir=CONFIG_DIR,
+        has_groups=has_groups,
+        check=check,
+        leave=leave,
+    )
+
+
+_CONFIG = "app.config.commands"
+
+COMMANDS = {
+    **by_name(
+        _row(
+            "train",
+            "prepare data if there is none, train, evaluate, write the run",
+            "app.config.app_config:AppConfig",
+            "app.config.app_config:validate_new_run",
+            config="config",
+            has_groups=True,
+        ),
+        _row(
+            "evaluate",
+            "metrics of a run's checkpoint on a split, as JSON",
+            f"{_CONFIG}:EvaluateConfig",
+            f"{_CONFIG}:validate_evaluate",
+        ),
+        _row(
+            "recommend",
+            "rank candidates by a run's model",
+            f"{_CONFIG}:RecommendConfig",
+            f"{_CONFIG}:validate_recommend",
+        ),
+        _row(
+            "export",
+            "a run's model as one file that scores without Clickwork",
+            f"{_CONFIG}:ExportConfig",
+            f"{_CONFIG}:validate_export",
+        ),
+        _row(
+            "plan",
+            "the sharding plan and its forecast for hardware you need not have",
+            f"{_CONFIG}:PlanAppConfig",
+            f"{_CONFIG}:validate_plan",
+            has_groups=True,
+        ),
+        _row(
+            "bench",
+            "operators, input path and steps against this machine's measured limits",
+            f"{_CONFIG}:BenchConfig",
+            f"{_CONFIG}:validate_bench",
+            has_groups=True,
+        ),
+        _row(
+            "verify",
+            "replay a run and report whether, or where, it came out differently",
+            f"{_CONFIG}:VerifyConfig",
+        ),
+        _row(
+            "report",
+            "the HTML report of a run, finished or not; several runs side by side",
+            f"{_CONFIG}:ReportConfig",
+            function="app.report.__main__:main",
+        ),
+        _row(
+            "doctor",
+            "what is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it",
+            f"{_CONFIG}:DoctorConfig",
+        ),
+        _row("launch", "run another command on several processes, or machines", None, leave="os:_exit"),
+        _row("completion", 'completion for bash: eval "$(clickwork completion)"', None),
+    ),
+    **DATA_PREP_COMMANDS,
+}

@@ -1,0 +1,29 @@
+"""The commands of this package, a row each; `clickwork` has them, too."""
+
+from pathlib import Path
+
+from common.command import Command, by_name
+
+CONFIG_DIR = Path(__file__).parent / "conf"
+
+
+def _row(name: str, module: str, summary: str, function: str = "") -> Command:
+    return Command(
+        name=name,
+        module=module,
+        function=function or f"{module}:main",
+        summary=summary,
+        schema="data_prep.config.keys:PrepConfig",
+        config_dir=CONFIG_DIR,
+        has_groups=True,
+    )
+
+
+COMMANDS = by_name(
+    _row("preprocess", "data_prep", "raw rows to shards", "data_prep.__main__:main"),
+    _row("verify-data", "data_prep.verify", "check a dataset against its manifest"),
+    _row("interchange", "data_prep.interchange", "datasets to and from the files of other programs"),
+    _row("profile-trace", "data_prep.profile", "the locality of a dataset's ids, or of a text trace"),
+    _row("compare-traces", "data_prep.compare", "how far apart the locality of two traces is"),
+    _row("generate-trace", "data_prep.generate", "synthetic accesses with the locality of a profile"),
+)

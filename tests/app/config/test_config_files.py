@@ -1,0 +1,102 @@
+"""config=FILE and recipe=FILE.yaml: what a file of keys gives is what the same keys give when they are typed."""
+
+from pathlib import Path
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig, OptimizerName, PlanAppConfig
+from common.compose import compose_config
+from common.errors import UserError
+
+KEYS = """\
+# nested, dotted, of a group, and texts that look like numbers
+run: {name: 2026_11_24}
+train.epochs: 3
+train:
+  seed: 7
+  max_steps:   # null
+optimizer: adam
+optimizer.lr: 1e-3
+model:
+  dense_arch: [64, 16]
+environment.variables: {OMP_X: 1, NCCL_X: a b}
+data.path: "/x/y z,1"
+record.tensorboard: no
+"""
+TYPED = ["run.name=2026_11_24", "train.epochs=3", "train.seed=7", "train.max_steps=null", "optimizer=adam",
+         "optimizer.lr=1e-3", "model.dense_arch=[64,16]", "environment.variables.OMP_X=1",
+         "environment.variables.NCCL_X='a b'", "data.path='/x/y z,1'", "record.tensorboard=false"]  # fmt: skip
+RECIPE = """\
+defaults:
+  - override /optimizer: adam
+run:
+  name: own
+train:
+  epochs: 9
+train.seed: 5
+"""
+
+
+def composed(*overrides: str) -> AppConfig:
+    return compose_config(AppConfig, CONFIG_DIR, overrides)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_as_if_its_keys_were_typed(tmp_path: Path) -> None:
+    file = written(tmp_path / "my.yaml", KEYS)
+    assert composed(f"config={file}") == composed(*TYPED)
+    assert composed("train.epochs=8", f"config={file}", "optimizer=sgd") == composed(
+        *[override for override in TYPED if override != "optimizer=adam"], "train.epochs=8", "optimizer=sgd"
+    )
+
+
+def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
+    one = written(tmp_path / "one.yaml", "recipe: deepspark_3day\ntrain: {seed: 1, epochs: 4}\ndata.scale: tiny")
+    other = written(tmp_path / "other.yaml", "train.seed: 2")
+    config = composed(f"config={one}", f"config={other}")
+    assert config == composed("recipe=deepspark_3day", "data.scale=tiny", "train.seed=2", "train.epochs=4")
+    assert composed(f"config={written(tmp_path / 'empty.yaml', '# nothing')}") == composed()
+
+
+def test_a_recipe_in_a_file(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "own.yaml", RECIPE)
+    config = composed(f"recipe={recipe}")
+    assert (config.run.name, config.train.epochs, config.train.seed) == ("own", 9, 5)
+    assert config.optimizer.name is OptimizerName.adam
+    file = written(tmp_path / "my.yaml", f"recipe: {recipe}\ntrain.epochs: 4")
+    assert composed(f"config={file}").train.epochs == 4
+    assert composed(f"config={file}", "train.epochs=2").train.epochs == 2
+    assert compose_config(PlanAppConfig, CONFIG_DIR, [f"recipe={recipe}"], "plan").train.epochs == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trian: {epochs: 1}", "'trian'.*did you mean train.epochs?"),
+        ("train.epohcs: 1", "epohcs.*did you mean train.epochs?"),
+        ("train: {epochs: abc}", "train.epochs.*'abc' of type 'str' could not be converted to Integer"),
+        ("optimizer.name: foo", "optimizer.name.*'foo'"),
+        ("- a", "not a mapping; write one `key: value` a line"),
+        ("train: {epochs: 1}\ntrain.epochs: 2", "line 2: train.epochs is given twice"),
+        ("x: [", "not readable as YAML: .*line 1"),
+        (None, "No such file or directory; give a YAML file of keys"),
+    ],
+)
+def test_errors_name_the_file_and_the_key(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    if text is not None:
+        path.write_text(text)
+    for option in ("config", "recipe"):
+        with pytest.raises(UserError, match=rf"^{option}={path}: .*{message}") as caught:
+            composed(f"{option}={path}")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_s_defaults_are_checked(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "own.yaml", "defaults:\n  - override /optimizer: nope\n")
+    with pytest.raises(UserError, match=rf"^recipe={recipe}: .*optimizer/nope"):
+        composed(f"recipe={recipe}")

@@ -1,0 +1,94 @@
+"""The registry of commands: what it says is so, everything reads it, and nothing heavy is imported before its turn."""
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.commands import COMMANDS
+from common.command import Command, load
+from tests.app.conftest import REPOSITORY
+
+HEAVY = {"torch", "torchrec", "fbgemm_gpu", "tensordict"}
+SLOW = pytest.mark.slow
+WITH_KEYS = [name for name, command in COMMANDS.items() if command.schema is not None]
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_what_a_row_names_is_there(command: Command) -> None:
+    main = load(command.function)
+    assert callable(load(command.leave))
+    assert command.description() == (sys.modules[main.__module__].__doc__ or "").strip()
+    if command.schema is not None:
+        assert dataclasses.is_dataclass(load(command.schema))
+        assert command.config == "schema" or (command.config_dir / f"{command.config}.yaml").is_file()
+        assert command.check is None or callable(load(command.check))
+
+
+def test_each_module_runs_its_own_row() -> None:
+    paths = {}
+    for path in [*REPOSITORY.glob("app/**/*.py"), *REPOSITORY.glob("data_prep/**/*.py")]:
+        for name in re.findall(r'^ +run\(COMMANDS\["([a-z-]+)"\]\)$', path.read_text(), re.MULTILINE):
+            paths[name] = path
+    assert paths == {name: command.path() for name, command in COMMANDS.items()}
+
+
+def test_make_s_help_has_the_rows_words() -> None:
+    targets = re.findall(r"^[a-z-]+: environment ## (.*)\n((?:\t.*\n)+)", (REPOSITORY / "Makefile").read_text(), re.M)
+    for text, lines in targets:
+        rows = [row for row in COMMANDS.values() if re.search(rf"(-m |launch\)){re.escape(row.module)} ", lines)]
+        if rows and not text.startswith("Several runs"):  # `make compare`, which is the report's other half
+            assert f"{text[0].lower()}{text[1:]}".startswith(f"{rows[0].summary[0].lower()}{rows[0].summary[1:]}")
+
+
+def test_the_readme_s_table_has_the_rows_words() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    table = re.findall(r"^\|.*\| `python -m (\S+?)(?:`| .*`) \| (.*) \|$", text, re.MULTILINE)
+    for command in COMMANDS.values():
+        assert [text for module, text in table if module == command.module and text.startswith(command.summary)], (
+            f"README.md: no row of `python -m {command.module}` that begins with: {command.summary}"
+        )
+
+
+def modules_of(arguments: Sequence[str], cwd: Path) -> tuple[int, set[str]]:
+    """The exit status of `python -m ...` and the modules that it imported."""
+    command = [sys.executable, "-X", "importtime", "-m", *arguments]
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return done.returncode, {line.rpartition("|")[2].strip() for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["app.train", "--help"], 0),
+        (["app.train", "train.epochs=0"], 2),
+        pytest.param(["app", "train", "trian.epochs=1"], 2, marks=SLOW),
+        *(pytest.param([COMMANDS[name].module, "--help"], 0, marks=SLOW) for name in WITH_KEYS if name != "train"),
+    ],
+)
+def test_help_and_errors_come_before_torch_is_imported(arguments: list[str], status: int, tmp_path: Path) -> None:
+    returned, modules = modules_of(arguments, tmp_path)
+    assert returned == status
+    assert "omegaconf" in modules
+    assert not modules & HEAVY
+
+
+def test_a_list_of_commands_needs_nothing(tmp_path: Path) -> None:
+    status, modules = modules_of(["app", "--help"], tmp_path)
+    assert status == 0
+    assert not modules & {"omegaconf", "hydra", "numpy", *HEAVY}
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "tests/golden/run", tmp_path / "x")
+    status, modules = modules_of(["app.report", "runs=[x]"], tmp_path)
+    assert status == 0
+    assert (tmp_path / "x/report.html").stat().st_size > 50_000
+    assert not modules & {"matplotlib", *HEAVY}
