@@ -133,14 +133,15 @@ def _keep_rest(made: object, value: object) -> None:
         fields = made.__struct_fields__
         if isinstance(made, OpenDocument):
             setattr(made, REST, {key: one for key, one in value.items() if key not in fields})
-        for name in fields:
-            if name in value and name != REST:
-                _keep_rest(getattr(made, name), value[name])
+        parts = [(getattr(made, name), value[name]) for name in fields if name in value and name != REST]
     elif isinstance(made, dict) and isinstance(value, dict):
-        for key, one in made.items():
-            _keep_rest(one, value[key])
+        parts = [(one, value[key]) for key, one in made.items()]
     elif isinstance(made, list) and isinstance(value, list):
-        for one, its in zip(made, value, strict=True):
+        parts = list(zip(made, value, strict=True))
+    else:
+        return
+    for one, its in parts:
+        if isinstance(one, (Struct, dict, list)) and one is not its:
             _keep_rest(one, its)
 
 

@@ -189,8 +189,8 @@ def decode_event(line: bytes) -> AnyEvent:
     Raises:
         ValueError: it is not one; names the key.
     """
-    document = decode(line, Json)
-    if document.get("event") == "train":
+    document = decode(line, object)
+    kind = document.get("event") if isinstance(document, dict) else None
+    if kind == "train":
         return convert(document, TrainEvent)
-    is_evaluation = document.get("event") in ("eval", "eval_train")
-    return convert(document, EvaluationEvent) if is_evaluation else convert(document, OtherEvent)
+    return convert(document, EvaluationEvent) if kind in ("eval", "eval_train") else convert(document, OtherEvent)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ def utilisation(
     tables: Sequence[TableSpec],
     samples_per_second_per_device: float | None,
     train_seconds: float,
-) -> dict[str, Any]:
+) -> dict[str, float | None]:
     """FLOPs and bytes of a sample and a second, and their shares of ceilings measured here and now.
 
     Table bytes are those of lookups and updates if no cache served them: rows read forward, rows and optimizer state
@@ -42,7 +41,7 @@ def utilisation(
     if config.model.hstu is None:
         flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
     moved = _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest))
-    figures: dict[str, Any] = {
+    figures: dict[str, float | None] = {
         "flops_per_sample": flops,
         "table_bytes_per_sample": moved,
         "flops_per_second": None,

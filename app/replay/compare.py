@@ -14,6 +14,7 @@ from app.checkpoint.model_state import local_tensors, read_tensors, stage, tenso
 from app.training.checkpointer import Checkpointer
 from app.training.run import TrainingRun
 from app.training.state import RunState
+from common.documents import Json
 
 NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
 TABLES = ".embedding_bags."  # in the names of tables
@@ -90,7 +91,7 @@ class ReplayComparison(Checkpointer):
                 found[name] = merged_difference(found.get(name), difference)
         return {_short(name): found[name] for name in sorted(found, key=_order) if found[name] is not None}  # type: ignore
 
-    def report(self, losses: BitwiseDifference | None) -> dict[str, Any]:
+    def report(self, losses: BitwiseDifference | None) -> Json:
         """The comparison for the JSON; steps count from 1."""
         worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
@@ -123,8 +124,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-def plain(
-    difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], dict[str, Any]]
-) -> dict[str, Any] | None:
+def plain(difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], Json]) -> Json | None:
     """A difference for the JSON; `describe` names its first index."""
     return None if difference is None else {**describe(difference.first), "largest": difference.largest}

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
 from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
+from common.documents import Json
 
 MAX_POINTS = 2000
 MIB = 2**20
@@ -92,7 +92,7 @@ class Chart:
             f"{series.name}: {_course(series)}." for series in self.series if series.x and series.kind != "reference"
         )
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Json:
         """The form that report.js reads, rounded to six digits."""
         content = asdict(self)
         for series in content["series"]:

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
@@ -37,7 +37,7 @@ def figures(event: AnyEvent) -> dict[str, float]:
     }
 
 
-def settings(config: Mapping[str, Any], world_size: int) -> dict[str, str | int | float | bool]:
+def settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
     """A run's settings, flat: the groups that affect learning and speed."""
     groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
     flat: dict[str, str | int | float | bool] = {"world_size": world_size}

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from app.config import AppConfig
 from app.metrics.documents import AnyEvent, Curves
@@ -38,7 +37,7 @@ class Trackers:
         self,
         directory: Path,
         config: AppConfig,
-        plain: Mapping[str, Any],
+        plain: Mapping[str, Mapping[str, object]],
         rows: Mapping[str, int],
         world_size: int,
         from_step: int,

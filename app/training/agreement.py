@@ -6,12 +6,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from app.config import AppConfig, to_plain
 from app.record import provenance
 from app.runtime import shared_files
 from app.runtime.platform import Runtime
+from common.documents import Json
 from common.errors import UserError
 from common.files import write_atomically
 from common.redact import redact
@@ -139,9 +139,9 @@ def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) 
             raise UserError(f"on {host}: {facts['fault']}")
 
 
-def _by_host(facts: Mapping[str, Any], runtime: Runtime) -> dict[str, dict[str, Any]]:
+def _by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
     """Each machine's facts by its name, those of its first process; with the process where others of it differ."""
-    hosts: dict[str, dict[str, Any]] = {}
+    hosts: dict[str, Json] = {}
     for rank, (host, theirs) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
         is_another = rank % runtime.local_world_size == 0 and host in hosts  # another machine of the same name
         differs = hosts.get(host, theirs) != theirs
@@ -149,7 +149,7 @@ def _by_host(facts: Mapping[str, Any], runtime: Runtime) -> dict[str, dict[str, 
     return hosts
 
 
-def _differences(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _differences(hosts: Mapping[str, Mapping[str, object]]) -> list[str]:
     """What differs between machines, each fact as `name: value on host, value on others`."""
     names = dict.fromkeys(name for facts in hosts.values() for name in facts)
     lines = []
@@ -173,9 +173,9 @@ def _some(names: list[str]) -> str:
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(nested: Mapping[str, object], prefix: str = "") -> Json:
     """Values by dotted key."""
-    flat: dict[str, Any] = {}
+    flat: Json = {}
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return flat

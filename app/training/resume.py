@@ -1,6 +1,7 @@
 """What a checkpoint of a session holds, and how a session or another command starts from one."""
 
 import logging
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.metrics.documents import Best, EvaluationFigures
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
-from app.record.reading import CONFIG, read_config, read_evaluations, read_summary
+from app.record.documents import Summary
+from app.record.reading import CONFIG, read_config, read_events, read_summary
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training.session import Session
@@ -142,7 +144,9 @@ def adopt_evaluations(
     Raises:
         UserError: the run evaluates another split.
     """
-    evaluations = _recorded_evaluations(state, directory.path, config.eval.train_split)
+    recorded = [event for event in read_events(directory.path) if isinstance(event, EvaluationEvent)]
+    summary = read_summary(directory.path)
+    evaluations = _recorded_evaluations(state, recorded, summary, config.eval.train_split)
     last = max(evaluations, key=lambda one: one.step or 0, default=None)
     if last is not None and (last.split or config.eval.split) != config.eval.split:
         raise UserError(
@@ -157,14 +161,8 @@ def adopt_evaluations(
     if config.checkpoint.keep_best:
         ranked = [one for one in ranked if checkpoint_name(one.step) in kept]
     best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: one.auc, default=None)
-    summary = read_summary(directory.path)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
-    events = [
-        event
-        for kind in ("eval", "eval_train")
-        for event in read_evaluations(directory.path, kind)
-        if after_saving and event.step == state.step
-    ]
+    events = [event for event in recorded if after_saving and event.step == state.step]
     spent = sum(event.eval_seconds or 0.0 for event in events)
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # it ended here
@@ -181,19 +179,21 @@ def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[flo
     return joules - state.unreported.joules, metered - state.unreported.energy_seconds
 
 
-def _recorded_evaluations(state: RunState, run: Path, train_split: bool) -> list[EvaluationFigures]:
-    """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl, and of summary.json.
+def _recorded_evaluations(
+    state: RunState, recorded: Sequence[EvaluationEvent], summary: Summary | None, train_split: bool
+) -> list[EvaluationFigures]:
+    """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl (`recorded`), and of summary.json.
 
     train_split: one of the training split belongs to each, and one that lacks it is to be repeated.
     """
-    of_train = {event.step for event in read_evaluations(run, "eval_train")}
+    of_train = {event.step for event in recorded if event.event == "eval_train"}
+    is_whole = state.step in of_train or not train_split
     evaluations = [state.evaluation] if state.evaluation is not None else []
     evaluations += [
         event.figures()
-        for event in read_evaluations(run)
-        if event.step < state.step or (event.step == state.step and (state.step in of_train or not train_split))
+        for event in recorded
+        if event.event == "eval" and (event.step < state.step or (event.step == state.step and is_whole))
     ]
-    summary = read_summary(run)
     return evaluations + ([summary.eval] if summary is not None and summary.eval.step == state.step else [])
 
 

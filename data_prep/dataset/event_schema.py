@@ -4,11 +4,12 @@ An event is kept as item (int32), time (seconds, uint32) and flags (uint8): a bi
 their order, ANCHOR_BIT for an event that can be a sample, FLAG_BIT for the value of the `flag` column.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from common.documents import Json
 from data_prep.dataset.schema import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
 
 MAX_ACTIONS = 6
@@ -127,13 +128,13 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             return f"others: {sorted(unknown)} are not columns of actions"
         return None
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> Json:
         """Plain values, as they come back from JSON."""
-        plain: dict[str, Any] = to_json(self)
+        plain: Json = to_json(self)
         return plain
 
     @classmethod
-    def from_manifest(cls, entry: dict[str, Any]) -> "EventSchema":
+    def from_manifest(cls, entry: Json) -> "EventSchema":
         """The inverse of `to_manifest`."""
         return msgspec.convert(entry, cls)
 

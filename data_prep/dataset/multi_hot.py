@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from common.documents import decode
+from common.documents import Json, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
@@ -92,11 +92,11 @@ class MultiHot:
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
 
     @classmethod
-    def from_plain(cls, entry: dict[str, Any]) -> "MultiHot":
+    def from_plain(cls, entry: Json) -> "MultiHot":
         """The inverse of `to_plain`."""
         return msgspec.convert(entry, cls)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> Json:
         """Convert to the manifest's form."""
         return to_json(self)
 

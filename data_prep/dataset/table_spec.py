@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from common.documents import Json
 from common.errors import UserError
 from data_prep.dataset.schema import Feature, Schema, to_json
 
@@ -96,12 +97,12 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """The columns that the dense and sparse features are read from."""
         return tuple(dict.fromkeys(self.column_of(feature) for feature in (*self.dense, *self.sparse)))
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> Json:
         """Convert to the manifest's form; keys after `names` only where they are not the default."""
         return to_json(self)
 
     @classmethod
-    def from_manifest(cls, entry: dict[str, Any]) -> "Table":
+    def from_manifest(cls, entry: Json) -> "Table":
         """The inverse of `to_manifest`."""
         table = msgspec.convert(entry, cls)
         return replace(table, format="parquet", is_parquet=False) if table.is_parquet else table
@@ -127,7 +128,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return numbers.astype(np.int32), int(bad[0]) if len(bad) else None
 
 
-def is_same_table(recorded: dict[str, Any] | None, given: dict[str, Any] | None) -> bool:
+def is_same_table(recorded: Json | None, given: Json | None) -> bool:
     """Whether entries of manifests describe one table; older ones of files without names lack columns."""
     if recorded is None or given is None:
         return recorded == given

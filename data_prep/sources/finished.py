@@ -1,9 +1,9 @@
 """The sources of a dataset that is there already: nothing is made, fetched or replaced to compare it with a command."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from common.documents import Json
 from common.errors import UserError
 from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
@@ -56,7 +56,7 @@ def other_dataset(root: Path, difference: str) -> UserError:
     )
 
 
-def refuse_other_generation(root: Path, group: str, recorded: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_other_generation(root: Path, group: str, recorded: Json, given: Json) -> None:
     """Raises UserError where generated rows differ from those of the dataset at `root`, by the keys of data.`group`."""
     for key, value in given.items():
         if recorded.get(key) != value:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.documents import Json
 from data_prep.dataset.format import SPLITS
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
@@ -16,7 +16,7 @@ from data_prep.stages.shuffle_order import chunk_positions
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores, truth_path
 
 
-def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> dict[str, Any]:
+def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
     """The manifest's `extra.bayes`: scores over all rows of a generated dataset, and over each of its `splits`.
 
     Args:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.documents import Json
 from common.files import FileDigest, digest_file
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import vocabulary_path
@@ -195,7 +196,7 @@ class VocabularyRecord:
         """Digest of the file vocab/<feature>.npy."""
         return self.files["npy"]
 
-    def to_manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> Json:
         """Convert to the manifest's form."""
         texts = {kind: asdict(self.files[f"{kind}.npy"]) for kind in TEXT_KINDS if f"{kind}.npy" in self.files}
         return {"values": self.values, **asdict(self.digest), **({"texts": texts} if texts else {})}

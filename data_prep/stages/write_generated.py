@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.disk_space import Need, require_room
+from common.documents import Json
 from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import (
     SPLITS,
@@ -29,7 +30,7 @@ class Generator(Protocol):
 
     schema: Schema
     num_embeddings: dict[str, int]
-    encoding: dict[str, Any]
+    encoding: Json
     row_bytes: float
     rows: dict[str, int]
 
@@ -37,7 +38,7 @@ class Generator(Protocol):
         """Rows start to start + rows of a split; asked for in order, train first, then val, then test."""
         ...
 
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> Json:
         """Figures for the manifest, once all rows are made."""
         ...
 

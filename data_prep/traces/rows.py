@@ -3,11 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.documents import Json
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.config.keys import SyntheticConfig, TraceConfig
@@ -50,7 +50,7 @@ class TraceRows:
         self.schema = Schema(CRITEO.label, CRITEO.dense, tuple(profiles), ragged)
         self.num_embeddings = {name: profile.num_embeddings for name, profile in profiles.items()}
         trace = asdict(config) | {"profile": digest_file(path).sha256}
-        self.encoding: dict[str, Any] = {"name": "trace", "trace": trace}
+        self.encoding: Json = {"name": "trace", "trace": trace}
         self.rows = dict(zip(SPLITS, (config.rows or rows, config.eval_rows, config.eval_rows), strict=True))
         per_row = [
             mean_bag(profile) + 2 * ragged for profile, ragged in zip(self._profiles, self._is_ragged, strict=True)
@@ -96,7 +96,7 @@ class TraceRows:
         offsets = offsets_of(lengths)
         return Bags(self._accesses[feature].draw(int(offsets[-1])), offsets)
 
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> Json:
         """The best possible scores, as of data=synthetic."""
         total = np.sum(list(self._counts.values()), axis=0)
         splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,3 +217,12 @@ def test_a_run_of_an_earlier_release_is_read_whole() -> None:
     assert plain(read_summary(golden)) == json.loads((golden / "summary.json").read_bytes())
     lines = (golden / "metrics.jsonl").read_text().splitlines()
     assert [plain(event) for event in read_events(golden)] == [json.loads(line) for line in lines]
+
+
+def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
+    modules = "app.report.page, app.report.side_by_side, app.checkpoint.documents, app.sharding.documents"
+    heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {modules}; {heavy}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
