@@ -135,7 +135,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     content = OmegaConf.create({})
     try:
         for key, value in OmegaConf.load(path).items():
-            OmegaConf.update(content, key, value, merge=True)
+            OmegaConf.update(content, str(key), value, merge=True)
         OmegaConf.merge(_stored(schema), {key: value for key, value in content.items() if key != "defaults"})
     except REFUSED as error:
         suggestion = _suggestion(schema, config_dir, [key for key in keys if not key.startswith("defaults=")])
