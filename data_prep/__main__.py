@@ -16,15 +16,17 @@ from data_prep.config.agreement import refuse_unused
 from data_prep.config.checks import GENERATED
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
+from data_prep.dataset.format import MANIFEST_NAME
 from data_prep.engine.executor import start_fork_server
 
 
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     refuse_unused(config, ("data",))
-    dataset_path(config.data)  # checked before the imports that take a second
+    root = dataset_path(config.data)  # checked before the imports that take a second
     try:
-        if may_use_processes(config.data) and config.data.source not in GENERATED:
+        is_made = (root / MANIFEST_NAME).exists()
+        if may_use_processes(config.data) and config.data.source not in GENERATED and not is_made:
             start_fork_server()  # what takes most of its start is what is loaded here next
         from data_prep.pipeline import preprocess
 

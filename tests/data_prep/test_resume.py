@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data_prep import __main__ as main_module
+from data_prep.config.keys import PrepConfig
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
@@ -224,3 +226,17 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     assert manifest.sources[0]["sha256"] == hashlib.sha256(other).hexdigest()
     labels = np.concatenate([load_split(tmp_path / "out", split)[0] for split in ("train", "val", "test")])
     assert labels.tolist() == oracle.parse(other)[0].tolist()
+
+
+def test_a_dataset_that_is_there_starts_no_processes(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m app.train` asks for it each time."""
+    arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000"]
+    preprocess(config(*arguments))
+    started: list[str] = []
+    monkeypatch.setattr(main_module, "start_fork_server", lambda: started.append("early"))
+    monkeypatch.setattr(main_module, "may_use_processes", lambda data: True)
+    assert main_module.main(PrepConfig(data=config(*arguments))) == 0
+    assert "already done" in capsys.readouterr().err
+    assert started == []
