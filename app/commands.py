@@ -22,7 +22,7 @@ def _row(
     has_groups: bool = False,
     leave: str = "app.runtime.leave:leave",
 ) -> Command:
-    """A row of `python -m app.NAME`, whose values are in conf/NAME.yaml."""
+    """A row of `python -m app.NAME`, whose groups of values are named in conf/NAME.yaml, if it has any."""
     return Command(
         name=name,
         module=f"app.{name}",

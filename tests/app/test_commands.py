@@ -26,7 +26,7 @@ def test_what_a_row_names_is_there(command: Command) -> None:
     assert command.description() == (sys.modules[main.__module__].__doc__ or "").strip()
     if command.schema is not None:
         assert dataclasses.is_dataclass(load(command.schema))
-        assert command.config == "schema" or (command.config_dir / f"{command.config}.yaml").is_file()
+        assert not command.has_groups or (command.config_dir / f"{command.config}.yaml").is_file()
         assert command.check is None or callable(load(command.check))
 
 
