@@ -91,14 +91,16 @@ COMMANDS = {
             "the HTML report of a run, finished or not; several runs side by side",
             f"{_CONFIG}:ReportConfig",
             function="app.report.__main__:main",
+            leave="sys:exit",
         ),
         _row(
             "doctor",
             "what is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it",
             f"{_CONFIG}:DoctorConfig",
+            leave="sys:exit",
         ),
         _row("launch", "run another command on several processes, or machines", None, leave="os:_exit"),
-        _row("completion", 'completion for bash: eval "$(clickwork completion)"', None),
+        _row("completion", 'completion for bash: eval "$(clickwork completion)"', None, leave="sys:exit"),
     ),
     **DATA_PREP_COMMANDS,
 }

@@ -45,8 +45,8 @@ def words_of(command: Command) -> Iterator[str]:
         return
     for key, _, _, kind in keys_of(load(command.schema)):
         yield from (f"{key}={choice}" for choice in (["true", "false"] if kind is bool else choices(kind) or [""]))
+    yield "config="
     if command.has_groups:
-        yield "config="
         yield from (f"{group}={name}" for group, names in groups_of(command.config_dir).items() for name in names)
 
 

@@ -52,6 +52,7 @@ DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port tha
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 _taken: list[int] = []  # signals whose handler has run
+_forwarded: list[int] = []  # signals that a thread sent on, while no handler could run
 
 
 @dataclass
@@ -101,12 +102,21 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
         if isinstance(self._pcontext, SubprocessContext):
+            if _forwarded:  # once more would be a second signal, at which they end without saving
+                self._wait_for_processes(self._pcontext, time.monotonic() + SHUTDOWN_SECONDS)
             self._pcontext.close(death_sig, SHUTDOWN_SECONDS)
             workers = self.get_worker_group().workers
             for local_rank, handler in self._pcontext.subprocess_handlers.items():
                 self._job.ended[workers[local_rank].global_rank] = handler.proc.returncode
                 self._job.statuses.add(handler.proc.returncode)
         super()._shutdown(death_sig, *arguments, **keywords)
+
+    @staticmethod
+    def _wait_for_processes(context: SubprocessContext, until: float) -> None:
+        while time.monotonic() < until and any(
+            handler.proc.poll() is None for handler in context.subprocess_handlers.values()
+        ):
+            time.sleep(0.05)
 
 
 def main(arguments: list[str]) -> int:
@@ -279,6 +289,7 @@ def _forward_if_blocked(arrivals: Iterator[int]) -> None:
         time.sleep(BLOCKED_SECONDS)
         if _taken:
             return  # the handler runs, and from now on it decides
+        _forwarded.append(number)
         for pid in (children := _children()):
             os.kill(pid, number)
         if not children:

@@ -121,7 +121,7 @@ def _print_error(message: str) -> None:
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     config = compose_partly(schema, command.config_dir, overrides, command.config)
     print(command.description(), end="\n\n")
-    if command.has_groups:
-        print("config=FILE.yaml takes keys from a file, below those that are typed; recipe=FILE.yaml is a recipe.\n")
     groups = groups_of(command.config_dir) if command.has_groups else {}
+    recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
+    print(f"config=FILE.yaml takes keys from a file, below those that are typed{recipe}.\n")
     print("\n".join(describe(schema, redact(plain_values(config)), groups)))

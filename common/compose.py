@@ -37,7 +37,7 @@ REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, Attrib
 
 SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
 FILE_OPTION = "config="
-RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?")
+RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?", re.IGNORECASE)
 RECIPE_OF_FILE = "recipe_of_file"
 
 ConfigT = TypeVar("ConfigT")
@@ -110,7 +110,8 @@ def _group_of(values: dict[str, Any], key: str, make: bool = False) -> tuple[dic
     for group in groups:
         if make and values.get(group) is None:
             values[group] = {}
-        values = values[group] if values.get(group) is not None else {}
+        below = values.get(group)
+        values = below if isinstance(below, dict) else {}
     return values, name
 
 
@@ -172,13 +173,24 @@ def _with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: 
     given = {override.partition("=")[0] for override in choices}
     keys: list[str] = []
     for option in options:
-        own = read_overrides(option, Path(option.removeprefix(FILE_OPTION)))
+        own = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
         keys += [override for override in own if override.partition("=")[0] not in given]
         try:
-            compose_partly(schema, config_dir, [*keys, *choices], name)
+            _check(schema, compose_partly(schema, config_dir, [*keys, *choices], name))
         except UserError as error:
             raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
     return [*keys, *typed]
+
+
+def _check(schema: type, composed: Any) -> None:
+    """Check the limits of keys, if none lacks a value yet. Raises UserError for the first that is beyond its own."""
+    if not OmegaConf.missing_keys(composed):
+        check_keys(_instance(schema, OmegaConf.to_object(composed)))
+
+
+def _mappings(schema: type) -> frozenset[str]:
+    """The keys whose values are mappings of any names."""
+    return frozenset(key for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
 
 
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
@@ -192,21 +204,26 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
         return list(overrides)
     path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
-    keys = read_overrides(option, path)
+    keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
     content = OmegaConf.create({})
     try:
-        for key, value in OmegaConf.load(path).items():
-            OmegaConf.update(content, str(key), value, merge=True)
-        OmegaConf.merge(_stored(schema), {key: value for key, value in content.items() if key != "defaults"})
+        for key in _by_own_names(schema, keys):
+            parsed = OverridesParser.create().parse_override(key)
+            OmegaConf.update(content, parsed.key_or_group, parsed.value(), merge=True)
+        OmegaConf.merge(_stored(schema), content)
+        OmegaConf.update(content, "defaults", OmegaConf.select(OmegaConf.load(path), "defaults") or [])
     except REFUSED as error:
-        suggestion = _suggestion(schema, config_dir, [key for key in keys if not key.startswith("defaults=")])
+        suggestion = _suggestion(schema, config_dir, keys)
         raise UserError(
             f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
         ) from error
     ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
     try:
-        compose_partly(schema, config_dir, [recipe], name)  # its list of defaults, too
+        named = [override for override in overrides if override.startswith("run.name=")]
+        _check(schema, compose_partly(schema, config_dir, [recipe, *named], name))  # its list of defaults, too
     except UserError as error:
+        if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is not None:
+            raise UserError(f"{option}: lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
         raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
     return [recipe if override in options else override for override in overrides]
 
@@ -214,14 +231,16 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     """Overrides with the keys' own names; keys that a user may add need no + before them."""
     others = getattr(schema, "other_names", {})
-    opened = tuple(f"{key}." for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
+    mappings = _mappings(schema)
+    opened = tuple(f"{key}." for key in mappings)
     named = []
     for override in overrides:
         matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
         assert matched is not None
         sign, key, rest = map(str, matched.groups())
         key = others.get(key, key)
-        sign = "++" if key.startswith(opened) and sign != "~" else sign
+        is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
+        sign = "++" if is_open and sign != "~" else sign
         named.append(f"{sign}{key}{_as_typed(rest) if _is_text(schema, key) else rest}" if key else override)
     return named
 
@@ -310,7 +329,7 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
         if (instead := table.get(override) or table.get(group)) and instead not in overrides:
             return f"; give {instead} instead"
     known = [key for key, *_ in keys_of(schema)]
-    known += [*groups_of(config_dir), *getattr(schema, "other_names", {})]
+    known += [FILE_OPTION.rstrip("="), *groups_of(config_dir), *getattr(schema, "other_names", {})]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0].replace("-", "_")
         if key not in known and not any(each.startswith(f"{key}.") for each in known):

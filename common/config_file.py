@@ -1,7 +1,7 @@
 """A user's file of keys, read as if they were typed: nested or dotted, a plain value as on the command line."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import yaml
@@ -10,14 +10,17 @@ from hydra.errors import HydraException
 
 from common.errors import UserError
 
+KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
+FILE_KEY = "config"  # what names a file on the command line
 PLAIN_NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_overrides(option: str, path: Path) -> list[str]:
+def read_overrides(option: str, path: Path, mappings: Collection[str] = ()) -> list[str]:
     """The `key=value` of each key in a YAML file, in order.
 
     Args:
         option: how the user named the file, for errors.
+        mappings: keys whose value is a mapping, in which a dotted name is one name.
 
     Raises:
         UserError: not readable, not YAML, no mapping of keys, or a key that is given twice.
@@ -33,11 +36,29 @@ def read_overrides(option: str, path: Path) -> list[str]:
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{option}: not a mapping; write one `key: value` a line")
     overrides: dict[str, str] = {}
-    for key, node in _leaves("", root):
-        if key in overrides:
-            raise UserError(f"{option}: line {node.start_mark.line + 1}: {key} is given twice; leave one of them out")
-        overrides[key] = f"{key}={_text(node)}"
+    try:
+        for key, node in _leaves("", root, mappings):
+            if key in overrides:
+                line = node.start_mark.line + 1
+                raise UserError(f"{option}: line {line}: {key} is given twice; leave one of them out")
+            overrides[key] = f"{key}={_text(node)}"
+    except _NoKeyError as error:
+        raise UserError(f"{option}: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{option}: a value contains itself, by an alias; write it out") from error
     return list(overrides.values())
+
+
+class _NoKeyError(ValueError):
+    """What stands in a key's place is none."""
+
+
+def _name(key: yaml.Node) -> str:
+    """A key's name. Raises _NoKeyError: it is a list or a mapping, or no name."""
+    if not isinstance(key, yaml.ScalarNode) or not KEY.fullmatch(key.value):
+        text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
+        raise _NoKeyError(f"line {key.start_mark.line + 1}: {text} is no key")
+    return str(key.value)
 
 
 def quoted(value: str) -> str:
@@ -52,11 +73,18 @@ def _escaped(text: str) -> str:
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
-def _leaves(prefix: str, mapping: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+def _leaves(prefix: str, mapping: yaml.MappingNode, mappings: Collection[str]) -> Iterator[tuple[str, yaml.Node]]:
     for key, node in mapping.value:
-        name = f"{prefix}{key.value}"
-        if isinstance(node, yaml.MappingNode) and node.value:
-            yield from _leaves(f"{name}.", node)
+        name = f"{prefix}{_name(key)}"
+        if name == FILE_KEY:
+            raise _NoKeyError(f"line {key.start_mark.line + 1}: a file takes no other file; type both")
+        is_whole = (
+            name in mappings
+            and isinstance(node, yaml.MappingNode)
+            and any("." in str(inner.value) for inner, _ in node.value)
+        )
+        if isinstance(node, yaml.MappingNode) and node.value and not is_whole:
+            yield from _leaves(f"{name}.", node, mappings)
         else:
             yield name, node
 

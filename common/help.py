@@ -28,10 +28,10 @@ def describe(schema: type, values: Mapping[str, Any], groups: Mapping[str, list[
         yield from (f"  {group}: {', '.join(names)}" for group, names in groups.items())
         yield ""
     yield "Every key can be given as key=value; what is in force now:"
-    last = None
+    last = ""
     for key, owner, field, kind in keys_of(schema):
         group = key.rpartition(".")[0]
-        if group != last and group:
+        if group != last:
             yield ""
         last = group
         line = f"  {key}={shown(_value(values, key))}"
@@ -52,7 +52,7 @@ def key_table(schema: type, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
+    value: Any = values
     for part in key.split("."):
-        found = found[part]
-    return found
+        value = value[part]
+    return value

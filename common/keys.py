@@ -16,6 +16,7 @@ from common.errors import UserError
 
 MISSING: Any = "???"  # the default of a key that must be given
 MAX_FLOAT32 = 3.4028234e38
+MAX_INT64 = 2**63 - 1
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 DECLARATION = "key"  # where a field's metadata have its declaration
 
@@ -134,6 +135,8 @@ def check_keys(config: Any, prefix: str = "") -> None:
         if declared.rule and not declared.allows(value):
             numbers = "a list of numbers of " if isinstance(value, list) else ""
             raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
+        if isinstance(value, int) and abs(value) > MAX_INT64:
+            raise UserError(f"{name}={value}: must be below 2^63")
         if declared.is_name and (not value.strip() or "\0" in value):
             raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
         if declared.only_with and value:

@@ -88,9 +88,7 @@ def chosen_operators(operators: Any) -> list[str]:
     Raises:
         UserError: a family that is not known.
     """
-    chosen = (
-        list(STEP_FAMILIES) if operators is None else [operators] if isinstance(operators, str) else list(operators)
-    )
+    chosen = list(STEP_FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
     for name in chosen:
         if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
             raise UserError(f"operators={name}: must begin with one of {', '.join(FAMILIES)}")
@@ -132,11 +130,13 @@ class ExportConfig:
     run: str = key(MISSING, "the run's directory")
     out: str = key(MISSING, "the file, NAME.pt2")
     tables: TablePrecision = key(
-        TablePrecision.fp32, "fp16, int8 and int4: whoever loads the file must import fbgemm_gpu"
+        TablePrecision.fp32, "fp16, int8 and int4: a program that loads the file must import fbgemm_gpu"
     )
     checkpoint: str | None = key(None, "null: the run's newest")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    tolerance: float = key(1e-5, "largest difference in a logit between the file and the model that it was made of")
+    tolerance: float = key(
+        1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
+    )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
 
 
@@ -147,8 +147,6 @@ def validate_export(config: ExportConfig) -> None:
     require_place("out", config.out)
     if config.tables is TablePrecision.bf16:
         raise UserError("tables=bf16: FBGEMM looks up in no bf16 tables for inference; use fp16, fp32, int8 or int4")
-    if not config.tolerance >= 0:
-        raise UserError(f"tolerance={config.tolerance}: must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -174,10 +172,12 @@ def validate_plan(config: "PlanAppConfig") -> None:
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):
         published_tables(rows)
-    elif rows is not None and (isinstance(rows, int) or not all(isinstance(n, int) and n > 0 for n in rows)):
+    elif rows is not None and (isinstance(rows, (int, float)) or not all(isinstance(n, int) and n > 0 for n in rows)):
         raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
     bags = plan.bag_sizes
-    if bags is not None and (not isinstance(bags, list) or not all(isinstance(n, (int, float)) for n in bags)):
+    if bags is not None and (
+        not isinstance(bags, list) or not all(isinstance(n, (int, float)) and n >= 0 for n in bags)
+    ):
         raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
 
 
@@ -249,7 +249,7 @@ class VerifyConfig:
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal")
+    tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 

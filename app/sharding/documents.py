@@ -77,6 +77,12 @@ class WhatIf(OpenDocument, kw_only=True):
     rest: Json = msgspec.field(default_factory=dict)
 
 
+class PlanFormat(msgspec.Struct):
+    """The format of a file that may be a plan."""
+
+    format: object = None
+
+
 class PlanFile(OpenDocument, kw_only=True):
     """A plan; where it was made by the command, what it is a plan for, and its forecast."""
 

@@ -17,7 +17,7 @@ from app.config.tables import Storage
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch
 from app.model.tables import TableSpec
-from app.sharding.documents import FORMAT, PlanFile, PlannedTable
+from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
 from common.documents import decode
 from common.errors import UserError
 
@@ -105,10 +105,8 @@ class Plan:
         """The plan that a file holds.
 
         Raises:
-            ValueError: it is of another format, or lacks a key; names the key.
+            ValueError: it lacks a key; names the key.
         """
-        if document.format != FORMAT:
-            raise ValueError(f"of format {document.format}, not {FORMAT}")
         tables = {}
         for name, table in document.tables.items():
             if table.shards is UNSET or table.cache_load_factor is UNSET:
@@ -163,7 +161,10 @@ def load_plan(key: str, path: Path) -> tuple[Plan, PlanFile]:
         UserError: not readable, or not a plan.
     """
     try:
-        document = decode(path.read_bytes(), PlanFile)
+        content = path.read_bytes()
+        if (form := decode(content, PlanFormat).format) != FORMAT:  # before the keys, which another has otherwise
+            raise ValueError(f"of format {form}, not {FORMAT}")
+        document = decode(content, PlanFile)
         return Plan.from_document(document), document
     except OSError as error:
         raise UserError(f"{key}={path}: not readable ({error.strerror})") from error

@@ -90,8 +90,8 @@ class RemoteConfig:
     also: Any = key(None, "further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes")
     directory: str | None = key(None, "where the files are kept; null: `<data.path>/raw`")
     tries: int = key(5, "tries per mirror", at_least=1)
-    pause: float = key(2.0, "seconds before the second try, doubled before each further one")
-    timeout: float = key(60.0, "seconds without a byte after which a try fails")
+    pause: float = key(2.0, "seconds before the second try, doubled before each further one", within="[0, inf)")
+    timeout: float = key(60.0, "seconds without a byte after which a try fails", above=0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class MultiHotConfig:
 
     sizes: Any = key(None, "ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag")
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "of their draws; null: 0, the reference's")
+    seed: int | None = key(None, "of their draws; null: 0, the reference's", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,9 @@ class DataConfig:
         "ids; null: no limit",
         within=f"[1, {MAX_TABLE_ROWS}]",
     )
-    max_categories: int | None = key(None, "amd_blog: columns of more values are dropped; null: 10,000, as the blog")
+    max_categories: int | None = key(
+        None, "amd_blog: columns of more values are dropped; null: 10,000, as the blog", at_least=1
+    )
     vocabulary_order: VocabularyOrder | None = key(None, "vocabulary: order of the ids; null: by frequency")
     dense_transform: DenseTransform | None = key(
         None, "how integers become numbers; null: the encoding's own, for your own table signed_log1p"
@@ -259,7 +261,7 @@ class ExchangeConfig:
     format: ExchangeFormat = key(ExchangeFormat.npy, "of the other program's files")
     multi_hot_sizes: list[int] | None = key(None, "ids per bag of every feature that is exported; null: MLPerf v2's")
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "of their draws; null: 0")
+    seed: int | None = key(None, "of their draws; null: 0", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,10 @@ class LocalityConfig:
     split: str = key("train", "split of a dataset")
     profile: str | None = key(None, "file to write (profile), or to generate from (generate)")
     to: str | None = key(None, "directory for generated text traces")
-    accesses: int | None = key(None, "accesses to generate per table; null: as many as the profiled trace had")
-    seed: int = key(0, "of what is generated")
+    accesses: int | None = key(
+        None, "accesses to generate per table; null: as many as the profiled trace had", at_least=1
+    )
+    seed: int = key(0, "of what is generated", at_least=0)
     plot: str | None = key(None, "file for the hit rates of both, an SVG")
 
 
@@ -292,9 +296,10 @@ def parse_size(text: str, key: str) -> int:
         UserError: not a size.
     """
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", text.lower())
-    if not match or match[2] not in UNIT_FACTORS:
+    size = float(match[1]) * UNIT_FACTORS.get(match[2], math.nan) if match else math.nan
+    if not size < 2**63:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
-    return int(float(match[1]) * UNIT_FACTORS[match[2]])
+    return int(size)
 
 
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:

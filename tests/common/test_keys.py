@@ -23,6 +23,7 @@ ONE: Limits = ([0, -3], [1, 7], "at least 1")
 LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
 NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
 ZERO: Limits = ([-1], [0, 9], "at least 0")
+TOLERANCE: Limits = ([-1.0, math.nan], [0.0, 1.0], "at least 0")
 POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
 SHARE: Limits = ([-0.01, 1.01, math.nan], [0.0, 1.0], "in [0, 1]")
 BELOW_1: Limits = ([-0.01, 1.0, math.nan], [0.0, 0.99], "in [0, 1)")
@@ -44,7 +45,8 @@ OF_RUNS: dict[str, Limits] = {
                      "topology.devices_per_node"), ONE),
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
                      "eval.exact_rows", "data.events.min_history", "data.frequency_threshold", "data.synthetic.seed",
-                     "schedule.warmup_steps", "schedule.decay_start_step", "schedule.decay_steps",
+                     "data.multi_hot.seed", "schedule.warmup_steps", "schedule.decay_start_step",
+                     "schedule.decay_steps",
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),
     **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
                      "optimizer.eps", "optimizer.max_grad_norm", "published.logloss", "published.samples_per_second",
@@ -82,8 +84,8 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     },
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO},
     RecommendConfig: {"top_k": ONE},
-    ExportConfig: {},
-    VerifyConfig: {},
+    ExportConfig: {"tolerance": TOLERANCE},
+    VerifyConfig: {"tolerance": TOLERANCE},
     DoctorConfig: {},
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
     HSTUConfig: {
@@ -98,13 +100,17 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     PrepConfig: {
         **{name: limits for name, limits in OF_RUNS.items() if name.startswith("data.synthetic.")},
         **{name: OF_RUNS[name] for name in ("data.workers", "data.frequency_threshold", "data.max_ind_range")},
-        **dict.fromkeys(("data.remote.tries", "data.synthetic_events.users", "data.random.rows",
+        **dict.fromkeys(("data.remote.tries", "data.max_categories", "locality.accesses",
+                         "data.synthetic_events.users", "data.random.rows",
                          "data.random.max_rows_per_table", "data.trace.rows"), ONE),
-        **dict.fromkeys(("data.synthetic_events.seed", "data.random.eval_rows", "data.random.num_dense",
+        **dict.fromkeys(("data.synthetic_events.seed", "data.multi_hot.seed", "exchange.seed",
+                         "locality.seed", "data.random.eval_rows", "data.random.num_dense",
                          "data.random.seed", "data.trace.eval_rows", "data.trace.seed"), ZERO),
         **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
         **dict.fromkeys(("data.split.held_out", "data.synthetic_events.stay"), BELOW_1),
         **dict.fromkeys(("data.split.seed", "data.sampling.seed"), SEED),
+        "data.remote.pause": ([-1.0, INF, math.nan], [0.0, 9.0], "in [0, inf)"),
+        "data.remote.timeout": POSITIVE,
         "data.trace.click_rate": INSIDE,
         "data.trace.difficulty": DIFFICULTY,
         "data.random.exponent": ([0.0, 100.0], [0.1, 99.9], "in (0, 100)"),

@@ -125,6 +125,9 @@ def test_other_names_of_keys_are_known_in_an_older_configuration_too() -> None:
     assert set(old["data"]) > {"memory_budget", "split"}, "the record is left as it is"
     with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):
         from_plain({**plain, "train": {**plain["train"], "speed": 1}})
+    for damaged in ({"data": 5}, {"model": "x"}, {"data": {"prep": 3, "memory_budget": "1GiB"}}):
+        with pytest.raises(ConversionError):
+            from_plain({**plain, **damaged})
 
 
 def test_run_dir_follows_its_name() -> None:

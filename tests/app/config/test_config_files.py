@@ -63,6 +63,13 @@ def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
     assert composed(f"config={written(tmp_path / 'empty.yaml', '# nothing')}") == composed()
 
 
+def test_a_dotted_name_in_a_mapping_is_one_name(tmp_path: Path) -> None:
+    file = written(tmp_path / "my.yaml", "tiny: {train.max_steps: 3}\nenvironment.variables: {A.B: 1}")
+    config = composed(f"config='{file}'", "data.scale=tiny")
+    assert config.train.max_steps == 3
+    assert config.environment.variables["A.B"] == "1"
+
+
 def test_a_recipe_in_a_file(tmp_path: Path) -> None:
     recipe = written(tmp_path / "own.yaml", RECIPE)
     config = composed(f"recipe={recipe}")
@@ -72,6 +79,11 @@ def test_a_recipe_in_a_file(tmp_path: Path) -> None:
     assert composed(f"config={file}").train.epochs == 4
     assert composed(f"config={file}", "train.epochs=2").train.epochs == 2
     assert compose_config(PlanAppConfig, CONFIG_DIR, [f"recipe={recipe}"], "plan").train.epochs == 9
+    nameless = written(tmp_path / "nameless.yaml", "data.path: 2026_11_24\ntrain.max_steps: 9")
+    config = composed(f"recipe={nameless}", "run.name=007")
+    assert (config.run.name, config.data.path, config.train.max_steps) == ("007", "2026_11_24", 9)
+    with pytest.raises(UserError, match=rf"^recipe={nameless}: lacks run.name; add it to the file, or run.name=..."):
+        composed(f"recipe={nameless}")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,12 @@ def test_a_recipe_in_a_file(tmp_path: Path) -> None:
         ("- a", "not a mapping; write one `key: value` a line"),
         ("train: {epochs: 1}\ntrain.epochs: 2", "line 2: train.epochs is given twice"),
         ("x: [", "not readable as YAML: .*line 1"),
+        ("run.name: x\ntrain: {max_steps: -3}", "train.max_steps=-3: must be at least 0"),
+        pytest.param("a: &x [*x]", "a value contains itself, by an alias", marks=SLOW),
+        pytest.param("train: {? [a] : 3}", "line 1: a list or a mapping is no key", marks=SLOW),
+        pytest.param("+train.epochs: 1", r"line 1: '\+train.epochs' is no key", marks=SLOW),
+        pytest.param("5: 3", "line 1: '5' is no key", marks=SLOW),
+        pytest.param("config: b.yaml", "line 1: a file takes no other file; type both", marks=SLOW),
         (None, "No such file or directory; give a YAML file of keys"),
     ],
 )
