@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.launch import Job, _stopped, first_failure
-from tests.app.conftest import SMALL
+from tests.app.conftest import REPOSITORY, SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
 from tests.app.run_files import losses, summary
@@ -128,3 +130,17 @@ def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path
     assert train_group(overrides, 2, tmp_path) == [0, 0]
     assert summary(run)["digest"] == summary(tmp_path / "whole/runs/x")["digest"]
     assert losses(run) == losses(tmp_path / "whole/runs/x")
+
+
+@pytest.mark.slow
+def test_a_signal_comes_once_to_processes_while_torchrun_waits(tmp_path: Path) -> None:
+    """A second time it would end them at once, without their checkpoint."""
+    command = [sys.executable, "-m", "tests.app.blocked_launcher"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "under way\n"
+        time.sleep(0.5)  # until the next watch has begun
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.stdout.read() == "saved\n"
+        assert launcher.wait(60) == 75
