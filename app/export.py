@@ -75,21 +75,27 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
         sparse_features=manifest.num_embeddings,
         tolerance=config.tolerance,
     )
-    found = {}
+    differences = {}
 
     def check(loaded: torch.export.ExportedProgram) -> None:
-        found["largest_difference"] = difference = _difference(program, loaded, num_dense, manifest)
+        differences["largest_difference"] = difference = _difference(program, loaded, num_dense, manifest)
         if not difference <= config.tolerance:
             raise UserError(
                 f"tolerance={config.tolerance}: a logit of the file differs from the model's by {difference}"
             )
 
     export_program.save(exported, out, about, check)
-    log.info("export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s", out,
-             out.stat().st_size / 1e6, state.step, config.tables.value, found["largest_difference"],
-             " after import fbgemm_gpu" if about.imports else " alone")  # fmt: skip
+    log.info(
+        "export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s",
+        out,
+        out.stat().st_size / 1e6,
+        state.step,
+        config.tables.value,
+        differences["largest_difference"],
+        " after import fbgemm_gpu" if about.imports else " alone",
+    )
     shown = {key: getattr(about, key) for key in ("checkpoint", "tables", "imports", "inputs")}
-    print(json.dumps(shown | found))
+    print(json.dumps(shown | differences))
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:

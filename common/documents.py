@@ -109,7 +109,7 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
     try:
         made = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        names, found = _locate(value, kind, str(error))
+        names, part = _locate(value, kind, str(error))
         message = str(error).partition(" - at ")[0]
     else:
         _keep_rest(made, value)
@@ -118,7 +118,7 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
     key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
     if field:
         raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
-    where = f"key {key!r} is {_shown(found)}" if key else "the document"
+    where = f"key {key!r} is {_shown(part)}" if key else "the document"
     raise ValueError(f"{where}: {message[0].lower()}{message[1:]}")
 
 
@@ -132,17 +132,17 @@ def _keep_rest(made: object, value: object) -> None:
     if isinstance(made, Struct) and isinstance(value, dict):
         fields = made.__struct_fields__
         if isinstance(made, OpenDocument):
-            setattr(made, REST, {key: one for key, one in value.items() if key not in fields})
+            setattr(made, REST, {key: part for key, part in value.items() if key not in fields})
         parts = [(getattr(made, name), value[name]) for name in fields if name in value and name != REST]
     elif isinstance(made, dict) and isinstance(value, dict):
-        parts = [(one, value[key]) for key, one in made.items()]
+        parts = [(made_part, value[key]) for key, made_part in made.items()]
     elif isinstance(made, list) and isinstance(value, list):
         parts = list(zip(made, value, strict=True))
     else:
         return
-    for one, its in parts:
-        if isinstance(one, (Struct, dict, list)) and one is not its:
-            _keep_rest(one, its)
+    for made_part, value_part in parts:
+        if isinstance(made_part, (Struct, dict, list)) and made_part is not value_part:
+            _keep_rest(made_part, value_part)
 
 
 def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], object]:

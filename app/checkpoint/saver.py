@@ -158,8 +158,8 @@ class Saver:
     def _digest_mine(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
         """An error message, if any, and size and digest of each file that this process wrote, by name."""
         try:
-            mine = sorted(part.glob(f"__{dist.get_rank()}_*"))
-            return None, {path.name: digest_file(path) for path in mine}
+            files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
+            return None, {path.name: digest_file(path) for path in files_of_rank}
         except OSError as error:
             return str(_unwritable(part, error)), {}
 

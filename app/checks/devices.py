@@ -47,15 +47,15 @@ def check_devices(probe: Probe) -> Iterator[Check]:
         return
     for index, device in enumerate(devices):
         name = f"gpu {index}"
-        found = f"{device.name}, {device.architecture}, {device.memory / 2**30:.0f} GiB, {built_for}"
+        description = f"{device.name}, {device.architecture}, {device.memory / 2**30:.0f} GiB, {built_for}"
         if not has_kernels_for(device.architecture, probe.kernels):
             kernels = " ".join(probe.kernels)
-            yield fail(name, f"{found}; torch has kernels for {kernels}", "install a torch built for this GPU")
+            yield fail(name, f"{description}; torch has kernels for {kernels}", "install a torch built for this GPU")
         elif device.fault:
             remedy = "install an fbgemm_gpu built for this GPU and this torch"
-            yield fail(name, f"{found}; FBGEMM's lookup fails: {device.fault}", remedy)
+            yield fail(name, f"{description}; FBGEMM's lookup fails: {device.fault}", remedy)
         else:
-            yield ok(name, found)
+            yield ok(name, description)
     library = "RCCL" if probe.hip else "NCCL"
     if probe.nccl:
         yield ok(library.lower(), probe.nccl)
@@ -105,15 +105,15 @@ def _capability(name: str) -> tuple[int, int]:
 def _check_driver(cuda: str | None) -> Check:
     for path in (NVIDIA_DRIVER, AMD_DRIVER):
         try:
-            found = path.read_text().splitlines()[0].strip()
+            driver = path.read_text().splitlines()[0].strip()
         except (OSError, IndexError):
             continue
-        version = re.search(r"\b(\d{3,})\.\d+", found)
+        version = re.search(r"\b(\d{3,})\.\d+", driver)
         needed = MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
         if path == NVIDIA_DRIVER and version and int(version[1]) < needed:
             remedy = f"install the driver's release {needed} or later, or packages built for an older CUDA"
-            return fail("driver", f"{found}: too old for CUDA {cuda}", remedy)
-        return ok("driver", found)
+            return fail("driver", f"{driver}: too old for CUDA {cuda}", remedy)
+        return ok("driver", driver)
     return warn("driver", "its version cannot be read", "not needed to run; the run's manifest will lack it")
 
 

@@ -20,8 +20,8 @@ def check_datasets(directory: Path) -> Iterator[Check]:
     found = []
     for above, directories, names in os.walk(directory):
         root = Path(above)
-        theirs = format_of(root / MANIFEST_NAME) not in (None, FORMAT_NAME)
-        if UNFINISHED in directories or (MANIFEST_NAME in names and not theirs):
+        is_of_another = format_of(root / MANIFEST_NAME) not in (None, FORMAT_NAME)
+        if UNFINISHED in directories or (MANIFEST_NAME in names and not is_of_another):
             found.append(root)
             directories.clear()
     yield from map(check_dataset, sorted(found))

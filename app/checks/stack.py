@@ -30,10 +30,10 @@ PROBE_SECONDS = 180
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Return whether this Python is one of those supported."""
-    found = ".".join(map(str, version))
+    release = ".".join(map(str, version))
     if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
-        return ok("python", found)
-    return fail("python", found, "use Python 3.10, 3.11 or 3.12: make PYTHON=python3.11 environment")
+        return ok("python", release)
+    return fail("python", release, "use Python 3.10, 3.11 or 3.12: make PYTHON=python3.11 environment")
 
 
 def installed_versions() -> dict[str, str]:
@@ -66,35 +66,37 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_pairing(torch: str, build: str, fbgemm: str, torchrec: str) -> Check:
-    found = f"torch {torch}, {build} {fbgemm}, torchrec {torchrec}"
+    releases = f"torch {torch}, {build} {fbgemm}, torchrec {torchrec}"
     if (dated := DATED.match(fbgemm)) is not None:
-        return _check_dated(found, (int(dated[1]), int(dated[2])))
+        return _check_dated(releases, (int(dated[1]), int(dated[2])))
     minors = [_minor(version) for version in (torch, fbgemm, torchrec)]
     if any(minor is None for minor in minors):
-        return warn("pairing", found, "not releases, so it is not known whether they belong together; see import below")
+        return warn(
+            "pairing", releases, "not releases, so it is not known whether they belong together; see import below"
+        )
     torch_minor, fbgemm_minor, torchrec_minor = (int(minor or 0) for minor in minors)
     if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
         partner = torch_minor - TORCH_MINOR_OVER_FBGEMM
         if partner > NEWEST_FBGEMM_MINOR:
             partner = NEWEST_FBGEMM_MINOR
-            found += f"; no FBGEMM is built against torch 2.{torch_minor} yet"
+            releases += f"; no FBGEMM is built against torch 2.{torch_minor} yet"
         newest = f"'torch==2.{partner + TORCH_MINOR_OVER_FBGEMM}.*' '{build}==1.{partner}.*'"
         remedy = f"fbgemm 1.X is built against torch 2.(X+5): pip install --no-deps {newest} 'torchrec==1.{partner}.*'"
-        return fail("pairing", found, remedy)
+        return fail("pairing", releases, remedy)
     if not fbgemm_minor - 1 <= torchrec_minor <= fbgemm_minor:
-        return warn("pairing", found, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
-    return ok("pairing", found)
+        return warn("pairing", releases, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
+    return ok("pairing", releases)
 
 
-def _check_dated(found: str, month: tuple[int, int]) -> Check:
+def _check_dated(releases: str, month: tuple[int, int]) -> Check:
     """An FBGEMM that AMD has built together with the torch beside it."""
     if month >= REPAIRED_ON_ROCM:
-        return ok("pairing", found)
+        return ok("pairing", releases)
     remedy = (
         "this FBGEMM lacks repairs for ROCm of June to August 2026 (grids too large for HIP in bounds check, lookup, "
         "permute and bucketize; the gradient of group_index_select): use rocm/primus:v26.8 or newer"
     )
-    return warn("pairing", found, remedy)
+    return warn("pairing", releases, remedy)
 
 
 def _minor(version: str) -> int | None:
@@ -157,10 +159,10 @@ def probe_stack() -> tuple[Check, Probe | None]:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if done.returncode:
         return fail("import", _last_line(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
-    found = decode(done.stdout.splitlines()[-1], Probe)
-    if found.cpu_fault:
-        return fail("import", f"a lookup on the CPU fails: {found.cpu_fault}", REMAKE), found
-    return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), found
+    probe = decode(done.stdout.splitlines()[-1], Probe)
+    if probe.cpu_fault:
+        return fail("import", f"a lookup on the CPU fails: {probe.cpu_fault}", REMAKE), probe
+    return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
 
 
 def _last_line(done: "subprocess.CompletedProcess[str]") -> str:

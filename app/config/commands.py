@@ -88,11 +88,11 @@ def chosen_operators(operators: Any) -> list[str]:
     Raises:
         UserError: a family that is not known.
     """
-    chosen = list(STEP_FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
-    for name in chosen:
+    names = list(STEP_FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
+    for name in names:
         if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
             raise UserError(f"operators={name}: must begin with one of {', '.join(FAMILIES)}")
-    return chosen
+    return names
 
 
 def validate_bench(config: BenchConfig) -> None:

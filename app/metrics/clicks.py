@@ -180,14 +180,18 @@ def shortcomings(evaluation: EvaluationFigures, best: Best | None, keeps_best: b
 
     keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best).
     """
-    auc, found = evaluation.auc, []
+    auc, remarks = evaluation.auc, []
     if auc is not None and best is not None and best.auc - auc > OVERFIT:
         remedy = (
             "evaluate that one with checkpoint=best" if keeps_best else "keep that one by checkpoint.keep_best=true"
         )
-        found.append(f"Overfitted: the best AUC was {best.auc:.5f} at step {best.step:,}, and the last is "
-                     f"{best.auc - auc:.5f} lower, {auc:.5f}; {remedy}")  # fmt: skip
+        remarks.append(
+            f"Overfitted: the best AUC was {best.auc:.5f} at step {best.step:,}, and the last is "
+            f"{best.auc - auc:.5f} lower, {auc:.5f}; {remedy}"
+        )
     if auc is not None and auc <= 0.5:
-        found.append(f"Learned nothing: AUC {auc:.5f} is no better than chance, 0.5; train on more rows or for more "
-                     "steps (data.scale=tiny only shows that a recipe runs)")  # fmt: skip
-    return found
+        remarks.append(
+            f"Learned nothing: AUC {auc:.5f} is no better than chance, 0.5; train on more rows or for more "
+            "steps (data.scale=tiny only shows that a recipe runs)"
+        )
+    return remarks

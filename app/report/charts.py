@@ -149,9 +149,17 @@ def course_charts(run: RunFiles) -> list[Chart]:
     wait = Chart("input_wait", "Waiting for input", "step", "% of the step",
                  [_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
                  note="Share of each window that rank 0 spent waiting for its batch.", from_zero=True)  # fmt: skip
-    memory = Chart("memory", "Memory of rank 0", "step", "MiB",
-                   [_of(run.windows, "host_bytes", "host, resident", 0, 1 / MIB),
-                    _of(run.windows, "device_bytes", "device, tensors", 1, 1 / MIB)], from_zero=True)  # fmt: skip
+    memory = Chart(
+        "memory",
+        "Memory of rank 0",
+        "step",
+        "MiB",
+        [
+            _of(run.windows, "host_bytes", "host, resident", 0, 1 / MIB),
+            _of(run.windows, "device_bytes", "device, tensors", 1, 1 / MIB),
+        ],
+        from_zero=True,
+    )
     memory.series = [series for series in memory.series if series.x]
     power = Chart("power", "Power", "step", "W", [_of(run.windows, "watts", "power", 1)], from_zero=True)
     return [rate, speed, _step_times(run), _phases(run), wait, memory, power]

@@ -44,8 +44,12 @@ def facts(run: RunFiles) -> dict[str, str]:
     flat = dict(_flat_facts("", run.config))
     dataset = manifest.dataset
     digest = dataset.digest or dataset.published_tables or "none"  # of a run that was built without data
-    flat |= {"dataset digest": digest[:12], "world size": str(run.world_size),
-             "platform": str(manifest.platform), "threads": str(manifest.num_threads)}  # fmt: skip
+    flat |= {
+        "dataset digest": digest[:12],
+        "world size": str(run.world_size),
+        "platform": str(manifest.platform),
+        "threads": str(manifest.num_threads),
+    }
     made = plain_object(manifest)
     for part in MADE_BY:
         flat |= dict(_flat_facts(f"{part}.", made.get(part)))

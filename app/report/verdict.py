@@ -82,11 +82,11 @@ def truth(run: RunFiles) -> Truth | None:
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
-    mine = {key: evaluation.figure(key) for key in FIGURES}
+    figures = {key: evaluation.figure(key) for key in FIGURES}
     error = run.auc_standard_error
     of = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples" if run.is_evaluated else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
-    rows = [ComparisonRow("This run", mine, run.throughput.samples_per_second, of + sampled)]
+    rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, of + sampled)]
     constant = baseline(evaluation.figure("base_rate"))
     rows.append(
         ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
@@ -172,16 +172,16 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
     for key in ("auc", "accuracy", "logloss"):
-        theirs, ours = published.get(key), run.evaluation.figure(key)
-        if theirs is None or ours is None:
+        reference, value = published.get(key), run.evaluation.figure(key)
+        if reference is None or value is None:
             continue
-        difference = f"{key} {figure(ours)}, published {figure(theirs)} ({signed(ours - theirs)})"
+        difference = f"{key} {figure(value)}, published {figure(reference)} ({signed(value - reference)})"
         if tolerance is None:
             sentences.append(("plain", f"{difference}; no tolerance is given for {recipe}."))
-        elif abs(ours - theirs) <= tolerance:
+        elif abs(value - reference) <= tolerance:
             sentences.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
         else:
-            better = (ours < theirs) if key == "logloss" else (ours > theirs)
+            better = (value < reference) if key == "logloss" else (value > reference)
             verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
             sentences.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
     return sentences
@@ -192,11 +192,11 @@ def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows = published.get("train_rows")
     if rows is None or all(published.get(key) is None for key in FIGURES):
         return None
-    mine = (run.manifest.dataset.rows or {}).get("train")
-    if mine is not None and abs(mine - rows) <= SAME_ROWS * rows:
+    rows_of_run = (run.manifest.dataset.rows or {}).get("train")
+    if rows_of_run is not None and abs(rows_of_run - rows) <= SAME_ROWS * rows:
         return None
-    here = NOT_MEASURED if mine is None else count(mine)
+    rows_in_words = NOT_MEASURED if rows_of_run is None else count(rows_of_run)
     return (
         f"The published figures are for other data ({published.get('data') or 'another dataset'}, {count(rows)} "
-        f"training rows; here {here}), so this run is not held to them."
+        f"training rows; here {rows_in_words}), so this run is not held to them."
     )
