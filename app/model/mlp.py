@@ -3,6 +3,7 @@
 Shapes: B samples, I inputs and O outputs of a layer.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,29 +18,35 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequential:
-    """Linear layers of the given widths, ReLU after each; after the last one only if final_relu."""
-    layers: list[nn.Module] = []
-    for num_in, num_out in pairwise([num_inputs, *widths]):
-        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
-    return MLP(*(layers if final_relu else layers[:-1]))
+    """Layers of the given widths, [B, num_inputs] to [B, the last width].
+
+    A ReLU follows each; the last one only if final_relu. Layers are named as in a torch.nn.Sequential that has each
+    ReLU as a module, so that checkpoints of both load.
+    """
+    layers: dict[str, nn.Module] = {}
+    for number, (num_in, num_out) in enumerate(pairwise([num_inputs, *widths])):
+        layers[str(2 * number)] = Layer(num_in, num_out, relu=final_relu or number < len(widths) - 1)
+    return nn.Sequential(OrderedDict(layers))
 
 
-class MLP(nn.Sequential):
-    """Linear layers, and a ReLU after each or all but the last: `mlp`.
+class Layer(nn.Linear):
+    """A linear layer, with its ReLU if `relu`.
 
     Training in fp32 on a CPU calls oneDNN from LARGE_BATCH samples on. Elsewhere, in evaluation and in exported
-    programs too, it is nn.Sequential.
+    programs too, it is torch's.
     """
 
+    def __init__(self, in_features: int, out_features: int, relu: bool) -> None:
+        super().__init__(in_features, out_features)
+        self.relu = relu
+
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, I of the first layer] to [B, O of the last]."""
-        if not _calls_onednn(inputs):
-            outputs: Tensor = super().forward(inputs)
-            return outputs
-        layers = [layer for layer in self if isinstance(layer, nn.Linear)]
-        for number, layer in enumerate(layers, 1):
-            inputs = _Layer.apply(inputs, layer.weight, layer.bias, 2 * number <= len(self))
-        return inputs
+        """[B, I] to [B, O]."""
+        if _calls_onednn(inputs):
+            by_onednn: Tensor = _OneDNN.apply(inputs, self.weight, self.bias, self.relu)
+            return by_onednn
+        outputs = super().forward(inputs)
+        return nn.functional.relu(outputs) if self.relu else outputs
 
 
 def _calls_onednn(inputs: Tensor) -> bool:
@@ -75,7 +82,7 @@ def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: A
     return 2 * inputs[0] * inputs[1] * weight[0]
 
 
-class _Layer(torch.autograd.Function):
+class _OneDNN(torch.autograd.Function):
     """Inputs [B, I], weight [O, I], bias [O] to [B, O], with a ReLU if `relu`.
 
     The library that torch takes on CPUs loses up to half its speed where I is odd, as after an interaction; but the
