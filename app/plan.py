@@ -85,7 +85,7 @@ def _planned(
     parts, name = tables_in_order(tables), config.optimizer.name
     chosen = {}
     if config.sharding.plan is None:
-        chosen = from_config.choices(config.sharding, name, parts, device, plan.world_size)
+        chosen = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     return structs.replace(

@@ -231,7 +231,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     """Overrides with the keys' own names; keys that a user may add need no + before them."""
     others = getattr(schema, "other_names", {})
-    mappings = _mappings(schema)
+    mappings, kinds = _mappings(schema), {key: kind for key, _, _, kind in keys_of(schema)}
     opened = tuple(f"{key}." for key in mappings)
     named = []
     for override in overrides:
@@ -241,7 +241,9 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         key = others.get(key, key)
         is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
         sign = "++" if is_open and sign != "~" else sign
-        named.append(f"{sign}{key}{_as_typed(rest) if _is_text(schema, key) else rest}" if key else override)
+        rest = _as_typed(rest) if _is_text(schema, key) else rest
+        rest = _as_list(rest) if _is_list(kinds.get(key)) else rest
+        named.append(f"{sign}{key}{rest}" if key else override)
     return named
 
 
@@ -253,6 +255,19 @@ def _is_text(schema: type, key: str) -> bool:
     group = kinds.get(key.rpartition(".")[0])
     kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
     return kind in (str, str | None, list[str], list[str] | None)
+
+
+def _is_list(kind: Any) -> bool:
+    """Return whether a key's type is a list, or an optional one."""
+    return any(typing.get_origin(each) is list for each in (kind, *typing.get_args(kind)))
+
+
+def _as_list(rest: str) -> str:
+    """`=VALUE` of a key of lists, as a list of one where it is one value."""
+    if not rest.startswith("="):
+        return rest
+    parsed = OverridesParser.create().parse_override(f"key{rest}").value()
+    return rest if parsed is None or isinstance(parsed, (list, dict)) else f"=[{rest[1:]}]"
 
 
 def _as_typed(rest: str) -> str:

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.benchmark.case import Case
 from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, keyed, random_ids
 from app.config import Interaction, ModelConfig, OptimizerName
+from app.model.dlrm import DLRM
 from app.model.interaction import make_interaction
-from app.model.mlp import mlp
 from app.optimizer.build import FUSED, FUSED_ON_CPU, state_elements
 
 log = logging.getLogger("clickwork")
@@ -128,14 +128,14 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
             log.info("bench: interaction/scalar_pairs skipped: its products would take %.0f GB", products / 1e9)
             continue
         try:
-            module = make_interaction(replace(model, interaction=kind), len(shape.num_embeddings)).to(device)
+            settings = replace(model, interaction=kind)
+            module = make_interaction(settings, len(shape.num_embeddings), shape.num_dense).to(device)
         except (ValueError, TypeError):  # a kind that this shape has no widths for
             continue
         yield from _pair(f"interaction/{kind.value}", shape, module, (dense, sparse), dtype)
-    outputs = make_interaction(model, len(shape.num_embeddings)).num_outputs
-    for name, inputs, widths, last in (("dense_arch", shape.num_dense, model.dense_arch, True),
-                                       ("over_arch", outputs, model.over_arch, False)):  # fmt: skip
-        layers = mlp(inputs, widths, final_relu=last).to(device)
+    whole = _dense_layers(shape, model).to(device)
+    for name, layers, inputs in (("dense_arch", whole.dense_arch, shape.num_dense or 1),
+                                 ("over_arch", whole.over_arch, whole.interaction.num_outputs)):  # fmt: skip
         yield from _pair(f"mlp/{name}", shape, layers, (torch.randn(shape.batch_size, inputs, device=device),), dtype)
 
 
@@ -183,16 +183,17 @@ def _bytes_moved(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
 
 def dense_parameters(shape: Shape, model: ModelConfig) -> int:
     """Dense parameters of the model."""
-    interaction = make_interaction(model, len(shape.num_embeddings)).to("meta")
-    parts = [mlp(shape.num_dense, model.dense_arch, True), mlp(interaction.num_outputs, model.over_arch, False)]
-    return sum(p.numel() for part in (interaction, *parts) for p in part.parameters())
+    return sum(parameter.numel() for parameter in _dense_layers(shape, model).parameters())
+
+
+def _dense_layers(shape: Shape, model: ModelConfig) -> DLRM:
+    """The model without tables."""
+    return DLRM(model, shape.num_dense, len(shape.num_embeddings), nn.Identity())
 
 
 def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> Iterator[Case]:
     """One step of SGD over the dense parameters of the model: gradients and weights read, weights written."""
-    outputs = make_interaction(model, len(shape.num_embeddings)).num_outputs
-    layers = nn.ModuleList([mlp(shape.num_dense, model.dense_arch, True), mlp(outputs, model.over_arch, False)])
-    parameters = list(layers.to(device).parameters())
+    parameters = list(_dense_layers(shape, model).to(device).parameters())
     elements = sum(parameter.numel() for parameter in parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)

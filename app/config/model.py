@@ -6,7 +6,7 @@ from enum import Enum
 from app.config.hstu import HSTUConfig
 from app.config.tables import TablesConfig, validate_tables
 from common.errors import UserError
-from common.keys import MISSING, key
+from common.keys import MISSING, key, shown
 
 MAX_WIDTH = 1_000_000
 
@@ -15,8 +15,9 @@ class Interaction(Enum):
     """Combinations of the features' vectors: see docs/models.md.
 
     dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
-    al. 2020); projection: products of two learned projections (TorchRec's DLRM_Projection); scalar_pairs: products of
-    all pairs of the vectors' elements, each with itself too (AMD's blog of 2024).
+    al. 2020, or of full rank); projection: products of two learned projections (TorchRec's DLRM_Projection);
+    scalar_pairs: products of all pairs of the vectors' elements, each with itself too (AMD's blog of 2024); sum: of all
+    elements, which with vectors of one element is a logistic regression.
     """
 
     dot = "dot"
@@ -24,17 +25,26 @@ class Interaction(Enum):
     dcn = "dcn"
     projection = "projection"
     scalar_pairs = "scalar_pairs"
+    sum = "sum"
+
+
+class Numeric(Enum):
+    """What dense features become: one vector by dense_arch; or a vector each, the number times a learned one."""
+
+    dense_arch = "dense_arch"
+    vectors = "vectors"
 
 
 class DenseInit(Enum):
     """Initial values of linear layers.
 
     torch: weights and biases uniform in ±1/sqrt(inputs), torch's own and TorchRec's; facebookresearch: weights normal
-    with variance 2 / (inputs + outputs), biases with 1 / outputs.
+    with variance 2 / (inputs + outputs), biases with 1 / outputs; xavier_normal: such weights, biases 0 (FuxiCTR's).
     """
 
     torch = "torch"
     facebookresearch = "facebookresearch"
+    xavier_normal = "xavier_normal"
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,27 @@ class ModelConfig:
         only_with=("interaction", Interaction.scalar_pairs),
     )
     dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
-    embedding_dim: int = key(MISSING, "D, of every feature's vector; a multiple of 4 (FBGEMM)")
-    dense_arch: list[int] = key(MISSING, "widths of its layers, the last being D; HSTU has none")
-    over_arch: list[int] = key(MISSING, "widths of its layers, the last being 1; HSTU has none")
+    numeric: Numeric = key(Numeric.dense_arch, "what dense features become")
+    embedding_dim: int = key(
+        MISSING, "D, of every feature's vector; a multiple of 4 (FBGEMM), any with sharding.types=data_parallel"
+    )
+    dense_arch: list[int] = key(
+        MISSING, "widths of its layers, the last being D; []: none, without dense features; HSTU has none"
+    )
+    over_arch: list[int] = key(MISSING, "widths of its layers, the last being 1; HSTU has none; [] for sum")
+    batch_norm: bool = key(False, "batch norm in each hidden layer of dense_arch, over_arch and deep_arch")
+    dropout: list[float] = key(
+        [], "rate after each hidden layer of over_arch and deep_arch: one for all, or one a layer", within="[0, 1)"
+    )
+    dense_dropout: list[float] = key([], "likewise in dense_arch", within="[0, 1)")
+    deep_arch: list[int] | None = key(
+        None,
+        "dcn: widths of a perceptron beside the cross layers, whose output joins theirs; null: none",
+        only_with=("interaction", Interaction.dcn),
+    )
+    dcn_full_rank: bool = key(
+        False, "dcn: whole matrices instead of dcn_low_rank_dim", only_with=("interaction", Interaction.dcn)
+    )
     dcn_num_layers: int | None = key(
         None, "dcn: cross layers; null: 3", at_least=1, only_with=("interaction", Interaction.dcn)
     )
@@ -78,19 +106,21 @@ class ModelConfig:
 
 def validate_model(model: ModelConfig) -> None:
     """Raises UserError for values that cannot work."""
-    if model.embedding_dim < 4 or model.embedding_dim % 4:
-        raise UserError(f"model.embedding_dim={model.embedding_dim}: must be a multiple of 4 (FBGEMM)")
+    if model.embedding_dim < 1:
+        raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
     if model.hstu is not None:
         _validate_beside_hstu(model)
         return
-    _require_widths("model.dense_arch", model.dense_arch)
-    _require_widths("model.over_arch", model.over_arch)
-    if model.dense_arch[-1] != model.embedding_dim:
-        raise UserError(
-            f"model.dense_arch={model.dense_arch}: its last width must be model.embedding_dim={model.embedding_dim}"
-        )
-    if model.over_arch[-1] != 1:
-        raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
+    _validate_dense_arch(model)
+    _validate_over_arch(model)
+    _validate_dropout(
+        "model.dropout",
+        model.dropout,
+        [("model.over_arch", model.over_arch[:-1]), ("model.deep_arch", model.deep_arch or [])],
+    )
+    _validate_dropout("model.dense_dropout", model.dense_dropout, [("model.dense_arch", model.dense_arch[:-1])])
+    if model.dcn_full_rank and model.dcn_low_rank_dim is not None:
+        raise UserError(f"model.dcn_low_rank_dim={model.dcn_low_rank_dim}: has no effect with model.dcn_full_rank=true")
     _validate_branches(model)
     validate_tables(model.tables, model.embedding_dim)
 
@@ -118,6 +148,53 @@ def require_own_scores(model: ModelConfig, what: str) -> None:
             f"model.mixes_samples=true: {what} has no meaning, since a sample's logit depends on the other "
             "rows of its batch and its place among them; train with model.mixes_samples=false"
         )
+
+
+def _validate_dense_arch(model: ModelConfig) -> None:
+    if model.numeric is Numeric.vectors and model.dense_arch:
+        raise UserError(
+            f"model.dense_arch={model.dense_arch}: has no effect with model.numeric=vectors; give model.dense_arch=[]"
+        )
+    if model.dense_arch:
+        _require_widths("model.dense_arch", model.dense_arch)
+        if model.dense_arch[-1] != model.embedding_dim:
+            raise UserError(
+                f"model.dense_arch={model.dense_arch}: its last width must be model.embedding_dim={model.embedding_dim}"
+            )
+    elif model.interaction in (Interaction.projection, Interaction.scalar_pairs):
+        raise UserError(
+            f"model.dense_arch=[]: model.interaction={model.interaction.value} needs its vector; give "
+            f"widths that end with model.embedding_dim={model.embedding_dim}"
+        )
+
+
+def _validate_over_arch(model: ModelConfig) -> None:
+    if model.interaction is Interaction.sum:
+        if model.over_arch:
+            raise UserError(
+                f"model.over_arch={model.over_arch}: has no effect with model.interaction=sum, which is the "
+                "logit but for a bias; give model.over_arch=[]"
+            )
+        return
+    _require_widths("model.over_arch", model.over_arch)
+    if model.over_arch[-1] != 1:
+        raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
+    if model.deep_arch is not None:
+        _require_widths("model.deep_arch", model.deep_arch)
+
+
+def _validate_dropout(key: str, rates: list[float], stacks: list[tuple[str, list[int]]]) -> None:
+    """Rates of the hidden layers of these stacks, by key: widths."""
+    hidden = [(name, widths) for name, widths in stacks if widths]
+    if any(rates) and not hidden:
+        raise UserError(
+            f"{key}={shown(rates)}: has no effect without a hidden layer; add one before the last of {stacks[0][0]}"
+        )
+    for name, widths in hidden:
+        if len(rates) > 1 and len(rates) != len(widths):
+            raise UserError(
+                f"{key}={shown(rates)}: {name} has {len(widths)} hidden layers; give one rate for all, or {len(widths)}"
+            )
 
 
 def _validate_branches(model: ModelConfig) -> None:

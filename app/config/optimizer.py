@@ -23,6 +23,7 @@ class OptimizerName(Enum):
     rowwise_lamb = "rowwise_lamb"
 
 
+WITH_WEIGHT_DECAY = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad, OptimizerName.adam)
 ADAGRADS = (OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
 ADAMS = (OptimizerName.adam, OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb)
 # Algorithms that need all columns of a row: with a part of them in a shard they would be another algorithm.
@@ -66,11 +67,27 @@ class OptimizerConfig:
     max_grad_norm: float | None = key(
         None, "clip the dense gradients' common 2-norm to this; null: leave them", above=0
     )
+    clip_tables: bool = key(
+        False,
+        "the norm is that of tables' gradients too, with their decay; torch updates such tables",
+        only_with=("max_grad_norm",),
+    )
+    weight_decay: float = key(0.0, "L2 of dense parameters: this times them is added to their gradients", at_least=0)
+    sparse_weight_decay: float = key(
+        0.0,
+        "L2 of tables, all rows at every step, and of dense features' vectors; torch updates such tables",
+        at_least=0,
+    )
 
     @property
     def table_lr(self) -> float:
         """The base rate of tables."""
         return self.lr if self.sparse_lr is None else self.sparse_lr
+
+    @property
+    def needs_whole_tables(self) -> bool:
+        """Whether each update is of whole tables, which no fused one is."""
+        return self.clip_tables or self.sparse_weight_decay > 0
 
     @property
     def dense_name(self) -> OptimizerName:
@@ -104,6 +121,13 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
             raise UserError(f"optimizer.{name}=null: {names} needs one, such as {example}")
         if not needed and value is not None:
             raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
+
+    for name, own in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
+        if (value := getattr(optimizer, name)) and own not in WITH_WEIGHT_DECAY:
+            raise UserError(
+                f"optimizer.{name}={value}: {own.value} has none; use one of "
+                f"{', '.join(name.value for name in WITH_WEIGHT_DECAY)}"
+            )
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:

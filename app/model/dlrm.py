@@ -6,43 +6,88 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
 from app.config import ModelConfig
-from app.config.model import DenseInit
+from app.config.model import DenseInit, Numeric
+from app.model.batch_norm import BatchNorm
+from app.model.dropout import Dropout
 from app.model.interaction import Order, make_interaction
-from app.model.mlp import mlp
+from app.model.mlp import HiddenLayers, mlp
 from common.errors import UserError
 
 Programs = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 Autocast = Callable[[], AbstractContextManager[object]]
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
 
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
-        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch is given a constant."""
+        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch is given a constant.
+
+        Raises:
+            UserError: there are dense features and nothing that takes them.
+        """
         super().__init__()
         self.sparse_arch = sparse_arch
-        self.dense_arch = mlp(num_dense or 1, config.dense_arch, config.dense_final_relu)
-        self.interaction = make_interaction(config, num_sparse)
-        self.over_arch = mlp(self.interaction.num_outputs, config.over_arch, final_relu=False)
+        self.dense_arch = _make_dense_arch(config, num_dense)
+        self.interaction = make_interaction(config, num_sparse, num_dense)
+        self.over_arch = _make_over_arch(config, self.interaction.num_outputs)
         self._compiled: Programs | None = None  # of dense_arch and `_top`, for training
-        if config.dense_init is DenseInit.facebookresearch:
+        initialise = _INITIALISE.get(config.dense_init)
+        if initialise is not None:
             for part in (self.dense_arch, self.interaction, self.over_arch):
-                part.apply(_initialise_as_facebookresearch)
+                part.apply(initialise)
+
+    def begin_step(self, seed: int, step: int, rank: int, rows: int) -> None:
+        """Draw the dropout masks of a step, in which each process has `rows` rows of the global batch."""
+        for number, dropout in enumerate(self._all(Dropout)):
+            dropout.draw(seed, step, number, rank * rows)
+        for norm in self._all(BatchNorm):
+            norm.begin_step()
+
+    def undo_step(self) -> None:
+        """Set what the forward changed, the statistics of batch norm, to what it was before the step."""
+        for norm in self._all(BatchNorm):
+            norm.undo_step()
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Running statistics of batch norm by name, float32."""
+        return {
+            f"{name}.{key}": value
+            for name, module in self.named_modules()
+            if isinstance(module, BatchNorm)
+            for key, value in module.named_buffers()
+        }
+
+    def feature_weights(self) -> list[nn.Parameter]:
+        """What dense parameters are of single features, as tables are: dense features' vectors, a regression's bias."""
+        parts = (self.dense_arch, self.over_arch)
+        return [each for part in parts if isinstance(part, (NumericVectors, Bias)) for each in part.parameters()]
+
+    def _all(self, kind: type[ModuleT]) -> list[ModuleT]:
+        """The modules of a kind, in the order of their declaration."""
+        parts = (self.dense_arch, self.interaction, self.over_arch)
+        return [module for part in parts for module in part.modules() if isinstance(module, kind)]
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
         dense_arch, top = self._compiled if self._compiled and torch.is_grad_enabled() else (self.dense_arch, self._top)
         lookup = self.sparse_arch(sparse_features)
-        dense = dense_arch(_or_constant(dense_features))  # while other processes' vectors are on their way
+        dense = dense_arch(self._dense_inputs(dense_features))  # while other processes' vectors are on their way
         return top(dense, *lookup())
+
+    def _dense_inputs(self, dense_features: Tensor) -> Tensor:
+        """[B, N], or [B, 1] of ones for a dense_arch where N is 0."""
+        if dense_features.shape[1] or isinstance(self.dense_arch, NoVectors):
+            return dense_features
+        return dense_features.new_ones(dense_features.shape[0], 1)
 
     def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
         """dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
@@ -74,7 +119,7 @@ class DLRM(nn.Module):
         They fit batches of the example's size, whatever its values, with the forward under `autocast()`. What they
         return is overwritten by the next replay.
         """
-        inputs = _or_constant(dense_features)
+        inputs = self._dense_inputs(dense_features)
         with torch.no_grad(), autocast():
             vectors, order = self.sparse_arch(sparse_features)()
             dense = self.dense_arch(inputs)
@@ -127,9 +172,58 @@ class _WithParameters(nn.Module):
         return [parameter.detach().requires_grad_() for parameter in self.parameters()]
 
 
-def _or_constant(dense_features: Tensor) -> Tensor:
-    """[B, N], or [B, 1] of ones where N is 0."""
-    return dense_features if dense_features.shape[1] else dense_features.new_ones(dense_features.shape[0], 1)
+class NumericVectors(nn.Module):
+    """Each of N dense features times a learned vector of its own [D]; torch.nn.Linear(1, D, bias=False) a feature."""
+
+    def __init__(self, num_dense: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_dense, embedding_dim).uniform_(-1, 1))
+
+    def forward(self, dense_features: Tensor) -> Tensor:
+        """[B, N] to [B, N, D]."""
+        return dense_features.unsqueeze(2) * self.weight
+
+
+class NoVectors(nn.Module):
+    """In place of dense_arch, without dense features."""
+
+    def __init__(self, embedding_dim: int) -> None:
+        super().__init__()
+        self._dim = embedding_dim
+
+    def forward(self, dense_features: Tensor) -> Tensor:
+        """[B, 0] to [B, 0, D]."""
+        return dense_features.new_zeros(len(dense_features), 0, self._dim)
+
+
+class Bias(nn.Module):
+    """What a logistic regression adds to the sum of its features' weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[B, 1] to the same."""
+        return inputs + self.bias
+
+
+def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
+    if config.dense_arch:
+        hidden = HiddenLayers(config.batch_norm, config.dense_dropout)
+        return mlp(num_dense or 1, config.dense_arch, config.dense_final_relu, hidden)
+    if num_dense and config.numeric is not Numeric.vectors:
+        raise UserError(
+            f"model.dense_arch=[]: the dataset has {num_dense} dense features; give widths that end with "
+            f"model.embedding_dim={config.embedding_dim}, or model.numeric=vectors"
+        )
+    return NumericVectors(num_dense, config.embedding_dim) if num_dense else NoVectors(config.embedding_dim)
+
+
+def _make_over_arch(config: ModelConfig, num_inputs: int) -> nn.Module:
+    if not config.over_arch:
+        return Bias()
+    return mlp(num_inputs, config.over_arch, False, HiddenLayers(config.batch_norm, config.dropout))
 
 
 def _initialise_as_facebookresearch(module: nn.Module) -> None:
@@ -137,3 +231,18 @@ def _initialise_as_facebookresearch(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_features + module.out_features)))
         nn.init.normal_(module.bias, std=math.sqrt(1 / module.out_features))
+
+
+def _initialise_by_xavier(module: nn.Module) -> None:
+    """Redraw a linear layer, or dense features' vectors; other modules stay."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_normal_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, NumericVectors):
+        nn.init.normal_(module.weight, std=math.sqrt(2 / (1 + module.weight.shape[1])))
+
+
+_INITIALISE = {
+    DenseInit.facebookresearch: _initialise_as_facebookresearch,
+    DenseInit.xavier_normal: _initialise_by_xavier,
+}

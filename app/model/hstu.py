@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
@@ -210,6 +211,23 @@ class HSTU(nn.Module):
             _initialise(within, nn.init.xavier_normal_)
         for part in (self.item, self.head):
             _initialise(part, nn.init.xavier_uniform_)
+
+    def begin_step(self, seed: int, step: int, rank: int, rows: int) -> None:
+        """Have the dropout of a step draw from its own numbers; `rows` of a process have no effect."""
+        if self._config.input_dropout or self._config.linear_dropout:
+            key = np.random.SeedSequence([seed, step, rank])
+            torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+    def undo_step(self) -> None:
+        """The forward has changed nothing."""
+
+    def feature_weights(self) -> list[nn.Parameter]:
+        """Dense parameters that stand for tables: none."""
+        return []
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Of batch norm, which the model has not."""
+        return {}
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
         """A batch to logits [M, tasks] float32."""

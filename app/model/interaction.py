@@ -1,7 +1,8 @@
 """Interactions: the dense vector and the F sparse ones of each sample to the over_arch's input.
 
 Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D]
-and sparse [B, F, D] to [B, num_outputs]; `order` is `join`'s.
+and sparse [B, F, D] to [B, num_outputs]; `order` is `join`'s. Where dense features have a vector each, or there are
+none, dense is [B, N, D], and `num_numeric` is N instead of None.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from torchrec.modules.crossnet import LowRankCrossNet
 from typing_extensions import assert_never
 
 from app.config import Interaction, ModelConfig
-from app.model.mlp import LARGE_BATCH, mlp
+from app.config.model import Numeric
+from app.model.mlp import LARGE_BATCH, HiddenLayers, mlp
 
 DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4
@@ -24,16 +26,18 @@ Order = tuple[Tensor, Tensor] | None
 
 
 def join(dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
-    """dense [B, D] and sparse [B, F, D] to [B, F + 1, D].
+    """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, F + 1, D] or [B, N + F, D].
 
     order: the place [F] of each feature's vector in `sparse`, and its inverse; None: they are in the features' order.
     """
     if sparse.is_cuda:  # on CPUs, recorded runs keep their bits
         sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors
+    if dense.dim() == 2:
+        dense = dense.unsqueeze(1)
     if order is None:
-        return torch.cat([dense.unsqueeze(1), sparse], dim=1)
+        return torch.cat([dense, sparse], dim=1)
     if torch.compiler.is_compiling():  # which makes one copy of it by itself
-        return torch.cat([dense.unsqueeze(1), sparse.index_select(1, order[0])], dim=1)
+        return torch.cat([dense, sparse.index_select(1, order[0])], dim=1)
     return _JoinInOrder.apply(dense, sparse, *order)
 
 
@@ -43,16 +47,17 @@ class _JoinInOrder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, sparse: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
-        batch, num_sparse, dim = sparse.shape
-        joined = sparse.new_empty(batch, num_sparse + 1, dim, dtype=torch.promote_types(dense.dtype, sparse.dtype))
-        joined[:, 0] = dense
-        torch.index_select(sparse, 1, order, out=joined[:, 1:])
+        (batch, num_sparse, dim), ctx.num_dense = sparse.shape, dense.shape[1]
+        dtype = torch.promote_types(dense.dtype, sparse.dtype)
+        joined = sparse.new_empty(batch, ctx.num_dense + num_sparse, dim, dtype=dtype)
+        joined[:, : ctx.num_dense] = dense
+        torch.index_select(sparse, 1, order, out=joined[:, ctx.num_dense :])
         return joined
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (inverse,), (grad,) = ctx.saved_tensors, grad_outputs
-        return grad[:, 0], grad[:, 1:].index_select(1, inverse), None, None
+        return grad[:, : ctx.num_dense], grad[:, ctx.num_dense :].index_select(1, inverse), None, None
 
 
 class _PairProducts(torch.autograd.Function):
@@ -94,52 +99,91 @@ def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
 class DotInteraction(nn.Module):
     """The dense vector, and the products of all pairs of the F+1 vectors, with itself too if `itself`.
 
-    Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one.
+    Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one. The products alone where
+    dense features have a vector each, or there are none.
     """
 
     pairs: Tensor
     pair_of: Tensor
 
-    def __init__(self, num_sparse: int, embedding_dim: int, itself: bool) -> None:
+    def __init__(self, num_sparse: int, embedding_dim: int, itself: bool, num_numeric: int | None = None) -> None:
         super().__init__()
-        pairs, pair_of = _upper_triangle(num_sparse + 1, itself)
+        pairs, pair_of = _upper_triangle(_num_vectors(num_sparse, num_numeric), itself)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("pair_of", pair_of, persistent=False)
-        self.num_outputs = embedding_dim + len(pairs)
+        self._has_dense = num_numeric is None
+        self.num_outputs = len(pairs) + (embedding_dim if self._has_dense else 0)
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + P]."""
+        """dense [B, D] and sparse [B, F, D] to [B, D + P]; dense [B, N, D] to [B, P]."""
         vectors = join(dense, sparse, order)
-        return torch.cat([dense, _PairProducts.apply(vectors, self.pairs, self.pair_of)], dim=1)
+        products: Tensor = _PairProducts.apply(vectors, self.pairs, self.pair_of)
+        return torch.cat([dense, products], dim=1) if self._has_dense else products
 
 
 class CatInteraction(nn.Module):
     """All F+1 vectors side by side."""
 
-    def __init__(self, num_sparse: int, embedding_dim: int) -> None:
+    def __init__(self, num_sparse: int, embedding_dim: int, num_numeric: int | None = None) -> None:
         super().__init__()
-        self.num_outputs = (num_sparse + 1) * embedding_dim
+        self.num_outputs = _num_vectors(num_sparse, num_numeric) * embedding_dim
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
         """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
         return join(dense, sparse, order).flatten(1)
 
 
-class DCNInteraction(nn.Module):
-    """DCN v2 (Wang et al. 2020, arXiv:2008.13535) over all F+1 vectors side by side, x_0 [B, N], N = (F + 1) * D.
+class SumInteraction(nn.Module):
+    """The sum of all vectors' elements."""
 
-    Layer l: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l, with V_l [rank, N] and W_l [N, rank]: TorchRec's module,
-    and its DLRM_DCN.
-    """
-
-    def __init__(self, num_sparse: int, embedding_dim: int, num_layers: int, low_rank_dim: int) -> None:
-        super().__init__()
-        self.num_outputs = (num_sparse + 1) * embedding_dim
-        self.crossnet = LowRankCrossNet(self.num_outputs, num_layers, low_rank_dim)
+    num_outputs = 1
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
-        return self.crossnet(join(dense, sparse, order).flatten(1))
+        """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, 1]."""
+        return (dense.flatten(1).sum(1) + sparse.flatten(1).sum(1)).unsqueeze(1)
+
+
+class CrossNet(nn.Module):
+    """DCN v2's cross layers of full rank: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with W_l [n, n]."""
+
+    def __init__(self, num_inputs: int, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(num_inputs, num_inputs) for _ in range(num_layers))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[B, n] to the same."""
+        outputs = inputs
+        for layer in self.layers:
+            outputs = inputs * layer(outputs) + outputs
+        return outputs
+
+
+class DCNInteraction(nn.Module):
+    """DCN v2 (Wang et al. 2020, arXiv:2008.13535) over all F+1 vectors side by side, x_0 [B, n], n = (F + 1) * D.
+
+    Layer l: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l, with V_l [rank, n] and W_l [n, rank]: TorchRec's module,
+    and its DLRM_DCN; without a rank `CrossNet`. With a deep_arch (the paper's parallel structure) its outputs follow.
+    """
+
+    def __init__(
+        self, num_inputs: int, num_layers: int, low_rank_dim: int | None, deep_arch: nn.Module | None = None,
+        deep_outputs: int = 0,
+    ) -> None:  # fmt: skip
+        """deep_arch: [B, n] to [B, deep_outputs]."""
+        super().__init__()
+        self.crossnet = (
+            CrossNet(num_inputs, num_layers)
+            if low_rank_dim is None
+            else LowRankCrossNet(num_inputs, num_layers, low_rank_dim)
+        )
+        self.deep_arch = deep_arch
+        self.num_outputs = num_inputs + deep_outputs
+
+    def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
+        """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, n + deep_outputs]."""
+        inputs = join(dense, sparse, order).flatten(1)
+        crossed: Tensor = self.crossnet(inputs)
+        return crossed if self.deep_arch is None else torch.cat([crossed, self.deep_arch(inputs)], dim=1)
 
 
 class ProjectionInteraction(nn.Module):
@@ -191,23 +235,45 @@ class ScalarPairsInteraction(nn.Module):
         return torch.cat([products, dense], dim=1)
 
 
-AnyInteraction = DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction
+AnyInteraction = (
+    DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction | SumInteraction
+)
 
 
-def make_interaction(config: ModelConfig, num_sparse: int) -> AnyInteraction:
-    """The interaction that the configuration names, with its defaults."""
-    dim = config.embedding_dim
+def num_numeric(config: ModelConfig, num_dense: int) -> int | None:
+    """Vectors that dense features have each for itself; None where dense_arch makes one of them."""
+    if config.numeric is Numeric.vectors:
+        return num_dense
+    return None if config.dense_arch else 0
+
+
+def _num_vectors(num_sparse: int, num_numeric: int | None) -> int:
+    return num_sparse + (1 if num_numeric is None else num_numeric)
+
+
+def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> AnyInteraction:
+    """The interaction that the configuration names, with its defaults; numbers of sparse and dense features."""
+    dim, numeric = config.embedding_dim, num_numeric(config, num_dense)
     if config.interaction is Interaction.dot:
-        return DotInteraction(num_sparse, dim, config.interaction_itself)
+        return DotInteraction(num_sparse, dim, config.interaction_itself, numeric)
     if config.interaction is Interaction.cat:
-        return CatInteraction(num_sparse, dim)
+        return CatInteraction(num_sparse, dim, numeric)
     if config.interaction is Interaction.dcn:
-        rank = config.dcn_low_rank_dim or (num_sparse + 1) * dim // DCN_RANK_PART
-        return DCNInteraction(num_sparse, dim, config.dcn_num_layers or DCN_NUM_LAYERS, rank)
+        return _make_dcn(config, _num_vectors(num_sparse, numeric) * dim)
     if config.interaction is Interaction.scalar_pairs:
         return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
     if config.interaction is Interaction.projection:
         widths = [PROJECTION_VECTORS * dim]
         return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
                                      config.projection_branch2 or widths)  # fmt: skip
+    if config.interaction is Interaction.sum:
+        return SumInteraction()
     assert_never(config.interaction)
+
+
+def _make_dcn(config: ModelConfig, num_inputs: int) -> DCNInteraction:
+    num_layers, rank = config.dcn_num_layers or DCN_NUM_LAYERS, config.dcn_low_rank_dim or num_inputs // DCN_RANK_PART
+    deep, widths = None, config.deep_arch or []
+    if widths:
+        deep = mlp(num_inputs, widths, True, HiddenLayers(config.batch_norm, config.dropout), has_output=False)
+    return DCNInteraction(num_inputs, num_layers, None if config.dcn_full_rank else rank, deep, sum(widths[-1:]))

@@ -6,26 +6,58 @@ Shapes: B samples, I inputs and O outputs of a layer.
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
+from app.model.batch_norm import BatchNorm
+from app.model.dropout import Dropout
+
 LARGE_BATCH = 1024  # samples of a process: on CPUs, fp32 products are other ones from there on (docs/performance.md)
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def mlp(num_inputs: int, widths: Sequence[int], final_relu: bool) -> nn.Sequential:
+class HiddenLayers(NamedTuple):
+    """What follows a hidden layer's product: batch norm if `batch_norm`, a ReLU, then dropout.
+
+    dropout: rate of each hidden layer; one rate for all, none: 0. FuxiCTR's MLP_Block.
+    """
+
+    batch_norm: bool = False
+    dropout: Sequence[float] = ()
+
+    def rate(self, number: int) -> float:
+        """The dropout rate of hidden layer `number`, from 0 on."""
+        if not self.dropout:
+            return 0.0
+        return self.dropout[number if len(self.dropout) > 1 else 0]
+
+
+PLAIN = HiddenLayers()
+
+
+def mlp(
+    num_inputs: int, widths: Sequence[int], final_relu: bool, hidden: HiddenLayers = PLAIN, has_output: bool = True
+) -> nn.Sequential:
     """Layers of the given widths, [B, num_inputs] to [B, the last width].
 
-    A ReLU follows each; the last one only if final_relu. Layers are named as in a torch.nn.Sequential that has each
-    ReLU as a module, so that checkpoints of both load.
+    A ReLU follows each; the last one only if final_relu. All but the last are hidden; it, too, unless has_output.
+    Layers are named as in a torch.nn.Sequential that has each ReLU as a module, so that checkpoints of both load.
     """
     layers: dict[str, nn.Module] = {}
+    num_hidden = len(widths) - 1 if has_output else len(widths)
     for number, (num_in, num_out) in enumerate(pairwise([num_inputs, *widths])):
-        layers[str(2 * number)] = Layer(num_in, num_out, relu=final_relu or number < len(widths) - 1)
+        is_hidden, relu = number < num_hidden, final_relu or number < len(widths) - 1
+        has_norm = is_hidden and hidden.batch_norm
+        layers[str(2 * number)] = Layer(num_in, num_out, relu=relu and not has_norm)
+        following: list[nn.Module] = [BatchNorm(num_out), nn.ReLU()] if has_norm else []
+        if is_hidden and (rate := hidden.rate(number)):
+            following.append(Dropout(num_out, rate))
+        if following:
+            layers[str(2 * number + 1)] = nn.Sequential(*following)
     return nn.Sequential(OrderedDict(layers))
 
 

@@ -17,6 +17,7 @@ from app.config import OptimizerConfig, OptimizerName
 from app.model.tables import table_of
 from app.optimizer.adams import Lamb, RowAdam, with_state
 
+CLIPPED_DECAY = "clipped_decay"  # of a group's parameters, which is added to gradients before they are clipped
 TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
 FUSED = {
     OptimizerName.sgd: EmbOptimType.EXACT_SGD,
@@ -37,7 +38,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
     A row-wise algorithm keeps one second moment a row of a table (mean over the row) and is the plain one for
     dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if configured, by
-    their common norm, which is the same on all processes.
+    their common norm, which is the same on all processes; with clip_tables those of all parameters.
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
     tables = {key: weight for key, weight in unfused.items() if table_of(key)}
@@ -46,13 +47,46 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     if tables:
         parts.append((TABLE_PART, ReplicatedTables(tables, config)))
 
+    weights = {id(weight) for weight in model.module.feature_weights()}  # decayed as tables are
+
     def make(params: list[nn.Parameter]) -> Optimizer:
-        return plain_optimizer(config.dense_name, params, config.lr, config)
+        layers, vectors = ([each for each in params if (id(each) in weights) is own] for own in (False, True))
+        groups = _decayed(layers, config.weight_decay, config) + _decayed(vectors, config.sparse_weight_decay, config)
+        return plain_optimizer(config.dense_name, groups, config.lr, config)
 
     dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
+    if config.max_grad_norm is not None and config.clip_tables:
+        return ClippedTogether([*parts, (DENSE_PART, dense)], config.max_grad_norm)
     if config.max_grad_norm is not None:
         dense = GradientClippingOptimizer(dense, GradientClipping.NORM, config.max_grad_norm)
     return CombinedOptimizer([*parts, (DENSE_PART, dense)])
+
+
+def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """A group of parameters with their L2: applied by the optimizer, or before clipping by `ClippedTogether`."""
+    own = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
+    return [{"params": params, **(own if decay else {})}] if params else []
+
+
+class ClippedTogether(CombinedOptimizer):
+    """Clips the common 2-norm of all parameters' gradients, decay included, before each step."""
+
+    def __init__(self, parts: list[tuple[str, KeyedOptimizer]], max_norm: float) -> None:
+        super().__init__(parts)
+        self._max_norm = max_norm
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Add decay to the gradients, clip them, update; a closure is not called."""
+        clipped = []
+        for _, keyed in self.optimizers:
+            for group in keyed.param_groups:
+                params = [each for each in group["params"] if each.grad is not None]
+                clipped += params
+                if params and (decay := group.get(CLIPPED_DECAY)):
+                    torch._foreach_add_([each.grad for each in params], params, alpha=decay)
+        torch.nn.utils.clip_grad_norm_(clipped, self._max_norm)
+        super().step(closure)
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float | None = None) -> None:
@@ -123,12 +157,13 @@ class ReplicatedTables(KeyedOptimizerWrapper):
 
 def _table_optimizer(params: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     name, lr, eps = config.name, config.table_lr, config.eps or 0.0
+    groups = _decayed(params, config.sparse_weight_decay, config)
     if name is OptimizerName.rowwise_adagrad:
-        return RowWiseAdagrad(params, lr=lr, eps=eps)
+        return RowWiseAdagrad(groups, lr=lr, eps=eps)
     if name in (OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb):
         rowwise, trust = name is not OptimizerName.lamb, name is not OptimizerName.rowwise_adam
         return RowAdam(params, lr, betas_of(config), eps, rowwise, trust)
-    return plain_optimizer(name, params, lr, config)
+    return plain_optimizer(name, groups, lr, config)
 
 
 def _as_fused(state: torch.Tensor) -> torch.Tensor:
@@ -143,9 +178,11 @@ def state_elements(optimizer: str, dim: int) -> int:
     )
 
 
-def plain_optimizer(name: OptimizerName, params: list[nn.Parameter], lr: float, config: OptimizerConfig) -> Optimizer:
-    """The algorithm `name` over whole tensors, with the other settings of `config`."""
-    fused = True if params[0].device.type == "cpu" else None  # None: torch's default on GPUs, foreach; False is neither
+def plain_optimizer(name: OptimizerName, params: list[dict[str, Any]], lr: float, config: OptimizerConfig) -> Optimizer:
+    """The algorithm `name` over groups of whole tensors, with the other settings of `config`."""
+    fused = (
+        True if params[0]["params"][0].device.type == "cpu" else None
+    )  # None: torch's default on GPUs, foreach; False is neither
     eps, betas = config.eps or 0.0, betas_of(config)
     if name is OptimizerName.sgd:
         return torch.optim.SGD(params, lr=lr, fused=fused)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from app.config import AppConfig, OptimizerName, ShardingConfig, TopologyConfig
+from app.config import AppConfig, OptimizerConfig, OptimizerName, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
-from app.config.sharding import refuse_columns, with_default_types
+from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch, EventKeys
-from app.model.tables import TableSpec
+from app.model.tables import FBGEMM_MULTIPLE, TableSpec
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
@@ -21,6 +21,7 @@ from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
 from common.documents import decode, encode
 from common.errors import UserError
+from common.keys import shown
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import Manifest, mean_bag_sizes
 
@@ -61,7 +62,7 @@ def decide(
     Raises:
         UserError: as `plan_for` does.
     """
-    own, name = config.topology, config.optimizer.name
+    own, optimizer, name = config.topology, config.optimizer, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
     parts = tables_in_order(tables)
@@ -74,8 +75,13 @@ def decide(
                     f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
                     f"{device.type}; use sharding.types=data_parallel"
                 )
+            if table.type != "data_parallel" and (reason := _whole_tables(optimizer, parts)) is not None:
+                raise UserError(
+                    f"sharding.plan={config.sharding.plan}: has {table.type} tables, and {reason}; use "
+                    "sharding.types=data_parallel instead of the plan"
+                )
         return plan
-    chosen = choices(config.sharding, name, parts, device, world_size)
+    chosen = choices(config.sharding, optimizer, parts, device, world_size)
     if not all(choice.is_forced for choice in chosen.values()):
         try:
             resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
@@ -83,18 +89,27 @@ def decide(
             if config.sharding.types is not None:
                 raise
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
-            chosen = choices(replace(config.sharding, types="table_wise"), name, parts, device, world_size)
+            chosen = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
         else:
             return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
     return place_tables(parts, chosen, world_size, local_world_size)
 
 
 def choices(
-    config: ShardingConfig, name: OptimizerName, parts: Sequence[TableSpec], device: torch.device, world_size: int
+    config: ShardingConfig,
+    optimizer: OptimizerConfig,
+    parts: Sequence[TableSpec],
+    device: torch.device,
+    world_size: int,
 ) -> dict[str, Choice]:
     """What the configuration leaves open of each table on `world_size` such devices. Raises UserError as `decide`."""
-    asked = with_an_update_for_tables(with_default_types(config, world_size, device.type), name, parts, device)
-    return table_choices(asked, name, parts, device.type)
+    reason = _whole_tables(optimizer, parts)
+    if reason is not None and (config.types not in (None, AUTO_SHARDING, "data_parallel") or config.tables):
+        raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
+    asked = with_default_types(config, world_size, device.type)
+    if reason is not None or not has_fused(optimizer.name, device):
+        asked = replicated(asked, optimizer, reason, parts, device)
+    return table_choices(asked, optimizer.name, parts, device.type)
 
 
 def workload(
@@ -151,26 +166,52 @@ def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
     return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
 
 
-def with_an_update_for_tables(
-    config: ShardingConfig, name: OptimizerName, tables: Sequence[TableSpec], device: torch.device
+def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:
+    """Why torch must update whole tables whatever the device; None if FBGEMM may fuse their update."""
+    if optimizer.sparse_weight_decay:
+        return f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay} is of whole tables, which torch updates"
+    if optimizer.clip_tables:
+        return "optimizer.clip_tables=true needs the tables' gradients, which a fused update never has"
+    widths = [table.embedding_dim for table in tables if table.embedding_dim % FBGEMM_MULTIPLE]
+    if widths:
+        return f"FBGEMM updates tables whose width is a multiple of {FBGEMM_MULTIPLE}, and there is one of {widths[0]}"
+    return None
+
+
+def replicated(
+    config: ShardingConfig,
+    optimizer: OptimizerConfig,
+    reason: str | None,
+    tables: Sequence[TableSpec],
+    device: torch.device,
 ) -> ShardingConfig:
-    """Data-parallel tables where FBGEMM has not the optimizer on this device: torch's then updates them.
+    """Data-parallel tables, which torch updates: for this reason, or since FBGEMM has not the optimizer on the device.
 
     Raises:
         UserError: the tables are too big for that: it goes over whole tables at every step.
     """
-    if has_fused(name, device):
-        return config
-    parameters = sum(table.num_embeddings * table.embedding_dim for table in tables)
+    name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
+        cause = (
+            f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's" if reason is None else f"{reason}, and"
+        )
+        remedy = ", or use optimizer=rowwise_adagrad or a GPU" if reason is None else ", or leave it out"
         raise UserError(
-            f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's goes over whole tables at every step: "
-            f"{parameters:,} parameters in tables are more than {MAX_REPLICATED:,}; use optimizer=rowwise_adagrad, "
-            "smaller tables (data.max_ind_range), or a GPU"
+            f"{cause} goes over whole tables at every step: {parameters:,} parameters in tables are more than "
+            f"{MAX_REPLICATED:,}; use smaller tables (data.max_ind_range){remedy}"
         )
     if config.types == "data_parallel" and not config.tables:
         return config
-    rows_moved = "all rows at every step" if name is OptimizerName.adam else "the rows of each batch"
-    log.info("sharding: FBGEMM has no %s on %s: tables are data_parallel instead of %s and updated in torch, with the "
-             "same mathematics over %s", name.value, device.type, config.types, rows_moved)  # fmt: skip
+    if reason is not None:
+        log.info("sharding: %s: tables are data_parallel instead of %s", reason, config.types)
+    else:
+        rows_moved = "all rows at every step" if name is OptimizerName.adam else "the rows of each batch"
+        log.info(
+            "sharding: FBGEMM has no %s on %s: tables are data_parallel instead of %s and updated in torch, with "
+            "the same mathematics over %s",
+            name.value,
+            device.type,
+            config.types,
+            rows_moved,
+        )
     return replace(config, types="data_parallel", kernels=None, tables={})

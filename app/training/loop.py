@@ -87,6 +87,7 @@ class TrainingLoop:
         loss = session.loss(logits, batch.labels)
         self.timer.phase_done("forward")
         if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
+            session.undo_step()
             window.skip()  # before the backward, which updates the tables
             set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
         else:

@@ -240,14 +240,16 @@ class Session(Predictor):
 
     def begin_step(self, step: int) -> float:
         """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""
-        hstu = self.config.model.hstu
-        if hstu is not None and (hstu.input_dropout or hstu.linear_dropout):
-            key = np.random.SeedSequence([self.config.train.seed, step, self.runtime.rank])
-            torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        train, runtime = self.config.train, self.runtime
+        self.model.module.begin_step(train.seed, step, runtime.rank, train.global_batch_size // runtime.world_size)
         rates, schedule = self.config.optimizer, self.config.schedule
         lr = learning_rate(rates.lr, schedule, step)
         set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
         return lr
+
+    def undo_step(self) -> None:
+        """Take back what a step's forward has changed."""
+        self.model.module.undo_step()
 
     def is_finite(self, loss: Tensor) -> bool:
         """Return whether the loss is finite on all processes; waits for the device."""
@@ -308,14 +310,14 @@ class Session(Predictor):
         return {name: parameter for name, parameter in named if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Tables in order, large ones in blocks of rows, then dense parameters by name.
+        """Tables in order, large ones in blocks of rows, then dense parameters and batch norm's statistics by name.
 
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
         for name, weight in table_weights(self.model):
             for block in table_blocks(weight):
                 yield name, block.numpy()
-        for name, parameter in self.dense_parameters().items():
+        for name, parameter in [*self.dense_parameters().items(), *sorted(self.model.module.statistics().items())]:
             if self.runtime.rank == 0:
                 yield name, parameter.detach().cpu().numpy()
 

@@ -104,7 +104,7 @@ def test_cat_interaction_equals_the_oracle() -> None:
 
 def test_dcn_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
-    ours = DCNInteraction(3, DIM, num_layers=3, low_rank_dim=5).double()
+    ours = DCNInteraction(4 * DIM, num_layers=3, low_rank_dim=5).double()
     for bias in ours.crossnet.bias:
         torch.nn.init.normal_(bias)  # they begin as zeros
     net = ours.crossnet
