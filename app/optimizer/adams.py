@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from app.kinds.optimizers import Algorithm
+
 
 class RowAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
@@ -70,15 +72,17 @@ class Lamb(torch.optim.Optimizer):
                 parameter.sub_(update * _trust_ratio(parameter.norm(), update.norm()) * group["lr"])
 
 
-def with_state(optimizer: torch.optim.Adam) -> torch.optim.Adam:
-    """torch makes Adam's state at its first step; a checkpoint needs it to be there before.
+def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
+    """torch makes the state of some optimizers at their first step; a checkpoint needs it to be there before.
 
     Without it torch.distributed.checkpoint would load a checkpoint and leave out Adam's moments in silence.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
-            optimizer.state[parameter] = {**state, "step": state["step"].to(parameter.device)}  # where `fused` wants it
+            if algorithm.state and parameter not in optimizer.state:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # where `fused` wants it
+                zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
+                optimizer.state[parameter] = {"step": step, **zeros}
     return optimizer
 
 

@@ -163,14 +163,16 @@ def with_an_update_for_tables(
         return config
     parameters = sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
+        of_gpus = name.algorithm.fbgemm is not None
+        where, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
         raise UserError(
-            f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's goes over whole tables at every step: "
+            f"optimizer={name.value}: {where}, and torch's goes over whole tables at every step: "
             f"{parameters:,} parameters in tables are more than {MAX_REPLICATED:,}; use optimizer=rowwise_adagrad, "
-            "smaller tables (data.max_ind_range), or a GPU"
+            f"smaller tables (data.max_ind_range){or_a_gpu}"
         )
     if config.types == "data_parallel" and not config.tables:
         return config
-    rows_moved = "all rows at every step" if name is OptimizerName.adam else "the rows of each batch"
+    rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
     log.info("sharding: FBGEMM has no %s on %s: tables are data_parallel instead of %s and updated in torch, with the "
              "same mathematics over %s", name.value, device.type, config.types, rows_moved)  # fmt: skip
     return replace(config, types="data_parallel", kernels=None, tables={})
