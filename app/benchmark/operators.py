@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from app.benchmark.case import Case
 from app.benchmark.shape import FLOAT_BYTES, ID_BYTES, Shape, keyed, random_ids
-from app.config import Interaction, ModelConfig, OptimizerName
+from app.config import Interaction, ModelConfig, OptimizerConfig, OptimizerName
+from app.kinds.optimizers import Algorithm
 from app.model.dlrm import DLRM
 from app.model.interaction import make_interaction
-from app.optimizer.build import FUSED, FUSED_ON_CPU, state_elements
+from app.optimizer.build import optimizer_of_layers
 
 log = logging.getLogger("clickwork")
 
@@ -34,9 +35,9 @@ def lookup_bytes(shape: Shape) -> int:
     return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
 
 
-def update_bytes(shape: Shape, optimizer: str) -> int:
+def update_bytes(shape: Shape, algorithm: Algorithm) -> int:
     """Bytes of one fused update: the pooled vectors' gradients read, rows and state read and written once an id."""
-    row = shape.embedding_dim + state_elements(optimizer, shape.embedding_dim)
+    row = shape.embedding_dim + algorithm.state_elements(shape.embedding_dim)
     return FLOAT_BYTES * (shape.pooled + 2 * shape.ids * row) + ID_BYTES * shape.ids
 
 
@@ -47,16 +48,17 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
     values, offsets = bags.values().long(), bags.offsets().long()
     grad = torch.ones(shape.batch_size, len(shape.num_embeddings) * shape.embedding_dim, device=device)
     yield from _torch_cases(shape, device, values, offsets, grad)
-    for name in FUSED_ON_CPU:
+    for name, algorithm in ((name, name.algorithm) for name in OptimizerName if name.algorithm.fused_on_cpu):
+        has_state = algorithm.state_elements(1) > 0
         for pooling in (PoolingMode.SUM, PoolingMode.MEAN):
-            if pooling is PoolingMode.MEAN and name is not OptimizerName.sgd:
+            if pooling is PoolingMode.MEAN and has_state:
                 continue  # pooling and optimizer are independent: one combination each is enough
-            tables = _batched(shape, device, FUSED[name], pooling)
+            tables = _batched(shape, device, EmbOptimType[str(algorithm.fbgemm)], pooling)
             label = f"embedding_bag/tbe_{name.value}_{pooling.name.lower()}"
-            if name is OptimizerName.sgd:
+            if not has_state:
                 yield Case(f"{label}_forward", str(shape), torch.no_grad()(partial(tables, values, offsets)),
                            shape.batch_size, lookup_bytes(shape), 0)  # fmt: skip
-            moved = lookup_bytes(shape) + update_bytes(shape, name.value)
+            moved = lookup_bytes(shape) + update_bytes(shape, algorithm)
             train = _lookup_and_update(tables, values, offsets, grad)
             yield Case(f"{label}_train", str(shape), train, shape.batch_size, moved, 0)
             del tables
@@ -107,7 +109,7 @@ def _torch_cases(shape: Shape, device: torch.device, values: Tensor, offsets: Te
     label = "embedding_bag/torch_sgd_sum"
     yield Case(f"{label}_forward", str(shape), inference, shape.batch_size, lookup_bytes(shape), 0)
     yield Case(f"{label}_train", str(shape), train, shape.batch_size,
-               lookup_bytes(shape) + update_bytes(shape, "sgd"), 0)  # fmt: skip
+               lookup_bytes(shape) + update_bytes(shape, OptimizerName.sgd.algorithm), 0)  # fmt: skip
 
 
 def flops_of(work: Callable[[], Any]) -> int:
@@ -192,19 +194,19 @@ def _dense_layers(shape: Shape, model: ModelConfig) -> DLRM:
 
 
 def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> Iterator[Case]:
-    """One step of SGD over the dense parameters of the model: gradients and weights read, weights written."""
+    """A step of each of torch's optimizers over the dense parameters of the model.
+
+    Gradients, weights and state are read, weights and state written.
+    """
     parameters = list(_dense_layers(shape, model).to(device).parameters())
     elements = sum(parameter.numel() for parameter in parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    fused = True if device.type == "cpu" else None  # as app.optimizer makes them
-    for name, optimizer, states in (
-        ("sgd", torch.optim.SGD(parameters, lr=0.01, fused=fused), 0),
-        ("adagrad", torch.optim.Adagrad(parameters, lr=0.01, fused=fused), 1),
-        ("adam", torch.optim.Adam(parameters, lr=0.01, fused=True), 2),
-    ):
-        moved = FLOAT_BYTES * elements * (3 + 2 * states)
-        yield Case(f"optimizer_step/{name}", f"{elements:,} dense parameters", optimizer.step, 0, moved, 0)
+    for name in (each for each in OptimizerName if each.algorithm.torch.startswith("torch.optim:")):
+        settings: dict[str, Any] = {key: float(usual) for key, usual in name.algorithm.settings.items()}
+        optimizer = optimizer_of_layers([{"params": parameters}], OptimizerConfig(name, 0.01, **settings))
+        moved = FLOAT_BYTES * elements * (3 + 2 * len(name.algorithm.state))
+        yield Case(f"optimizer_step/{name.value}", f"{elements:,} dense parameters", optimizer.step, 0, moved, 0)
 
 
 def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) -> Iterator[Case]:

@@ -3,37 +3,11 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from app.kinds.optimizers import OptimizerName
 from common.errors import UserError
 from common.keys import MISSING, key
 
-
-class OptimizerName(Enum):
-    """The algorithm for tables (fused into FBGEMM's backward where it has it) and for dense parameters.
-
-    rowwise_*: one second moment a row of a table, the mean over the row; dense parameters get the plain one.
-    adam: Kingma and Ba 2015; lamb: You et al. 2020, its trust ratio per row of a table, per dense tensor.
-    """
-
-    sgd = "sgd"
-    adagrad = "adagrad"
-    rowwise_adagrad = "rowwise_adagrad"
-    adam = "adam"
-    rowwise_adam = "rowwise_adam"
-    lamb = "lamb"
-    rowwise_lamb = "rowwise_lamb"
-
-
-WITH_WEIGHT_DECAY = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad, OptimizerName.adam)
-ADAGRADS = (OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
-ADAMS = (OptimizerName.adam, OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb)
-# Algorithms that need all columns of a row: with a part of them in a shard they would be another algorithm.
-NEEDS_WHOLE_ROWS = (OptimizerName.rowwise_adagrad, OptimizerName.rowwise_adam, OptimizerName.lamb,
-                    OptimizerName.rowwise_lamb)  # fmt: skip
-PLAIN = {
-    OptimizerName.rowwise_adagrad: OptimizerName.adagrad,
-    OptimizerName.rowwise_adam: OptimizerName.adam,
-    OptimizerName.rowwise_lamb: OptimizerName.lamb,
-}
+SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and others do not have
 
 
 class ScheduleName(Enum):
@@ -92,7 +66,7 @@ class OptimizerConfig:
     @property
     def dense_name(self) -> OptimizerName:
         """The algorithm for dense parameters."""
-        return self.dense or PLAIN.get(self.name, self.name)
+        return self.dense or self.name.plain
 
 
 @dataclass(frozen=True)
@@ -108,26 +82,23 @@ class ScheduleConfig:
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
-    if optimizer.dense in PLAIN:
+    if optimizer.dense is not None and optimizer.dense.plain is not optimizer.dense:
         raise UserError(
-            f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {PLAIN[optimizer.dense].value}"
+            f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {optimizer.dense.plain.value}"
         )
     used = {optimizer.name, optimizer.dense_name}
     names = " and ".join(sorted(name.value for name in used))
-    has_eps, has_betas = used != {OptimizerName.sgd}, bool(used & set(ADAMS))
-    for name, needed, example in (("eps", has_eps, "1e-8"), ("beta1", has_betas, "0.9"), ("beta2", has_betas, "0.999")):
+    needed = {name: usual for each in used for name, usual in each.algorithm.settings.items()}
+    for name in SETTINGS:
         value = getattr(optimizer, name)
-        if needed and value is None:
-            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {example}")
-        if not needed and value is not None:
+        if name in needed and value is None:
+            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {needed[name]}")
+        if name not in needed and value is not None:
             raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
-
     for name, own in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
-        if (value := getattr(optimizer, name)) and own not in WITH_WEIGHT_DECAY:
-            raise UserError(
-                f"optimizer.{name}={value}: {own.value} has none; use one of "
-                f"{', '.join(name.value for name in WITH_WEIGHT_DECAY)}"
-            )
+        if (value := getattr(optimizer, name)) and not own.algorithm.has_weight_decay:
+            others = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
+            raise UserError(f"optimizer.{name}={value}: {own.value} has none; use one of {others}")
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:

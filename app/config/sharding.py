@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from app.config.optimizer import NEEDS_WHOLE_ROWS, OptimizerName
+from app.kinds.optimizers import OptimizerName
 from common.compose import ConversionError, convert
 from common.errors import UserError
 from common.keys import check_keys, key
@@ -94,10 +94,10 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         raise UserError(rule)
     asked = [_SHORT.get(kind, kind) for kind in asked]
     if asked == [AUTO_SHARDING]:
-        # A replicated table's Adam is torch's, which moves every row at every step; FBGEMM's those of the batch.
+        # A replicated table's update may be another than FBGEMM's: torch's Adam moves every row at every step.
         # A grid is only for who asks for it, as in TorchRec's own planner.
-        unfit = {"grid_shard", "data_parallel"} if optimizer is OptimizerName.adam else {"grid_shard"}
-        unfit |= set(COLUMN_TYPES) if optimizer in NEEDS_WHOLE_ROWS else set()
+        unfit = {"grid_shard", "data_parallel"} if optimizer.algorithm.moves_all_rows else {"grid_shard"}
+        unfit |= set(COLUMN_TYPES) if optimizer.algorithm.needs_whole_rows else set()
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
     for kind in asked:
         if kind not in SHARDING_TYPES:
@@ -108,7 +108,7 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
 
 def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
     """Raises UserError if the columns of a row may not be separated under this optimizer."""
-    if optimizer in NEEDS_WHOLE_ROWS and kind in COLUMN_TYPES:
+    if optimizer.algorithm.needs_whole_rows and kind in COLUMN_TYPES:
         raise UserError(
             f"{key}={kind}: {optimizer.value} would look at each shard's columns alone, which is another algorithm; "
             "use table_wise, row_wise or table_row_wise, or optimizer=adagrad"

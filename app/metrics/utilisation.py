@@ -10,7 +10,6 @@ from app.config import AppConfig, Precision
 from app.metrics.ceilings import measure_ceilings
 from app.model.flops import training_flops
 from app.model.tables import REMAINDER, VALUE_BYTES, TableSpec
-from app.optimizer.build import state_elements
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from data_prep.dataset.format import Manifest
@@ -72,10 +71,10 @@ def utilisation(
 
 def _table_bytes(config: AppConfig, tables: Sequence[TableSpec], bags: Mapping[str, float]) -> float:
     """Bytes of one sample's lookups and updates; `bags`: mean ids a bag of each feature."""
-    optimizer = config.optimizer.name.value
+    algorithm = config.optimizer.name.algorithm
     total = 0.0
     for table in tables:
         ids = sum(bags.get(key.removesuffix(REMAINDER), 1.0) for key in table.keys)
-        state = STATE_BYTES * state_elements(optimizer, table.embedding_dim)
+        state = STATE_BYTES * algorithm.state_elements(table.embedding_dim)
         total += ids * (3 * VALUE_BYTES[table.storage] * table.embedding_dim + 2 * state)
     return total

@@ -35,8 +35,7 @@ class BatchNorm(nn.Module):
         """[B, C] to the same, float32."""
         inputs = inputs.float()  # autocast has made them of bf16
         mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
-        is_whole = num_processes() == 1 and self.num_valid in (None, len(inputs))
-        if not self.training or is_whole:
+        if not self.training or (num_processes() == 1 and self.num_valid is None):
             return nn.functional.batch_norm(inputs, mean, var, weight, bias, self.training, MOMENTUM, EPSILON)
         num_valid = len(inputs) if self.num_valid is None else self.num_valid
         outputs, batch_mean, batch_var = _GlobalBatchNorm.apply(inputs, weight, bias, num_valid)

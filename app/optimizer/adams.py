@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from app.kinds.optimizers import Algorithm
+
 
 class RowAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
@@ -16,10 +18,16 @@ class RowAdam(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, rowwise: bool, trust: bool
+        self,
+        params: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        rowwise: bool,
+        trust: bool,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
-        for table in params:
+        for table in _all_of(self):
             second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
             self.state[table] = _new_state(table, second)
 
@@ -49,9 +57,9 @@ class RowAdam(torch.optim.Optimizer):
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al. 2020, arXiv:1904.00962) for dense parameters, one trust ratio a tensor, no weight decay."""
 
-    def __init__(self, params: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float) -> None:
+    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-        for parameter in params:
+        for parameter in _all_of(self):
             self.state[parameter] = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
 
     @torch.no_grad()
@@ -70,16 +78,23 @@ class Lamb(torch.optim.Optimizer):
                 parameter.sub_(update * _trust_ratio(parameter.norm(), update.norm()) * group["lr"])
 
 
-def with_state(optimizer: torch.optim.Adam) -> torch.optim.Adam:
-    """torch makes Adam's state at its first step; a checkpoint needs it to be there before.
+def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
+    """torch makes the state of some optimizers at their first step; a checkpoint needs it to be there before.
 
     Without it torch.distributed.checkpoint would load a checkpoint and leave out Adam's moments in silence.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
-            optimizer.state[parameter] = {**state, "step": state["step"].to(parameter.device)}  # where `fused` wants it
+            if algorithm.state and parameter not in optimizer.state:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # where `fused` wants it
+                zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
+                optimizer.state[parameter] = {"step": step, **zeros}
     return optimizer
+
+
+def _all_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:

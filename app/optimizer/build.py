@@ -1,5 +1,7 @@
 """One optimizer over all parameters: fused into FBGEMM's backward for tables, torch's for the others."""
 
+from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,26 +13,15 @@ from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimize
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from app.config import OptimizerConfig, OptimizerName
+from app.config import OptimizerConfig
+from app.kinds.optimizers import Algorithm, OptimizerName
 from app.model.tables import table_of
-from app.optimizer.adams import Lamb, RowAdam, with_state
+from app.optimizer.adams import with_state
+from common.command import load
 
 CLIPPED_DECAY = "clipped_decay"  # of a group's parameters, which is added to gradients before they are clipped
 TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
-FUSED = {
-    OptimizerName.sgd: EmbOptimType.EXACT_SGD,
-    OptimizerName.adagrad: EmbOptimType.EXACT_ADAGRAD,
-    OptimizerName.rowwise_adagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    OptimizerName.adam: EmbOptimType.ADAM,
-    OptimizerName.rowwise_adam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    OptimizerName.lamb: EmbOptimType.LAMB,
-    OptimizerName.rowwise_lamb: EmbOptimType.PARTIAL_ROWWISE_LAMB,
-}
-FUSED_ON_CPU = (OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad)
-# torch's names of an optimizer's state, and FBGEMM's. Steps are not kept with tables: see `set_step`.
-_FUSED_STATE = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq"}
 
 
 def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
@@ -52,7 +43,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     def make(params: list[nn.Parameter]) -> Optimizer:
         layers, vectors = ([each for each in params if (id(each) in weights) is own] for own in (False, True))
         groups = _decayed(layers, config.weight_decay, config) + _decayed(vectors, config.sparse_weight_decay, config)
-        return plain_optimizer(config.dense_name, groups, config.lr, config)
+        return optimizer_of_layers(groups, config)
 
     dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
     if config.max_grad_norm is not None and config.clip_tables:
@@ -98,11 +89,10 @@ def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float 
 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
     """Arguments for FBGEMM's table-batched embedding that select the tables' optimizer."""
-    params: dict[str, Any] = {
-        "optimizer": FUSED[config.name],
-        "learning_rate": config.table_lr,
-        "stochastic_rounding": False,
-    }  # of fp16 tables: it could not be replayed
+    # Rounding is of fp16 tables: stochastic, it could not be replayed.
+    params: dict[str, Any] = {"learning_rate": config.table_lr, "stochastic_rounding": False}
+    if config.name.algorithm.fbgemm is not None:
+        params["optimizer"] = EmbOptimType[config.name.algorithm.fbgemm]
     for key in ("eps", "beta1", "beta2"):
         value = getattr(config, key)
         if value is not None:
@@ -112,7 +102,7 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
 
 def has_fused(name: OptimizerName, device: torch.device) -> bool:
     """Return whether FBGEMM has the algorithm for tables on this kind of device."""
-    return device.type != "cpu" or name in FUSED_ON_CPU
+    return name.algorithm.fbgemm is not None and (device.type != "cpu" or name.algorithm.fused_on_cpu)
 
 
 def set_step(optimizer: CombinedOptimizer, step: int) -> None:
@@ -138,12 +128,20 @@ class ReplicatedTables(KeyedOptimizerWrapper):
     """
 
     def __init__(self, tables: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
-        super().__init__(tables, lambda params: _table_optimizer(params, config))
+        algorithm = config.name.algorithm
+        names = {**algorithm.state, **algorithm.row_state}  # torch's and FBGEMM's; steps are not kept: see `set_step`
+        rate, arguments = config.table_lr, algorithm.arguments
+
+        def make(params: list[nn.Parameter]) -> Optimizer:
+            groups = _decayed(params, config.sparse_weight_decay, config)
+            return _make(algorithm, algorithm.torch, arguments, groups, rate, config)
+
+        super().__init__(tables, make)
         self.state = {
             weight: {
-                f"{table_of(key)}.{_FUSED_STATE[name]}": _as_fused(value)
+                f"{table_of(key)}.{names[name]}": _as_fused(value)
                 for name, value in self._optimizer.state[weight].items()
-                if name in _FUSED_STATE
+                if name in names
             }
             for key, weight in tables.items()
             if weight in self._optimizer.state
@@ -155,44 +153,32 @@ class ReplicatedTables(KeyedOptimizerWrapper):
                 state["step"].fill_(step)
 
 
-def _table_optimizer(params: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    name, lr, eps = config.name, config.table_lr, config.eps or 0.0
-    groups = _decayed(params, config.sparse_weight_decay, config)
-    if name is OptimizerName.rowwise_adagrad:
-        return RowWiseAdagrad(groups, lr=lr, eps=eps)
-    if name in (OptimizerName.rowwise_adam, OptimizerName.lamb, OptimizerName.rowwise_lamb):
-        rowwise, trust = name is not OptimizerName.lamb, name is not OptimizerName.rowwise_adam
-        return RowAdam(params, lr, betas_of(config), eps, rowwise, trust)
-    return plain_optimizer(name, groups, lr, config)
-
-
 def _as_fused(state: torch.Tensor) -> torch.Tensor:
     """RowWiseAdagrad's sums are [E, 1], FBGEMM's are [E]; the view shares their memory."""
     return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
 
 
-def state_elements(optimizer: str, dim: int) -> int:
-    """Elements of state beside a row of `dim` elements: whole moments, or one number for the row where row-wise."""
-    return {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "rowwise_adam": dim + 1, "rowwise_lamb": dim + 1}.get(
-        optimizer, 2 * dim
-    )
+def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """torch's optimizer of groups of dense parameters, as configured."""
+    algorithm = config.dense_name.algorithm
+    kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
+    return _make(algorithm, kind, arguments, params, config.lr, config)
 
 
-def plain_optimizer(name: OptimizerName, params: list[dict[str, Any]], lr: float, config: OptimizerConfig) -> Optimizer:
-    """The algorithm `name` over groups of whole tensors, with the other settings of `config`."""
-    fused = (
-        True if params[0]["params"][0].device.type == "cpu" else None
-    )  # None: torch's default on GPUs, foreach; False is neither
-    eps, betas = config.eps or 0.0, betas_of(config)
-    if name is OptimizerName.sgd:
-        return torch.optim.SGD(params, lr=lr, fused=fused)
-    if name is OptimizerName.adagrad:
-        return torch.optim.Adagrad(params, lr=lr, eps=eps, fused=fused)
-    if name is OptimizerName.adam:
-        return with_state(torch.optim.Adam(params, lr=lr, betas=betas, eps=eps, fused=True))
-    return Lamb(params, lr, betas, eps)
-
-
-def betas_of(config: OptimizerConfig) -> tuple[float, float]:
-    """Adam's and LAMB's decays; of no meaning to the others."""
-    return config.beta1 or 0.0, config.beta2 or 0.0
+def _make(
+    algorithm: Algorithm,
+    kind: str,
+    arguments: Mapping[str, bool],
+    params: list[dict[str, Any]],
+    lr: float,
+    config: OptimizerConfig,
+) -> Optimizer:
+    """The algorithm over groups of whole tensors, by the class `kind`, with those settings of `config` that it has."""
+    made, settings = load(kind), dict[str, Any](arguments)
+    if "eps" in algorithm.settings:
+        settings["eps"] = config.eps or 0.0
+    if "beta1" in algorithm.settings:
+        settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
+    if params[0]["params"][0].device.type == "cpu" and "fused" in signature(made).parameters:
+        settings["fused"] = True  # on GPUs torch's default, foreach; False is neither
+    return with_state(made(params, lr=lr, **settings), algorithm)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from app.config import AppConfig, OptimizerConfig, OptimizerName, ShardingConfig, TopologyConfig
+from app.config import AppConfig, OptimizerConfig, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.model.embeddings import SparseArch
@@ -192,26 +192,22 @@ def replicated(
     """
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
-        cause = (
-            f"optimizer={name.value}: FBGEMM has it on GPUs only, and torch's" if reason is None else f"{reason}, and"
-        )
-        remedy = ", or use optimizer=rowwise_adagrad or a GPU" if reason is None else ", or leave it out"
+        of_gpus = name.algorithm.fbgemm is not None
+        where, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
+        cause, remedy = f"optimizer={name.value}: {where}, and torch's", "use optimizer=rowwise_adagrad, "
+        if reason is not None:
+            cause, remedy, or_a_gpu = f"{reason}; that", "use ", ""
         raise UserError(
             f"{cause} goes over whole tables at every step: {parameters:,} parameters in tables are more than "
-            f"{MAX_REPLICATED:,}; use smaller tables (data.max_ind_range){remedy}"
+            f"{MAX_REPLICATED:,}; {remedy}smaller tables (data.max_ind_range){or_a_gpu}"
         )
     if config.types == "data_parallel" and not config.tables:
         return config
-    if reason is not None:
-        log.info("sharding: %s: tables are data_parallel instead of %s", reason, config.types)
-    else:
-        rows_moved = "all rows at every step" if name is OptimizerName.adam else "the rows of each batch"
-        log.info(
-            "sharding: FBGEMM has no %s on %s: tables are data_parallel instead of %s and updated in torch, with "
-            "the same mathematics over %s",
-            name.value,
-            device.type,
-            config.types,
-            rows_moved,
-        )
+    cause, mathematics = reason, ""
+    if reason is None:
+        rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
+        cause = f"FBGEMM has no {name.value} on {device.type}"
+        mathematics = f", with the same mathematics over {rows_moved}"
+    text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
+    log.info(text, cause, config.types, mathematics)
     return replace(config, types="data_parallel", kernels=None, tables={})

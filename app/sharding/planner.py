@@ -27,7 +27,6 @@ from app.config.sharding import (
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch
 from app.model.tables import TableSpec
-from app.optimizer.build import state_elements
 from app.sharding.execute import codecs, make_sharders
 from app.sharding.plan import Plan, TableBlock, TablePlan, blocks, shardable, tables_in_order
 from common.errors import UserError
@@ -328,16 +327,16 @@ def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
 
 
 def _no_plan(model: SparseArch | EventArch, workload: Workload) -> str:
-    tables, optimizer = model.tables, workload.optimizer.value
+    tables, optimizer = model.tables, workload.optimizer
     gib = sum(table.bytes for table in tables) / 2**30
-    state = sum(table.num_embeddings * state_elements(optimizer, table.embedding_dim) for table in tables)
+    state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)
     devices = workload.topology.devices
     device = devices[0].storage
     have = (device.ddr if workload.topology.compute_device == "cpu" else device.hbm) / 2**30
     return (
         f"topology: no plan fits: {len(tables)} tables of {gib:.1f} GiB and {state * FP32_BYTES / 2**30:.1f} GiB of "
-        f"{optimizer}'s state on {len(devices)} devices of {have:.1f} GiB, of which {workload.reserve:.0%} stay free "
-        "(topology.reserve); use more devices, row-wise types among sharding.types, "
+        f"{optimizer.value}'s state on {len(devices)} devices of {have:.1f} GiB, of which {workload.reserve:.0%} stay "
+        "free (topology.reserve); use more devices, row-wise types among sharding.types, "
         "sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
     )
 
@@ -364,13 +363,13 @@ class _OptimizerState:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._optimizer, self._on_host = workload.optimizer.value, workload.topology.compute_device == "cpu"
+        self._algorithm, self._on_host = workload.optimizer.algorithm, workload.topology.compute_device == "cpu"
 
     def estimate(self, sharding_options: Sequence[ShardingOption], *arguments: Any, **keywords: Any) -> None:
         for option in sharding_options:
             for shard in option.shards:
                 rows, columns = shard.size
-                moments, of_row = divmod(state_elements(self._optimizer, columns), columns)
+                moments, of_row = len(self._algorithm.state), len(self._algorithm.row_state)
                 if option.compute_kernel == "dense":
                     moments += 1  # the gradient
                 beside, own = rows * columns * moments * FP32_BYTES, rows * of_row * FP32_BYTES

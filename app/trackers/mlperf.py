@@ -4,12 +4,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 
 from msgspec import Struct
 
-from app.config import AppConfig, OptimizerName
-from app.config.optimizer import ADAGRADS
+from app.config import AppConfig
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
 from common.documents import Json, Number, decode
@@ -19,7 +19,6 @@ from common.redact import RedactingFormatter
 FILE = "mllog.txt"
 PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
-MLPERF_NAMES = {OptimizerName.adam: "Adam", OptimizerName.rowwise_adagrad: "RowWiseAdagrad"}  # in rules for DLRMv4
 PRECISIONS = {"bf16": "bfloat16"}
 BY_PRECISION = ("bf16", "fp16", "fp32")  # lowest first: 8, 11 and 24 bits of a significand
 SOURCES = Path(__file__).parents[2]
@@ -170,13 +169,8 @@ class MLPerf:
             keys.OPT_LR_DECAY_START_STEP: schedule.decay_start_step,
             keys.OPT_LR_DECAY_STEPS: schedule.decay_steps,
         }
-        if optimizer.name in ADAGRADS:
-            values |= {keys.OPT_ADAGRAD_LR_DECAY: 0, keys.OPT_ADAGRAD_INITIAL_ACCUMULATOR_VALUE: 0,
-                       keys.OPT_ADAGRAD_EPSILON: optimizer.eps}  # fmt: skip
-        if optimizer.name is OptimizerName.sgd:  # names of the rules for DLRM, 0.7 to 2.1
-            values |= {"sgd_opt_base_learning_rate": optimizer.lr, "sgd_opt_learning_rate_decay_poly_power": 2,
-                       "sgd_opt_learning_rate_decay_steps": schedule.decay_steps,
-                       "lr_decay_start_steps": schedule.decay_start_step}  # fmt: skip
+        for key, value in optimizer.name.algorithm.mlperf_values.items():
+            values[key] = attrgetter(value)(self._config) if isinstance(value, str) else value
         return values
 
     def _of_sequences(self) -> Json:
@@ -188,14 +182,14 @@ class MLPerf:
         qcomm = config.sharding.qcomm
         sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
         return {
-            keys.OPT_NAME: MLPERF_NAMES.get(optimizer.dense_name, optimizer.dense_name.value),
+            keys.OPT_NAME: optimizer.dense_name.algorithm.mlperf or optimizer.dense_name.value,
             keys.OPT_BASE_LR: optimizer.lr,
             keys.OPT_ADAM_BETA_1: optimizer.beta1,
             keys.OPT_ADAM_BETA_2: optimizer.beta2,
             keys.OPT_ADAM_EPSILON: optimizer.eps,
             keys.OPT_WEIGHT_DECAY: 0.0,
             keys.OPT_GRADIENT_CLIP_NORM: optimizer.max_grad_norm,
-            keys.OPT_SPARSE_NAME: MLPERF_NAMES.get(optimizer.name, optimizer.name.value),
+            keys.OPT_SPARSE_NAME: optimizer.name.algorithm.mlperf or optimizer.name.value,
             keys.OPT_SPARSE_BASE_LR: optimizer.table_lr,
             keys.OPT_LR_WARMUP_STEPS: config.schedule.warmup_steps,
             keys.OPT_LR_WARMUP_START_LR: 0.0,

@@ -31,7 +31,7 @@ from tests.forks import run_module
         ("loss=hinge", "'loss/hinge' .*bce mse weighted_bce"),
         ("loss.threshold=0.5", "loss.threshold=0.5: must be at least 0 and below 0.5"),
         ("loss.class_weights=[1,2]", "has no effect with loss=bce"),
-        ("model.embedding_dim=6", "model.embedding_dim=6: must be a multiple of 4"),
+        ("model.embedding_dim=0", "model.embedding_dim=0: must be at least 1"),
         ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
         ("model.over_arch=[8,2]", "its last width must be 1"),
         ("model.over_arch=[]", "must be a list of widths"),

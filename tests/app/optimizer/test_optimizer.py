@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from app.config import (
     ShardingConfig,
     TrainConfig,
 )
-from app.config.optimizer import ADAMS
 from app.data.split import SplitReader
 from app.optimizer.build import set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
@@ -134,7 +134,7 @@ ANY = AppConfig(
 @pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
 def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, dataset: Path, tmp_path: Path) -> None:
     """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
-    config = replace(ANY, optimizer=optimizer_config(OptimizerName(algorithm), lr=0.01))
+    config = replace(ANY, optimizer=optimizer_config(OptimizerName[algorithm], lr=0.01))
     whole, resumed = (session.build(config, here, dataset, load_manifest(dataset)) for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
@@ -216,9 +216,8 @@ def _train(this: session.Session, first: int, last: int, rates: tuple[float, flo
 
 def optimizer_config(algorithm: OptimizerName, lr: float, sparse_lr: float | None = None) -> OptimizerConfig:
     """The algorithm with the settings it has."""
-    beta1, beta2 = (0.9, 0.999) if algorithm in ADAMS else (None, None)
-    eps = None if algorithm is OptimizerName.sgd else 1e-8
-    return OptimizerConfig(algorithm, lr, eps, sparse_lr=sparse_lr, beta1=beta1, beta2=beta2)
+    usual: dict[str, Any] = {key: float(value) for key, value in algorithm.algorithm.settings.items()}
+    return OptimizerConfig(algorithm, lr, sparse_lr=sparse_lr, **usual)
 
 
 def _tables(this: session.Session) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
@@ -27,7 +27,6 @@ from app.config.published import published_tables
 from app.config.tables import Storage, TablesConfig
 from app.metrics.utilisation import utilisation
 from app.model.embeddings import make_sparse_arch
-from app.optimizer.build import FUSED, FUSED_ON_CPU
 from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
 from app.sharding.planner import estimates
@@ -82,7 +81,7 @@ def live_bytes(this: session.Session) -> int:
     ("optimizer", "storage"),
     [pytest.param(name, storage, marks=[] if (name, storage) in FAST else slow)
      for name in OptimizerName for storage in STORAGES
-     if name in FUSED_ON_CPU or storage is Storage.fp32],  # torch updates no others on CPUs
+     if name.algorithm.fused_on_cpu or storage is Storage.fp32],  # torch updates no others on CPUs
 )  # fmt: skip
 def test_a_plan_counts_what_a_live_model_takes(
     here: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
@@ -90,7 +89,7 @@ def test_a_plan_counts_what_a_live_model_takes(
     overrides = [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={optimizer.value}",
                  f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}",
                  f"model.tables.storage={storage.value}", "topology=cpu"]  # fmt: skip
-    if optimizer not in FUSED_ON_CPU:
+    if not optimizer.algorithm.fused_on_cpu:
         overrides.append("sharding=data_parallel")
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
     this = session.build(config, here, dataset, manifest)
@@ -104,7 +103,7 @@ def test_a_plan_counts_what_a_live_model_takes(
 @pytest.mark.parametrize(
     ("name", "storage"),
     [pytest.param(name, storage, marks=[] if (name.value, storage.value) == ("rowwise_adam", "fp16") else slow)
-     for name in OptimizerName for storage in STORAGES],
+     for name in OptimizerName if name.algorithm.fbgemm for storage in STORAGES],
 )  # fmt: skip
 def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: Storage, kernel: str) -> None:
     """FBGEMM's own module for GPUs, on the meta device, which needs none; bags of three ids."""
@@ -112,7 +111,7 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
     place = EmbeddingLocation.DEVICE if kernel == "fused" else EmbeddingLocation.MANAGED
     allocated = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, place, ComputeDevice.CUDA)],
-        optimizer=FUSED[name],
+        optimizer=EmbOptimType[str(name.algorithm.fbgemm)],
         weights_precision=STORAGES[storage],
         device=torch.device("meta"),
     )

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from app.config import CONFIG_DIR, AppConfig, Interaction, OptimizerName, ScheduleConfig, ScheduleName
-from app.config.optimizer import ADAMS
 from app.config.tables import Pooling, QROperation, TableKind
 from app.model.tables import Embedding
-from app.optimizer.build import FUSED_ON_CPU
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.training import session
@@ -46,7 +44,7 @@ def draw(seed: int) -> Drawn:
     overrides += ["model.interaction_itself=true"] * (interaction == "dot_itself")
     overrides += ["model.mixes_samples=true"] * (interaction == "mixed_pairs")
     overrides += [
-        f"optimizer.lr={0.005 if optimizer in ADAMS else 0.05}",
+        f"optimizer.lr={0.005 if 'beta1' in optimizer.algorithm.settings else 0.05}",
         f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}",
     ]
     overrides += [] if optimizer is OptimizerName.sgd else ["optimizer.eps=1e-3"]
@@ -56,7 +54,7 @@ def draw(seed: int) -> Drawn:
     overrides += [f"schedule.name={schedule.value}", *(f"schedule.{key}={lengths[key]}" for key in used)]
     overrides += ["schedule.end_factor=0.2"] * (schedule is ScheduleName.cosine)
     for feature in RAGGED_EMBEDDINGS:
-        by_id = optimizer in FUSED_ON_CPU or feature not in RAGGED
+        by_id = optimizer.algorithm.fused_on_cpu or feature not in RAGGED
         pooling = rng.choice([each.value for each in Pooling if by_id or each is not Pooling.weighted])
         kind = rng.choice([each.value for each in TableKind])
         own = [f"pooling: {pooling}", f"kind: {kind}"]

@@ -1,0 +1,160 @@
+"""Optimizers by name: one is a row of `OptimizerName`, its values in conf/optimizer, and its test."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, each with a usual value
+EPS_AND_BETAS = {**EPS, "beta1": "0.9", "beta2": "0.999"}
+FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
+SUM = {"sum": "momentum1"}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What is to know of an optimizer.
+
+    Attributes:
+        torch: its class, "module:class", for tables that FBGEMM does not update and, unless others are named, layers.
+        fbgemm: its name in FBGEMM's EmbOptimType; None: FBGEMM lacks it, so that torch updates all tables.
+        fused_on_cpu: whether FBGEMM has it on CPUs too.
+        settings: keys of `optimizer` that it needs, each with a usual value.
+        arguments: further ones of `torch`.
+        layers: the class for dense parameters, where `torch` is for tables only.
+        plain: the optimizer for dense parameters beside it, where it is of rows.
+        state: torch's names of its state with a value for each element, and FBGEMM's.
+        row_state: likewise with a value for each row of a table.
+        needs_whole_rows: with a part of a row's columns in a shard it would be another algorithm.
+        has_weight_decay: torch's class adds L2 to gradients by `weight_decay`.
+        moves_all_rows: torch's moves every row at every step, FBGEMM's those of the batch.
+        mlperf: its name in rules of MLPerf; None: ours.
+        mlperf_values: what rules of MLPerf log of it: a number, or the key that has it.
+    """
+
+    torch: str
+    fbgemm: str | None = None
+    fused_on_cpu: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, bool] = field(default_factory=dict)
+    layers: str | None = None
+    plain: str | None = None
+    state: Mapping[str, str] = field(default_factory=dict)
+    row_state: Mapping[str, str] = field(default_factory=dict)
+    needs_whole_rows: bool = False
+    has_weight_decay: bool = True
+    moves_all_rows: bool = False
+    mlperf: str | None = None
+    mlperf_values: Mapping[str, str | int] = field(default_factory=dict)
+
+    def state_elements(self, dim: int) -> int:
+        """Elements of state beside a row of `dim` elements."""
+        return dim * len(self.state) + len(self.row_state)
+
+
+_ADAGRAD_OF_MLPERF: dict[str, str | int] = {
+    "opt_adagrad_learning_rate_decay": 0,
+    "opt_adagrad_initial_accumulator_value": 0,
+    "opt_adagrad_epsilon": "optimizer.eps",
+}
+_SGD_OF_MLPERF: dict[str, str | int] = {  # rules for DLRM, 0.7 to 2.1
+    "sgd_opt_base_learning_rate": "optimizer.lr",
+    "sgd_opt_learning_rate_decay_poly_power": 2,
+    "sgd_opt_learning_rate_decay_steps": "schedule.decay_steps",
+    "lr_decay_start_steps": "schedule.decay_start_step",
+}
+_ROW_ADAM = "app.optimizer.adams:RowAdam"
+
+
+class OptimizerName(Enum):
+    """The algorithm for tables (fused into FBGEMM's backward where it has it) and for dense parameters.
+
+    rowwise_*: one second moment a row of a table, the mean over the row; dense parameters get the plain one.
+    adam: Kingma and Ba 2015; lamb: You et al. 2020, its trust ratio per row of a table, per dense tensor.
+    """
+
+    sgd = "sgd", Algorithm("torch.optim:SGD", "EXACT_SGD", True, mlperf_values=_SGD_OF_MLPERF)
+    adagrad = (
+        "adagrad",
+        Algorithm("torch.optim:Adagrad", "EXACT_ADAGRAD", True, EPS, state=SUM, mlperf_values=_ADAGRAD_OF_MLPERF),
+    )
+    rowwise_adagrad = (
+        "rowwise_adagrad",
+        Algorithm(
+            "torchrec.optim.rowwise_adagrad:RowWiseAdagrad",
+            "EXACT_ROWWISE_ADAGRAD",
+            True,
+            EPS,
+            plain="adagrad",
+            row_state=SUM,
+            needs_whole_rows=True,
+            mlperf="RowWiseAdagrad",
+            mlperf_values=_ADAGRAD_OF_MLPERF,
+        ),
+    )
+    adam = (
+        "adam",
+        Algorithm(
+            "torch.optim:Adam",
+            "ADAM",
+            settings=EPS_AND_BETAS,
+            arguments={"fused": True},
+            state={**FIRST, **SECOND},
+            moves_all_rows=True,
+            mlperf="Adam",
+        ),
+    )
+    rowwise_adam = (
+        "rowwise_adam",
+        Algorithm(
+            _ROW_ADAM,
+            "PARTIAL_ROWWISE_ADAM",
+            settings=EPS_AND_BETAS,
+            arguments={"rowwise": True, "trust": False},
+            plain="adam",
+            state=FIRST,
+            row_state=SECOND,
+            needs_whole_rows=True,
+            has_weight_decay=False,
+        ),
+    )
+    lamb = (
+        "lamb",
+        Algorithm(
+            _ROW_ADAM,
+            "LAMB",
+            settings=EPS_AND_BETAS,
+            arguments={"rowwise": False, "trust": True},
+            layers="app.optimizer.adams:Lamb",
+            state={**FIRST, **SECOND},
+            needs_whole_rows=True,
+            has_weight_decay=False,
+        ),
+    )
+    rowwise_lamb = (
+        "rowwise_lamb",
+        Algorithm(
+            _ROW_ADAM,
+            "PARTIAL_ROWWISE_LAMB",
+            settings=EPS_AND_BETAS,
+            arguments={"rowwise": True, "trust": True},
+            plain="lamb",
+            state=FIRST,
+            row_state=SECOND,
+            needs_whole_rows=True,
+            has_weight_decay=False,
+        ),
+    )
+
+    _value_: str
+    algorithm: Algorithm
+
+    def __new__(cls, name: str, algorithm: Algorithm) -> "OptimizerName":
+        """A row: `value` is its name."""
+        row = object.__new__(cls)
+        row._value_, row.algorithm = name, algorithm
+        return row
+
+    @property
+    def plain(self) -> "OptimizerName":
+        """The optimizer for dense parameters beside this one of tables."""
+        return OptimizerName[self.algorithm.plain] if self.algorithm.plain else self

@@ -1,0 +1,89 @@
+"""Runs with batch norm, dropout, L2 and clipped tables: stopped, spread over processes, verified, served."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss
+
+from app.config import CONFIG_DIR, AppConfig, DataConfig
+from app.data.split import SplitReader
+from app.runtime.platform import Runtime
+from app.training import session
+from app.training.stop import StopCheck
+from common.compose import compose_config
+from common.documents import Json
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL, Command
+from tests.app.group import run_whole
+from tests.app.in_process import train_here
+from tests.app.run_files import summary
+
+EVERYTHING = ["optimizer=adam", "optimizer.eps=1e-4", "optimizer.max_grad_norm=1", "optimizer.clip_tables=true",
+              "optimizer.weight_decay=0.001", "optimizer.sparse_weight_decay=0.01", "model.batch_norm=true",
+              "model.dropout=0.3", "model.dense_dropout=[0.1]", "model.embedding_dim=10", "model.dense_arch=[12,10]",
+              "model.over_arch=[16,8,1]"]  # fmt: skip
+BRIEF = ["train.max_steps=14", "train.eval_every_steps=5", "record.tensorboard=false", "train.log_every_steps=1"]
+
+
+@pytest.fixture
+def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [*SMALL, *EVERYTHING, *BRIEF, f"data.path={dataset}"]
+
+
+def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
+    base: list[str], here: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train_here(here, *base, "run.name=whole") == "completed"
+    for stop in (3, 5, 11, None):  # 5: beside an evaluation
+        with monkeypatch.context() as stopped:
+            stopped.setattr(StopCheck, "requested", lambda _, step, stop=stop: step == stop)
+            assert train_here(here, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
+    whole, parts = summary(Path("runs/whole")), summary(Path("runs/parts"))
+    assert whole["digest"] == parts["digest"]
+    assert whole["eval"] == parts["eval"]
+
+
+def test_two_processes_learn_as_one(base: list[str], here: Runtime, tmp_path: Path) -> None:
+    assert train_here(here, *base, "run.name=one") == "completed"
+    (two,) = run_whole([[*base, f"run.dir={tmp_path}/two"]], 2, tmp_path / "two.json")
+    assert two["eval"]["auc"] == pytest.approx(summary(Path("runs/one"))["eval"]["auc"], abs=1e-5)
+    assert two["eval"]["logloss"] == pytest.approx(summary(Path("runs/one"))["eval"]["logloss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_verify_evaluate_and_export_serve_the_statistics(
+    base: list[str], here: Runtime, run_app: Command, dataset: Path
+) -> None:
+    assert train_here(here, *base, "run.name=run") == "completed"
+    run = summary(Path("runs/run"))
+    verified = run_app("verify", "run=runs/run")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    for precision in ("fp32", "int8"):
+        evaluated = run_app("evaluate", "run=runs/run", "split=val", f"tables={precision}")
+        assert evaluated.returncode == 0, evaluated.stderr
+        figures: Json = json.loads(evaluated.stdout)
+        assert figures["auc"] == pytest.approx(run["eval"]["auc"], abs=1e-6 if precision == "fp32" else 0.01)
+    exported = run_app("export", "run=runs/run", "out=model.pt2")
+    assert exported.returncode == 0, exported.stderr
+    program = torch.export.load("model.pt2").module()
+    rows = load_manifest(dataset).splits["val"].rows
+    batch = next(SplitReader(dataset, load_manifest(dataset), "val", DataConfig(), 0, 1).eval_batches(rows))
+    ids = batch.sparse_features.values().view(len(batch.sparse_features.keys()), -1).T.long()
+    logits = program(batch.dense_features, ids).numpy()
+    assert log_loss(batch.labels.numpy(), 1 / (1 + np.exp(-logits.astype(np.float64)))) == pytest.approx(
+        run["eval"]["logloss"], rel=1e-6
+    )
+
+
+def test_a_plain_model_has_no_new_arrays(dataset: Path, here: Runtime, tmp_path: Path) -> None:
+    """What is digested of a model without batch norm are its parameters alone."""
+    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={dataset}"])
+    plain = session.build(config, here, dataset, load_manifest(dataset))
+    names = [name for name, _ in plain.parameters()]
+    assert not any("running" in name for name in names)
+    assert len(names) == len({name for name, _ in plain.model.named_parameters()})
+    assert all(np.asarray(values).dtype == np.float32 for _, values in plain.parameters())
