@@ -49,13 +49,16 @@ class DLRM(nn.Module):
         """Draw the dropout masks of a step, in which each process has `rows` rows of the global batch."""
         for number, dropout in enumerate(self._all(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
-        for norm in self._all(BatchNorm):
-            norm.begin_step()
+        self._keep_statistics()
 
     def undo_step(self) -> None:
         """Set what the forward changed, the statistics of batch norm, to what it was before the step."""
         for norm in self._all(BatchNorm):
             norm.undo_step()
+
+    def _keep_statistics(self) -> None:
+        for norm in self._all(BatchNorm):
+            norm.begin_step()
 
     def statistics(self) -> dict[str, Tensor]:
         """Running statistics of batch norm by name, float32."""
@@ -120,6 +123,7 @@ class DLRM(nn.Module):
         return is overwritten by the next replay.
         """
         inputs = self._dense_inputs(dense_features)
+        self._keep_statistics()
         with torch.no_grad(), autocast():
             vectors, order = self.sparse_arch(sparse_features)()
             dense = self.dense_arch(inputs)
@@ -136,6 +140,7 @@ class DLRM(nn.Module):
             tuple(part.call for part in parts),
             tuple((*given, *part.aliases()) for part, given in zip(parts, examples, strict=True)),
         )
+        self.undo_step()  # of the example
         dense_parameters, top_parameters = (tuple(part.parameters()) for part in parts)
         self._compiled = (
             lambda dense_features: graphs[0](dense_features, *dense_parameters),

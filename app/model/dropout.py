@@ -34,7 +34,9 @@ class Dropout(nn.Module):
     def draw(self, seed: int, step: int, layer: int, first_row: int) -> None:
         """Draw the masks of a step for rows of the global batch from `first_row` on."""
         words = np.random.SeedSequence([seed, step, layer]).generate_state(2).view(np.int32)
-        self.keys.copy_(torch.from_numpy(np.append(words, np.int32(first_row))))
+        keys = torch.from_numpy(np.append(words, np.int32(first_row)))
+        keys = keys.pin_memory() if self.keys.is_cuda else keys  # or the copy would wait for the device
+        self.keys.copy_(keys, non_blocking=True)
 
     def mask(self, rows: int) -> Tensor:
         """Which values are kept, [rows, W] bool."""

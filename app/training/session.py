@@ -226,6 +226,12 @@ class Session(Predictor):
         Raises:
             UserError: there is no compiler, or no GPU.
         """
+        compiled = self.config.runtime.compile
+        if self.config.model.batch_norm and self.runtime.world_size > 1 and compiled in (Compile.dense, Compile.step):
+            raise UserError(
+                f"runtime.compile={compiled.value}: cannot hold the exchange of model.batch_norm between "
+                f"{self.runtime.world_size} processes; give runtime.compile=none"
+            )
         if self.config.runtime.compile is Compile.dense:
             self.model.module.compile_dense_layers()
         elif self.config.runtime.compile is Compile.step:

@@ -9,7 +9,7 @@ from tests.error_lines import error_line
 from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, summary, train
-from tests.pretend_cuda.test_training import CASES, DIM_16, same
+from tests.pretend_cuda.test_training import CASES, DIM_16, REGULARISED, same
 
 GRAPHS = "runtime.compile=step"
 LAYERS = {
@@ -30,6 +30,7 @@ LAYERS = {
     "skipped steps": CASES["skipped steps"],
     "clipped gradients": ["optimizer.max_grad_norm=0.01"],
     "Adagrad": ["optimizer=adagrad"],
+    "dropout": ["model.dropout=0.3", "model.dense_dropout=0.1"],
 }
 
 
@@ -51,6 +52,15 @@ def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs:
 def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
     eager, graphs = (
         train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *LAYERS[case], processes=processes)
+        for name in ("none", "step")
+    )
+    assert same(graphs, eager)
+
+
+@pytest.mark.slow
+def test_batch_norm_of_one_process(machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    eager, graphs = (
+        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *REGULARISED)
         for name in ("none", "step")
     )
     assert same(graphs, eager)

@@ -14,6 +14,16 @@ from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, losses, summary, train
 
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
+REGULARISED = [
+    "model.batch_norm=true",
+    "model.dropout=0.3",
+    "optimizer=adam",
+    "optimizer.sparse_weight_decay=0.01",
+    "optimizer.max_grad_norm=1",
+    "optimizer.clip_tables=true",
+    "optimizer.weight_decay=0.01",
+    "sharding.types=data_parallel",
+]
 CASES = {
     **{kind: [f"sharding.types={kind}"]
        for kind in ("row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid_shard",
@@ -29,6 +39,7 @@ CASES = {
     "pipeline": ["sharding.types=row_wise", "train.pipeline=sparse_dist", "train.eval_every_steps=5"],
     "profiler": ["runtime.profile_steps=[3,4]"],
     "skipped steps": ["train.on_nan=skip"],
+    "regularised": REGULARISED,
 }  # fmt: skip
 
 
