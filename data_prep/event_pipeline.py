@@ -197,7 +197,7 @@ def _refuse_unreadable(
     if not sum(record.rows for record in records):
         raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
     found = [digest for digest in digests if digest is not None]
-    refuse_same(job.sources[: job.num_logs], found[: job.num_logs])
+    refuse_same(job.sources[: job.num_logs], [digest.sha256 for digest in found[: job.num_logs]])
     if data.remote.name:
         for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), found, strict=True):
             refuse_other(Path(source.path), known, digest)

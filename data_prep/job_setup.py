@@ -10,6 +10,7 @@ from common.errors import UserError
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
 from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
 from data_prep.config.presets import Rules, resolve_rules
+from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import EVENT_SOURCES, CategoryValue, DataSource
 from data_prep.dataset.schema import CRITEO, Schema
@@ -17,7 +18,7 @@ from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.engine.workspace import refuse_foreign_files
 from data_prep.parsing.event_yaml import describes_events, schema_path
-from data_prep.sources.discover import Source, own_path, resolve_sources
+from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
 from data_prep.sources.remote import find_remote, raw_directory
 from data_prep.synthetic.days import raw_directory as synthetic_directory
 from data_prep.synthetic.days import synthetic_sources
@@ -37,9 +38,11 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
     if data.source in num_days:
         chosen_bags(data, resolve_rules(data, num_days[data.source]), CRITEO)
-    given = data.raw if isinstance(data.raw, Sequence) and not isinstance(data.raw, str) else [data.raw]
-    if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
-        raise UserError(f"data.raw={data.raw}: is data.path too; give the dataset a directory of its own")
+    for key in ("raw", *SPLITS):
+        value = getattr(data, key)
+        given = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
+            raise UserError(f"data.{key}={value}: is data.path too; give the dataset a directory of its own")
 
 
 def is_of_events(data: DataConfig) -> bool:
@@ -64,6 +67,8 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
         rules = resolve_rules(data, len(data.days or [0]))
         needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
         sources = find_remote(data, root, needed)
+    elif data.train is not None:
+        sources = resolve_splits({split: getattr(data, split) for split in SPLITS})
     else:
         sources = resolve_sources(data.raw)
     if data.scheduler is not None:

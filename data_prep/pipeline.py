@@ -53,8 +53,9 @@ from data_prep.job_setup import (
     refuse_early,
 )
 from data_prep.parsing.table_yaml import load_table
+from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
-from data_prep.sources.finished import note_times
+from data_prep.sources.finished import SOURCE_MD5, note_times
 from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
@@ -62,6 +63,7 @@ from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
 from data_prep.stages.parse import (
+    Md5Task,
     compile_kernels,
     parse_tasks,
     reading_tasks,
@@ -71,10 +73,11 @@ from data_prep.stages.parse import (
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
-from data_prep.stages.shuffle_order import ordering
+from data_prep.stages.shuffle_order import ordering, rows_by_source
 from data_prep.stages.split import (
     BuiltShard,
     built_shard,
+    fitted_records,
     is_whole_chunk,
     moves_to_dataset,
     plan_cut,
@@ -117,8 +120,11 @@ def preprocess(data: DataConfig) -> Manifest:
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
+            expected = given_md5s(data.checksums, sources)
             found = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
             if found is not None:
+                if found.has_given_splits:
+                    refuse_other_md5(sources, expected, found.extra[SOURCE_MD5])
                 return found
             report_differences(rules)
             refuse_foreign_files(root, work, [Path(source.path) for source in sources])
@@ -162,6 +168,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": result.seconds,
         **note_times(job.sources),
+        **({SOURCE_MD5: result.md5s} if result.md5s else {}),
         "out_of_vocabulary": _count_unknown(job, result),
         UNSEEN: unseen_shares(job, result.built, result.features),
     }
@@ -190,6 +197,7 @@ class Result:
         constant: columns with one value in all rows; cut: those with negative numbers that become 0.
         built: the shards, ready to be moved to the dataset.
         forms: how the values of each sparse column of a user's own table are spelled.
+        md5s: of the sources, where they are given for each split.
         peak_bytes: of memory of all processes; seconds: of every stage.
     """
 
@@ -204,6 +212,7 @@ class Result:
     cut: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     forms: list[Form] = field(default_factory=list)
+    md5s: list[str] = field(default_factory=list)
     peak_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -216,7 +225,9 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     """Do everything but move the files to the dataset."""
     workers = num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
+        md5s = _compare_md5s(data, job, executor) if job.rules.split is None else []
         result = _parse(job, executor, reads_whole(data, job, workers))
+        result.md5s = md5s
         executor.release()
         _order_and_fit(data, job, result, executor)
         values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
@@ -237,6 +248,15 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     return result
 
 
+def _compare_md5s(data: DataConfig, job: Job, executor: Executor) -> list[str]:
+    """The MD5 of each source, as given if any is; no two are the same."""
+    with executor.stage("checksum", sum(source.bytes for source in job.sources)):
+        md5s = list(executor.map(Md5Task(source) for source in job.sources))
+    refuse_other_md5(job.sources, given_md5s(data.checksums, job.sources), md5s)
+    refuse_same(job.sources, md5s)
+    return md5s
+
+
 def _parse(job: Job, executor: Executor, whole: bool) -> Result:
     """Raw rows to chunks."""
     result = Result([], [], job.schema.sparse, executor.workers)
@@ -244,12 +264,12 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         for reading in executor.map(reading_tasks(job, whole)):
             result.records.extend(reading.records)
             result.digests += [] if reading.digest is None else [reading.digest]
-        forms = zip(*(record.forms for record in result.records), strict=True)
+        forms = zip(*(record.forms for record in fitted_records(job, result.records)), strict=True)
         result.forms = [Form(reduce(or_, column)) for column in forms]
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
-        refuse_same(job.sources, result.digests)
+        refuse_same(job.sources, [digest.sha256 for digest in result.digests])
     return result
 
 
@@ -268,7 +288,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
     if job.rules.order is not None and not fits_all:
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
-    result.constant = list(constant_columns(job, result.records, result.vocabularies))
+    result.constant = list(constant_columns(job, fitted_records(job, result.records), result.vocabularies))
     result.cut = cut_columns(job, result.records)
 
 
@@ -312,7 +332,8 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
             by_source[record.source].append(DenseRange(low, high))
     ranges = [join_ranges(each) for each in by_source]
     if job.rules.dense is DenseTransform.minmax:
-        result.ranges = [join_ranges(ranges)]
+        fitted = {record.source for record in fitted_records(job, result.records)}
+        result.ranges = [join_ranges([ranges[source] for source in sorted(fitted)])]
         return result.ranges * len(job.sources)
     result.ranges = ranges
     return ranges
@@ -405,17 +426,20 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
         encoding["vocabulary"] = {name: entry.to_manifest() for name, entry in vocabularies.items()}
     if job.table is not None:
         encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
-    source_rows = [0] * len(job.sources)
-    for record in result.records:
-        source_rows[record.source] += record.rows
-    return build_manifest(
+    manifest = build_manifest(
         schema,
         encoding,
         num_embeddings={name: num_embeddings(job.rules, result.num_values(name)) for name in result.features},
         shards=[(shard.split, shard.shard, shard.positives) for shard in result.built],
-        sources=zip([source.name for source in job.sources], result.digests, source_rows, strict=True),
+        sources=zip(
+            [source.name for source in job.sources], result.digests, rows_by_source(job, result.records), strict=True
+        ),
         extra=extra,
     )
+    for entry, source in zip(manifest.sources, job.sources, strict=True):
+        if source.split is not None:
+            entry["split"] = source.split
+    return manifest
 
 
 def _summary(manifest: Manifest) -> str:

@@ -33,6 +33,8 @@ _GZIP = "data.raw=inputs/gz data.chunk_bytes=40000"
 _CSV = "data=custom data.raw=inputs/table.csv data.schema=inputs/csv.yaml data.chunk_bytes=30000"
 _BARE = "data=custom data.raw=inputs/table.tsv data.schema=inputs/bare.yaml data.chunk_bytes=30000"
 _PARQUET = "data=custom data.raw=inputs/table.parquet data.schema=inputs/parquet.yaml data.chunk_bytes=30000"
+_GIVEN_DAYS = "data.train=[inputs/days/day_0,inputs/days/day_1] data.val=inputs/crlf.tsv data.test=inputs/gz/day_2.gz"
+_GIVEN = "data.train=inputs/table.parquet data.val=inputs/more.parquet data.schema=inputs/parquet.yaml"
 _RANDOM = "data=random data.random.rows=900 data.random.eval_rows=150 data.random.max_rows_per_table=300"
 _MADE = f"data_prep {_DAYS} data.path=made"
 _PROFILED = [
@@ -94,6 +96,12 @@ DATASETS: dict[str, list[str]] = {
     "parquet": _dataset(_PARQUET),
     "parquet_hash": _dataset(f"{_PARQUET} data.encoding=hash data.max_ind_range=100"),
     "parquet_shuffled": _dataset(f"{_PARQUET} data.split.method=random data.vocabulary_order=first_appearance"),
+    "given_criteo": _dataset(f"{_GIVEN_DAYS} data.chunk_bytes=40000"),
+    "given_criteo_sampled": _dataset(
+        f"{_GIVEN_DAYS} data.chunk_bytes=40000 data.dense_transform=minmax data.sampling.negative_drop_rate=0.6"
+    ),
+    "given_dlrm_kaggle": _dataset(f"{_GIVEN_DAYS} data.chunk_bytes=40000 data.encoding=dlrm_kaggle"),
+    "given_parquet": _dataset(f"{_GIVEN} data.chunk_bytes=30000 data.frequency_threshold=3"),
     "synthetic": _dataset("data=synthetic data.synthetic.rows=1500 data.synthetic.max_cardinality=2000"),
     "synthetic_days": _dataset("data=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4"),
     "synthetic_direct": _dataset(
@@ -272,7 +280,7 @@ def _stable(manifest: dict[str, Any]) -> dict[str, Any]:
     for source in manifest["sources"]:
         compressed = Path(source["name"]).suffix in (".gz", ".parquet")
         keys = ("name", "rows") if compressed else ("name", "rows", "bytes", "sha256")
-        sources.append({key: source[key] for key in keys})
+        sources.append({key: source[key] for key in (*keys, "split") if key in source})
     return {**stable, "sources": sources}
 
 

@@ -45,6 +45,7 @@ def write_inputs(directory: Path) -> None:
     table = table_columns(1500)
     _write_text(directory, table)
     _write_parquet(directory / "table.parquet", table)
+    _write_parquet(directory / "more.parquet", table_columns(400, seed=4))
     for name, schema in (("csv", CSV_SCHEMA), ("bare", BARE_SCHEMA), ("parquet", PARQUET_SCHEMA)):
         (directory / f"{name}.yaml").write_text(schema)
 
@@ -79,9 +80,9 @@ def write_distinct_rows(path: Path) -> None:
             file.write(f"{row % 3 % 2}\t1\t2\t3\t4\t5\t6\t7\t8\t9\t10\t11\t12\t13\t{values}\n".encode())
 
 
-def table_columns(rows: int) -> dict[str, list[Any]]:
+def table_columns(rows: int, seed: int = 3) -> dict[str, list[Any]]:
     """Columns of a table as Python values; `genres` and `tags` hold any number of values a row."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
 
     def several(names: tuple[str, ...], most: int) -> list[list[str]]:
         return [[names[i] for i in rng.integers(len(names), size=rng.integers(most + 1))] for _ in range(rows)]

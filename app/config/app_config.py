@@ -5,7 +5,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.data import INSTEAD, OTHER_NAMES, OTHER_TEXTS, DataConfig, DataScale, require_source, validate_data
+from app.config.data import (
+    INSTEAD,
+    OTHER_NAMES,
+    OTHER_TEXTS,
+    DataConfig,
+    DataScale,
+    require_eval_split,
+    require_source,
+    validate_data,
+)
 from app.config.model import ModelConfig, require_dlrm, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
@@ -134,6 +143,7 @@ def validate(config: AppConfig) -> None:
     if config.runtime.compile not in (None, Compile.none):
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     require_source(config.data, config.model.hstu is not None)
+    require_eval_split(config.data, config.eval.split)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)

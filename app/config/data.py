@@ -9,11 +9,14 @@ from app.config.published import published_tables
 from common.errors import UserError
 from common.keys import key, keys_of
 from data_prep.config import keys
+from data_prep.config.checks import refuse_given_splits
 from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
+from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 
+FILES = ("raw", "train", "val", "test", "checksums")  # of the user's own, by data_prep's keys
 FOR_RAW = ("encoding", "frequency_threshold", "max_ind_range", "schema", "workers")
 
 
@@ -91,13 +94,17 @@ class MultiHotConfig(keys.MultiHotConfig):
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
 
-    path: str | None = key(None, "dataset directory; null with data.raw null: default_path")
+    path: str | None = key(None, "dataset directory; null without data.raw or data.train: default_path")
     raw: Any = key(None, "raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet")
+    train: Any = key(None, "in place of data.raw: the files of the train split (a path, a glob or a list)")
+    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows")
+    test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows")
+    checksums: Any = key(None, "MD5 that files of data.train, data.val and data.test must have: {NAME: MD5, …}")
     default_path: str = key("data/synthetic", "data.path where neither is given")
     source: str | None = key(
         None, "make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next"
     )
-    default_source: str | None = key("synthetic", "data.source where neither data.path nor data.raw is given")
+    default_source: str | None = key("synthetic", "data.source where neither data.path nor any file is given")
     scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own")
     default_prep: dict[str, Any] = key({}, "further keys of data_prep, of data.default_source alone")
     published_tables: str | None = key(None, "sizes for building the model where there is no data (train.max_steps=0)")
@@ -153,11 +160,26 @@ INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in D
 }  # fmt: skip
 
 
+def own_files(data: DataConfig) -> str | None:
+    """The first given key that names files of the user's own, with its value, as it is typed; None: there is none."""
+    given = (name for name in FILES if getattr(data, name) is not None)
+    return next((f"data.{name}={getattr(data, name)}" for name in given), None)
+
+
 def source_of(data: DataConfig) -> str | None:
     """What data_prep makes the dataset from; None: the dataset must be there."""
-    if data.raw is not None:
+    if own_files(data) is not None:
         return "local"
     return data.source or (data.default_source if data.path is None else None)
+
+
+def require_eval_split(data: DataConfig, split: str) -> None:
+    """Refuse to evaluate a split that no files are given for, before a dataset is made. Raises UserError."""
+    given = {name: getattr(data, name) for name in SPLITS}
+    if data.train is None or given.get(split, split) is not None:
+        return
+    other = next(name for name in ("test", "val", "train") if given[name] is not None)
+    raise UserError(f"eval.split={split}: data.{split} is not given; give it, or eval.split={other}")
 
 
 def require_source(data: DataConfig, events: bool) -> None:
@@ -178,7 +200,7 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
         UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
     """
     source = source_of(data)
-    own = {key: getattr(data, key) for key in ("raw", *FOR_RAW)}
+    own = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make
         own["encoding"] = None
     if source in (None, "synthetic"):
@@ -189,7 +211,7 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
 
 def validate_data(data: DataConfig) -> None:
     """Raises UserError for invalid values."""
-    preprocessing(data)
+    refuse_given_splits(preprocessing(data))
     if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     if data.published_tables is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import DataConfig
-from app.config.data import preprocessing, source_of
+from app.config.data import FILES, own_files, preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
@@ -23,8 +23,10 @@ from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 
-LEAVE_OUT = "leave it out, or give another data.path and what to make it from (data.raw, or data.source=synthetic)"
-NOT_OF_ROWS = ("source", "raw", "path")  # keys of data_prep that are set here
+LEAVE_OUT = (
+    "leave it out, or give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
+)
+NOT_OF_ROWS = ("source", "path", *FILES)  # keys of data_prep that are set here
 SCHEMAS = {"mlperf_v4": "yambda"}  # of published table sizes (app.config.published)
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,12 +35,12 @@ def dataset_path(config: DataConfig) -> Path:
     """Return the directory of the dataset, which need not exist yet.
 
     Raises:
-        UserError: data.raw without data.path.
+        UserError: data.raw or data.train without data.path.
     """
     if config.path is not None:
         return Path(config.path)
-    if config.raw is not None:
-        raise UserError(f"data.path is not set: say where the shards made from data.raw={config.raw} shall go")
+    if (files := own_files(config)) is not None:
+        raise UserError(f"data.path is not set: say where the shards made from {files} shall go")
     return Path(config.default_path)
 
 
@@ -138,12 +140,14 @@ def _typed(key: str) -> str:
 
 def _job(config: DataConfig) -> PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
-    source = source_of(config)
-    if config.raw is not None and config.source not in (None, source):
-        raise UserError(f"data.source={config.source}: has no effect with data.raw={config.raw}; leave one of them out")
-    if config.schema is not None and config.raw is None and source is not None:
-        raise UserError(f"data.schema={config.schema}: describes files of your own; name them in data.raw, and where "
-                        "the shards shall go in data.path")  # fmt: skip
+    source, files = source_of(config), own_files(config)
+    if files is not None and config.source not in (None, source):
+        raise UserError(f"data.source={config.source}: has no effect with {files}; leave one of them out")
+    if config.schema is not None and files is None and source is not None:
+        raise UserError(
+            f"data.schema={config.schema}: describes files of your own; name them in data.raw, and where the shards "
+            "shall go in data.path"
+        )
     root = dataset_path(config)
     if source is None:
         if not (root / MANIFEST_NAME).exists():
@@ -159,7 +163,7 @@ def _job(config: DataConfig) -> PrepConfig | None:
         unused = {key: value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)}
         _refuse(
             {f"synthetic.{key}": value for key, value in unused.items()},
-            f"has no effect with data from {config.raw or source}; leave it out",
+            f"has no effect with data from {config.raw or config.train or source}; leave it out",
         )
     return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 

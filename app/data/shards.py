@@ -187,10 +187,16 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     """The manifest's entry of a split.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it has no rows, since no files were given for it.
     """
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
+    if manifest.has_given_splits and not manifest.splits[name].rows:
+        other = next(each for each in ("test", "val", "train") if manifest.splits[each].rows)
+        raise UserError(
+            f"{root}: made without data.{name}, so there are no rows of {name} to evaluate on; give eval.split={other} "
+            f"for training, split={other} for python -m app.evaluate, or make it again with data.{name}=FILES"
+        )
     return manifest.splits[name]
 
 

@@ -14,8 +14,8 @@ from app.report.statistics import MeanDifference, Ratio, batch_means, paired, sp
 from common.documents import plain_object
 
 # Keys of the configuration that affect neither learning nor speed.
-BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.default_path",
-          "environment.SLURM_JOB_ID")  # fmt: skip
+BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.train",
+          "data.val", "data.test", "data.checksums", "data.default_path", "environment.SLURM_JOB_ID")  # fmt: skip
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05

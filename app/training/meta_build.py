@@ -11,6 +11,7 @@ from msgspec import structs
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, ModelConfig, to_plain
+from app.config.data import own_files
 from app.config.published import published_tables
 from app.data import prepare
 from app.model.dlrm import DLRM
@@ -37,7 +38,7 @@ NUM_DENSE = 13  # of Criteo's rows, which all recipes use
 
 def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
-    if config.train.max_steps != 0 or config.data.published_tables is None or config.data.raw is not None:
+    if config.train.max_steps != 0 or config.data.published_tables is None or own_files(config.data):
         return False
     return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()
 

@@ -91,8 +91,11 @@ def first_difference(given: Mapping[str, Any], manifest: Manifest) -> Difference
     """The first of the given keys, with plain values, that the dataset was not made with."""
     recorded = recorded_keys(manifest)
     for key, value in compared_keys(given, manifest).items():
-        if _comparable(key, value, manifest) != recorded.get(key):
-            return Difference(key, value, recorded.get(key))
+        made = recorded.get(key)
+        if made is None and manifest.has_given_splits and key.startswith("split."):
+            made = "files given for each split"
+        if _comparable(key, value, manifest) != made:
+            return Difference(key, value, made)
     return None
 
 
@@ -116,6 +119,8 @@ def recorded_keys(manifest: Manifest) -> dict[str, Any]:
     encoding = manifest.encoding
     flat = dict(encoding) | {f"multi_hot.{key}": value for key, value in (encoding.get("multi_hot") or {}).items()}
     recorded = {key: flat[name] for key, name in IN_ENCODING.items() if flat.get(name) is not None}
+    if manifest.has_given_splits:
+        recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
     for group in GENERATORS:
         values = encoding.get(group) or manifest.extra.get(group) or {}
         recorded |= {f"{group}.{key}": value for key, value in values.items() if key != "version"}

@@ -15,12 +15,14 @@ from data_prep.config.keys import (
     multi_hot_bags,
     parse_size,
 )
+from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
 
 GENERATED = (DataSource.random, DataSource.trace)
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace"}
 USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
 USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
+OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
 SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
 GROUPS = {
     "synthetic": (DataSource.synthetic,),
@@ -42,6 +44,7 @@ def validate(data: DataConfig) -> None:
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
     _validate_memory(data)
+    refuse_given_splits(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
@@ -70,6 +73,46 @@ def _validate_memory(data: DataConfig) -> None:
         )
 
 
+def has_given_splits(data: DataConfig) -> bool:
+    """Whether files are given for each split, in place of data.raw."""
+    return any(getattr(data, split) is not None for split in SPLITS)
+
+
+def refuse_given_splits(data: DataConfig) -> None:
+    """Raises UserError for files of splits that do not go with each other or with other keys."""
+    if not has_given_splits(data):
+        if data.checksums is not None:
+            raise UserError("data.checksums: has no effect without data.train; leave it out")
+        return
+    if data.train is None:
+        given = next(split for split in SPLITS if getattr(data, split) is not None)
+        raise UserError(f"data.{given}: needs data.train, the files of the rows to train on")
+    if data.raw is not None:
+        raise UserError(
+            "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "
+            "data.val and data.test"
+        )
+    if data.source not in (DataSource.local, DataSource.custom):
+        raise UserError(f"data.train: has no effect with data={data.source.value}; leave it out")
+    for key, value in vars(data.split).items():
+        if value is not None:
+            shown = value.value if isinstance(value, SplitMethod) else value
+            raise UserError(
+                f"data.split.{key}={shown}: has no effect with data.train, where each file is of one split; give "
+                f"data.split.{key}=null"
+            )
+    if data.encoding in OF_WHOLE_DAYS:
+        raise UserError(
+            f"data.encoding={data.encoding.value}: TorchRec's layout of days, which knows no given splits; use "
+            "vocabulary or hash, or name the days in data.raw"
+        )
+    if data.dense_transform is DenseTransform.torchrec:
+        raise UserError(
+            "data.dense_transform=torchrec: shifts each file by its own smallest integer, which data.val and data.test "
+            "must not; use log1p, minmax or raw"
+        )
+
+
 def refuse_unused_keys(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
     refuse_unused_groups(data)
@@ -82,6 +125,8 @@ def refuse_unused_keys(data: DataConfig) -> None:
 def refuse_keys_without_events(data: DataConfig) -> None:
     """Raises UserError for a key of rows, or of another source, that has no effect on events."""
     refuse_unused_groups(data)
+    if data.train is not None:
+        raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
     usual = DataConfig()
     for key in vars(usual):
         if key not in USED_BY_EVENTS and getattr(data, key) != getattr(usual, key):

@@ -45,7 +45,10 @@ class IdDistribution(Enum):
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf."""
+    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
+
+    With data.train files are of the splits that they are given for, and these keys have no effect.
+    """
 
     method: SplitMethod | None = key(
         None,
@@ -196,6 +199,16 @@ class DataConfig:
     source: DataSource = key(DataSource.local, "where the rows come from; set by data=NAME")
     raw: Any = key(
         None, "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days"
+    )
+    train: Any = key(
+        None,
+        "in place of data.raw: the files of the train split, named as there; vocabularies, and what transforms need to "
+        "know, are of their rows alone",
+    )
+    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows")
+    test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows")
+    checksums: Any = key(
+        None, "MD5 that files of data.train, data.val and data.test must have: {NAME: MD5, …}, by name or path"
     )
     path: str | None = key(None, "directory of the finished dataset")
     overwrite: bool = key(

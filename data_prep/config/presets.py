@@ -39,7 +39,7 @@ class Rules:
         wraps: ids are taken modulo max_ind_range (else values beyond it have unknown_id).
         max_categories: features with more values are dropped, or None.
         rounds_ids: ids of the train split pass through float32, as in TorchRec's shuffle.
-        split: how rows are held out.
+        split: how rows are held out; None: each file is of the split that it is given for.
         held_out: share held out by `fraction` and `random`.
         split_seed: of `random`.
         train_seed: of the permutation of the train split by NumPy's legacy generator; None: rows in order.
@@ -59,7 +59,7 @@ class Rules:
     wraps: bool = False
     max_categories: int | None = None
     rounds_ids: bool = False
-    split: SplitMethod = SplitMethod.fraction
+    split: SplitMethod | None = SplitMethod.fraction
     held_out: float = HELD_OUT
     split_seed: int = 0
     train_seed: int | None = None
@@ -168,11 +168,20 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
         ):
             if value not in (None, neutral):
                 raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
-        return rules
+        return rules if data.train is None else _of_given_splits(rules)
+    if data.train is not None:
+        return _of_given_splits(rules)
     method = resolve_method(split.method or SplitMethod.auto, num_sources, is_own)
     refuse_unused_split_keys(split, method)
     held_out = HELD_OUT if split.held_out is None else split.held_out
     return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0)
+
+
+def _of_given_splits(rules: Rules) -> Rules:
+    """The rules where files are given for each split: train's rows alone decide ids, and 0 is of all other values."""
+    return replace(
+        rules, split=None, held_out=0.0, split_seed=0, test_first=False, fitted_on_train=True, first_id=1, unknown_id=0
+    )
 
 
 def resolve_method(method: SplitMethod, num_sources: int, is_own: bool) -> SplitMethod:
@@ -197,12 +206,15 @@ def differences(rules: Rules) -> list[str]:
     usual = RULES[rules.encoding]
     choices = {
         "data.dense_transform": (rules.dense.value, usual.dense.value),
-        "data.split.method": (rules.split.value, usual.split.value),
+        "data.split.method": (rules.split and rules.split.value, usual.split and usual.split.value),
         "data.max_ind_range": (rules.max_ind_range, usual.max_ind_range),
         "data.max_categories": (rules.max_categories, usual.max_categories),
         "data.sampling.negative_drop_rate": (rules.negative_drop_rate, usual.negative_drop_rate),
     }
-    return [f"{key}={chosen}" for key, (chosen, published) in choices.items() if chosen != published]
+    if rules.split is None:
+        choices["data.split.method"] = (None, None)  # what differs is that there is data.train
+    changed = [f"{key}={chosen}" for key, (chosen, published) in choices.items() if chosen != published]
+    return changed if rules.split is not None else [*changed, "data.train"]
 
 
 def report_differences(rules: Rules) -> None:

@@ -23,8 +23,8 @@ SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
 EVENTS_VERSION = 3  # of kind `events`: see data_prep/dataset/events.py
-# of a user's own table: categories are known by 64 bits, and there is room for the split of each source and for a
-# transform of each column (`sources[].split`, `encoding.transforms`), which no version writes yet
+# of a user's own table: categories are known by 64 bits, and there is room for a transform of each column
+# (`encoding.transforms`), which no version writes yet
 TABLE_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 VALUE_KEY = "category_value"  # of `encoding`: what the categories of a user's own table are known by
@@ -63,7 +63,7 @@ class Manifest:
         encoding: its name and every parameter that decides the shards' bytes.
         num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
         splits: train, val, test; of events, one split of that name.
-        sources: the raw files read: {"name", "bytes", "sha256", "rows"}, and "split", where one is all of a split.
+        sources: the raw files read: {"name", "bytes", "sha256", "rows"}, and "split", where they are given for each.
         rows: rows over all splits.
         label_rate: share of positive labels over all splits.
         extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
@@ -88,6 +88,11 @@ class Manifest:
     def is_events(self) -> bool:
         """Return whether it is of a log of events, not of rows."""
         return bool(self.encoding.get("name") == EVENTS)
+
+    @property
+    def has_given_splits(self) -> bool:
+        """Whether each source is of the split that it names, not divided by a method."""
+        return self.encoding.get("split", "") is None
 
     @property
     def dense_dtype(self) -> np.dtype[Any]:

@@ -19,6 +19,8 @@ def unseen_values(manifest: Manifest) -> str | None:
     more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
     if manifest.encoding.get("split") in (SplitMethod.random.value, SplitMethod.scikit_learn.value):
         remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
+    elif manifest.has_given_splits:
+        remedy = "the score is of new values, as the files of the splits are given"
     else:
         remedy = "the score is of new values; with data.split.method=random train has values of all rows"
     return f"of the values of val and test these shares are not in train: {shown}{more}; {remedy}"

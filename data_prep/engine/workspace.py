@@ -164,12 +164,13 @@ def _difference(
             continue
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
-    return None if _same_sources(manifest, sources) else "made from other raw files"
+    return None if _same_sources(manifest, sources) else "made from other raw files, or for other splits"
 
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
     """Whether the raw files are those of the manifest: by name, size and times, or if need be by their checksum."""
-    if [(s["name"], s["bytes"]) for s in manifest.sources] != [(s.name, s.bytes) for s in sources]:
+    recorded = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
+    if recorded != [(source.name, source.bytes, source.split) for source in sources]:
         return False
     return all(
         (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))

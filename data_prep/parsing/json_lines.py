@@ -39,7 +39,7 @@ class JsonLines(LineFormat):
                         if isinstance(value, list) or name not in kinds:
                             kinds[name] = "list" if isinstance(value, list) else "any"
         if not kinds:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
         return [Column(name, kind) for name, kind in kinds.items()]
 
     def parse(

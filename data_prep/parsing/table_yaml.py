@@ -37,7 +37,8 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
         kinds = " and ".join(sorted(forms))
-        raise UserError(f"{path}: {kinds} files together in data.raw; give files of one kind")
+        keys = " and ".join(dict.fromkeys(source.key for source in sources))
+        raise UserError(f"{path}: {kinds} files together in {keys}; give files of one kind")
     [form] = forms.values()
     for key in () if form.has_layout else OF_TEXT:
         if key in document:
@@ -46,7 +47,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     delimiter, header = _text_keys(path, document)
     columns = [form.columns(source, delimiter, header) for source in sources]
     if form.merges_columns:
-        columns = [_merged(columns)] * len(sources)
+        columns = _merged_by_split(sources, columns)
     first = columns[0]
     names = tuple(column.name for column in first)
     table = replace(_table(path, document, names, header), names=names, format=form.name)
@@ -57,12 +58,21 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
         for column in others:
             expected = next((each.kind for each in first if each.name == column.name), column.kind)
-            if column.name in (table.label, *table.inputs) and column.kind != expected:
+            is_list_less = form.merges_columns and column.kind == "any"  # of a split where no row has a list
+            if column.name in (table.label, *table.inputs) and column.kind != expected and not is_list_less:
                 fault = f"{column.kind}, but {expected} in {sources[0].path}"
                 raise UserError(f"{source.path}, column {column.name}: {fault}")
         if form.num_rows(source) == 0:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
     return _with_kinds(path, sources[0], table, {column.name: column.kind for column in first})
+
+
+def _merged_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
+    """Of each file the columns of all files of its split."""
+    splits = [source.split for source in sources]
+    pairs = list(zip(splits, columns, strict=True))
+    merged = {split: _merged([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
+    return [merged[split] for split in splits]
 
 
 def _merged(columns: Sequence[Sequence[Column]]) -> list[Column]:

@@ -90,7 +90,7 @@ def read_header(source: Source, delimiter: str) -> tuple[str, ...]:
     with LineBlocks(source) as lines:
         for block in lines.until(1):
             return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
-    raise UserError(f"{source.path}: empty file; get it again, or leave it out of data.raw")
+    raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
 
 def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Checksums of raw files: published ones, and those recorded when a file was first read whole.
 
-sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}.
+sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}. Files given for each split have MD5s besides, as
+published ones have.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from filelock import FileLock
 from common.documents import decode
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
-from data_prep.sources.discover import own_path
+from data_prep.sources.discover import Source, own_path
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+MD5 = re.compile(r"[0-9a-fA-F]{32}")
 SUMS_NAME = "sums.json"
 PUBLISHED = "data.remote.sha256"
 
@@ -75,6 +77,41 @@ def refuse_other_size(path: Path, known: KnownSum | None) -> None:
 
 def _remedy(known: KnownSum) -> str:
     return f"delete it to have it fetched again, or, if it is right, take its name out of {known.given_by}"
+
+
+def given_md5s(given: Any, sources: Sequence[Source]) -> list[str | None]:
+    """The MD5 that each file must have by data.checksums, a mapping of names or paths; None where none is given.
+
+    Raises:
+        UserError: not a mapping, not an MD5, or a name that is not of one file.
+    """
+    if not isinstance(given or {}, Mapping):
+        raise UserError(f"data.checksums={given}: give {{NAME: MD5}}")
+    sums: list[str | None] = [None] * len(sources)
+    for name, md5 in (given or {}).items():
+        if not MD5.fullmatch(str(md5)):
+            raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
+        path = own_path(str(name)).resolve()
+        places = [place for place, source in enumerate(sources) if Path(source.path).resolve() == path]
+        places = places or [place for place, source in enumerate(sources) if source.name == str(name)]
+        if len(places) != 1:
+            count = f"{len(places)} files" if places else "no file"
+            raise UserError(
+                f"data.checksums: {name}: {count} of data.train, data.val and data.test have that name; "
+                f"{'give the path of each' if places else 'correct it, or leave it out'}"
+            )
+        sums[places[0]] = str(md5).lower()
+    return sums
+
+
+def refuse_other_md5(sources: Sequence[Source], expected: Sequence[str | None], md5s: Sequence[str]) -> None:
+    """Raises UserError for a file of another MD5 than expected."""
+    for source, known, md5 in zip(sources, expected, md5s, strict=True):
+        if known not in (None, md5):
+            raise UserError(
+                f"{source.path}: MD5 {md5} where data.checksums has {known}; get the right file, or, if it is right, "
+                "correct data.checksums"
+            )
 
 
 def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:

@@ -1,4 +1,4 @@
-"""Raw files: from `data.raw` to an ordered list."""
+"""Raw files: from `data.raw`, or `data.train`, `data.val` and `data.test`, to an ordered list."""
 
 import contextlib
 import glob
@@ -6,8 +6,8 @@ import gzip
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol
@@ -55,7 +55,7 @@ class RowGenerator(Protocol):
 class Source:
     """One raw file as it was found; `name` is its file name, `path` where it lies.
 
-    generator: of a file that only describes a day, what generates its rows.
+    generator: of a file that only describes a day, what generates its rows. split: that it is given for, if any.
     """
 
     path: str
@@ -65,6 +65,12 @@ class Source:
     compressed: bool
     generator: RowGenerator | None = None
     ctime_ns: int = 0
+    split: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key that names it."""
+        return f"data.{self.split or 'raw'}"
 
     @property
     def work_bytes(self) -> int:
@@ -72,28 +78,59 @@ class Source:
         return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
-def resolve_sources(raw: Any) -> list[Source]:
+def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     """Raw files in the order of their days.
 
     Args:
         raw: a path, a glob, a directory (its files named day_*, or else all of them, in natural order), or a
             list of these.
+        split: that they are given for; None: they are of `data.raw`.
 
     Raises:
         UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
     """
+    key = f"data.{split or 'raw'}"
     entries = [raw] if isinstance(raw, (str, Path)) else raw
     if isinstance(raw, (int, float)):
-        raise UserError(f"data.raw={raw}: a number; if that is the name of a file, write 'data.raw=\"{raw}\"'")
+        raise UserError(f"{key}={raw}: a number; if that is the name of a file, write '{key}=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
-        raise UserError(f"data.raw={raw}: give the raw file, a glob, a directory of day files, or a list of them")
-    paths = [path for entry in entries for path in _expand(str(entry))]
+        raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
+    paths = [path for entry in entries for path in _expand(str(entry), key)]
     seen: dict[str, Path] = {}
     for path in paths:
-        twin = seen.setdefault(str(path.resolve()).removesuffix(".gz"), path)
+        twin = seen.setdefault(_rows_of(path), path)
         if twin is not path:
-            raise UserError(f"{path}: its rows are in {twin} too; name each day once in data.raw")
-    return [_inspect(path) for path in paths]
+            raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
+    return [replace(_inspect(path, key), split=split) for path in paths]
+
+
+def resolve_splits(given: Mapping[str, Any]) -> list[Source]:
+    """The files given for each split, as `resolve_sources`, in the order of the splits.
+
+    Args:
+        given: split to its files, None where it has none.
+
+    Raises:
+        UserError: as there, or one file is of two splits.
+    """
+    sources = [each for split, raw in given.items() if raw is not None for each in resolve_sources(raw, split)]
+    names: dict[str, Source] = {}
+    inodes: dict[tuple[int, int], Source] = {}
+    for source in sources:
+        status = Path(source.path).stat()
+        twin = names.setdefault(_rows_of(Path(source.path)), source)
+        twin = inodes.setdefault((status.st_dev, status.st_ino), source) if twin is source else twin
+        if twin is not source:
+            raise UserError(
+                f"{source.path}: its rows are in {twin.path} too, so {twin.key} and {source.key} share them; name each "
+                "file in one of them"
+            )
+    return sources
+
+
+def _rows_of(path: Path) -> str:
+    """What is the same of two paths of a file, packed or not."""
+    return str(path.resolve()).removesuffix(".gz")
 
 
 def own_path(text: str) -> Path:
@@ -109,19 +146,19 @@ def natural_key(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _expand(entry: str) -> list[Path]:
+def _expand(entry: str, key: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
         files = _files(file for file in path.iterdir() if not file.name.startswith("."))
         days = [file for file in files if file.name.startswith("day_")] or files
         if not days:
-            raise UserError(f"{path}: no files in this directory; point data.raw at the raw day files")
-        return _refuse_leftovers(days)
+            raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
+        return _refuse_leftovers(days, key)
     if not path.exists() and GLOB_CHARACTERS & set(entry):
         files = _files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
-            raise UserError(f"data.raw={entry}: no file matches; check the pattern")
-        return _refuse_leftovers(files)
+            raise UserError(f"{key}={entry}: no file matches; check the pattern")
+        return _refuse_leftovers(files, key)
     return [path]
 
 
@@ -130,13 +167,13 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     return sorted((path for path in paths if path.is_file() or not path.exists()), key=natural_key)
 
 
-def _refuse_leftovers(files: Sequence[Path]) -> list[Path]:
+def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
     """The files of a directory or a pattern, but for the parts of downloads that have ended.
 
     Raises:
         UserError: one that would be left out in silence, or count as a day beside the file that it is a copy of.
     """
-    remedy = "or name the files to read in data.raw"
+    remedy = f"or name the files to read in {key}"
     names = {file.name for file in files}
     for file in files:
         if not file.exists():
@@ -235,16 +272,16 @@ def without_packing(name: str) -> str:
     return name[: -len(suffix)] if suffix in {each.suffix for each in PACKINGS if each.reader} else name
 
 
-def _inspect(path: Path) -> Source:
+def _inspect(path: Path, key: str) -> Source:
     try:
         status = path.stat()
         packing = packing_of(path)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; check data.raw") from error
+        raise UserError(f"{path}: no such file; check {key}") from error
     except OSError as error:
-        raise UserError(f"{path}: not readable ({error.strerror}); check data.raw") from error
+        raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
     if status.st_size == 0:
-        raise UserError(f"{path}: empty file; get it again, or leave it out of data.raw")
+        raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
     if path.suffix == ".gz" and packing is None:
         raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
     if is_tar(path):

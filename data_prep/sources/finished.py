@@ -9,6 +9,8 @@ from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.sources.discover import Source, without_packing
 
+SOURCE_MD5 = "source_md5"  # in a manifest's `extra`: of each source, where they are given for each split
+
 
 def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
     """The manifest of the dataset at `root`; None: there is none, or it is to be replaced. Raises UserError: faulty."""
@@ -26,6 +28,7 @@ def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
             without_packing(entry["name"]) != entry["name"],
             None,
             ctime,
+            entry.get("split"),
         )
         for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True)
     ]

@@ -1,9 +1,10 @@
 """Raw files to chunks: rows parsed, written to a chunk's files, and their values counted for vocabularies."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,19 @@ class DigestTask:
         digest = digest_file(Path(self.source.path))
         worker.count(0)  # stops if the job is to stop
         return Reading([], digest)
+
+
+@dataclass(frozen=True)
+class Md5Task:
+    """Computes the MD5 of a raw file, as published sums of given splits are, before any row is parsed."""
+
+    source: Source
+
+    def run(self, worker: Worker) -> str:
+        """Read the file."""
+        md5 = digest_file(Path(self.source.path), partial(hashlib.md5, usedforsecurity=False)).sha256
+        worker.count(self.source.bytes)
+        return md5
 
 
 @dataclass(frozen=True)
@@ -338,15 +352,16 @@ def refuse_changed(sources: Sequence[Source]) -> None:
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
 
 
-def refuse_same(sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
-    """Refuse files of the same bytes: as days of their own they would be held out and trained on."""
+def refuse_same(sources: Sequence[Source], sums: Sequence[str]) -> None:
+    """Refuse files of the same bytes, by a checksum of each: they would be trained on twice, or held out besides."""
     known: dict[str, Source] = {}
-    for source, digest in zip(sources, digests, strict=True):
-        twin = known.setdefault(digest.sha256, source)
+    for source, checksum in zip(sources, sums, strict=True):
+        twin = known.setdefault(checksum, source)
         if twin is not source:
+            place = source.key if source.key == twin.key else f"{twin.key} or {source.key}"
             raise UserError(
                 f"{source.path}: the same bytes as {twin.path}, so its rows would count twice; get the right file, or "
-                "name each once in data.raw"
+                f"name each once in {place}"
             )
 
 
@@ -355,7 +370,7 @@ def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
     filled = {record.source for record in records if record.rows}
     for index, source in enumerate(job.sources):
         if index not in filled:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of data.raw")
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
 
 
 def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:

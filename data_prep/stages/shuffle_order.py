@@ -5,7 +5,7 @@ split's rows coming first, then val's, then test's; -1 for a row that is left ou
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.config.presets import Rules
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import SplitMethod
 from data_prep.engine.executor import Stopped
@@ -31,14 +30,27 @@ LEFT_OUT = -1
 Positions: TypeAlias = NDArray[np.signedinteger]
 
 
-def split_sizes(rules: Rules, total: int, last_day: int) -> dict[str, int]:
+def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] | None = None) -> list[int]:
+    """Rows of each source; counts: of each chunk those that count, by default all."""
+    rows = [0] * len(job.sources)
+    counts = (record.rows for record in records) if counts is None else counts
+    for record, count in zip(records, counts, strict=True):
+        rows[record.source] += count
+    return rows
+
+
+def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
     """Rows of every split where the rows keep their order, or are shuffled within the train split.
 
     Args:
-        total: rows of the dataset; last_day: those of the last source.
+        by_source: rows of each source.
     """
+    rules, total = job.rules, sum(by_source)
+    if rules.split is None:
+        pairs = list(zip(job.sources, by_source, strict=True))
+        return {split: sum(rows for source, rows in pairs if source.split == split) for split in SPLITS}
     if rules.split is SplitMethod.last_day:
-        held_out = last_day
+        held_out = by_source[-1]
     elif rules.split is SplitMethod.scikit_learn:
         held_out = int(np.ceil(total * rules.held_out))
         return {"train": total - held_out, "val": 0, "test": held_out}
@@ -88,13 +100,13 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         following = np.cumsum([0, *sizes.values()][:-1])
         numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
     else:
-        kept, kept_last_day = _count_kept(job, records)
-        sizes = split_sizes(rules, kept, kept_last_day)
+        kept = _count_kept(job, records)
+        sizes = split_sizes(job, kept)
         numbers = _number(job, records)
         if rules.split is SplitMethod.scikit_learn:
             # it takes the test rows, which come last here, from the front
-            places = inverse_permutation(kept, rules.split_seed, job.work / PERMUTATION, window_rows, check)
-            numbers = _permute(numbers, places, kept, sizes["train"])
+            places = inverse_permutation(sum(kept), rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sum(kept), sizes["train"])
         elif rules.train_seed is not None:
             places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
@@ -134,14 +146,11 @@ def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool
         yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
 
 
-def _count_kept(job: Job, records: list[ChunkRecord]) -> tuple[int, int]:
-    """Count the rows that are not dropped, of all sources and of the last."""
-    counts = [record.rows for record in records]
-    if job.rules.negative_drop_rate:
-        counts = [int(part.sum()) for part in _kept_rows(job, records)]
-    last = len(job.sources) - 1
-    pairs = zip(records, counts, strict=True)
-    return sum(counts), sum(count for record, count in pairs if record.source == last)
+def _count_kept(job: Job, records: list[ChunkRecord]) -> list[int]:
+    """Count the rows of each source that are not dropped."""
+    if not job.rules.negative_drop_rate:
+        return rows_by_source(job, records)
+    return rows_by_source(job, records, (int(part.sum()) for part in _kept_rows(job, records)))
 
 
 def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:

@@ -16,21 +16,22 @@ from data_prep.engine.job import ChunkRecord, Job
 from data_prep.stages.encode import EncodeTask
 from data_prep.stages.gather import GatheredShard, GatherTask
 from data_prep.stages.scatter import KeptChunk, RowLayout
-from data_prep.stages.shuffle_order import split_sizes
+from data_prep.stages.shuffle_order import rows_by_source, split_sizes
 
 
 def split_rows(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
     """Rows of train, val and test, where they follow each other in the order of the raw rows."""
-    total = sum(record.rows for record in records)
-    last_day = sum(record.rows for record in records if record.source == len(job.sources) - 1)
-    return split_sizes(job.rules, total, last_day)
+    return split_sizes(job, rows_by_source(job, records))
 
 
 def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
     """Refuse a dataset that holds all its rows out."""
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    if not rows["train"] and job.rules.split is None:
+        raise UserError("data.sampling.negative_drop_rate: no row of data.train is left; give a lower rate")
     if not rows["train"]:
+        assert job.rules.split is not None
         method = job.rules.split.value
         raise UserError(
             f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
@@ -59,6 +60,11 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
                 counts[split] += 1
         begin = end
     return tasks
+
+
+def fitted_records(job: Job, records: list[ChunkRecord]) -> list[ChunkRecord]:
+    """The chunks whose rows spellings, ranges and warnings are of: train's, where splits are given, else all."""
+    return [record for record in records if job.sources[record.source].split in (None, "train")]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.format import Manifest
-from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.options import DenseTransform, SplitMethod
 from data_prep.dataset.unseen import unseen_values
 from data_prep.encoding.dense import transform_dense
 from data_prep.pipeline import preprocess
@@ -77,11 +77,11 @@ def test_the_defaults_follow_from_the_schema_alone() -> None:
     """Not from the number of files; Criteo's stay as published."""
     for files in (1, 3):
         own = resolve_rules(config("data.path=x", "data.raw=y", "data.schema=z"), files)
-        assert (own.split.value, own.dense.value) == ("random", "signed_log1p")
+        assert (own.split, own.dense.value) == (SplitMethod.random, "signed_log1p")
     criteo = [resolve_rules(config("data.path=x", "data.raw=y"), files) for files in (1, 3)]
-    assert [(rules.split.value, rules.dense.value) for rules in criteo] == [
-        ("fraction", "log1p"),
-        ("last_day", "log1p"),
+    assert [(rules.split, rules.dense.value) for rules in criteo] == [
+        (SplitMethod.fraction, "log1p"),
+        (SplitMethod.last_day, "log1p"),
     ]
 
 

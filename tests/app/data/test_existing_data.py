@@ -50,7 +50,7 @@ REFUSED: dict[str, Any] = {
     "remote.sha256": {"x": "y"}, "remote.member": "x", "remote.also": {"x": ["y"]}, "remote.directory": "x",
     "remote.tries": 7, "remote.pause": 3.5, "remote.timeout": 9.5,
 }  # fmt: skip
-OF_ITS_OWN = {"source", "raw", "path"}  # they make, or name, another dataset
+OF_ITS_OWN = {"source", "raw", "train", "val", "test", "checksums", "path"}  # they make, or name, another dataset
 
 
 @pytest.fixture(scope="session")
