@@ -26,7 +26,7 @@ from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
 from app.data import events
 from app.data.batch import RowArrays
-from app.data.events import EventReader
+from app.data.events import EventLog
 from app.data.split import BatchMaker
 from app.runtime import process_group
 from app.runtime.platform import Runtime
@@ -103,9 +103,8 @@ def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
 
 def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
     """Items after the events of one user in a dataset of events."""
-    assert trained.model.hstu is not None
-    reader = EventReader(run.root, run.manifest, trained.data, here.rank, here.world_size, trained.model.hstu)
-    schema, arrays = reader.schema, reader.events
+    history = EventLog(run.root, run.manifest, trained.data, trained.model.hstu)
+    schema, arrays = history.schema, history.events
     keys, ids = known_items(run.root, run.manifest, arrays)
     if config.candidates == ALL:
         if (keys < 0).any():
@@ -122,12 +121,12 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
         where = f"{path}: row {candidates.numbers[row]}"
         raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
-    user, end, time = _history(config, reader, candidates)
+    user, end, time = _history(config, history, candidates)
     flagged = _flagged(config, schema, candidates)
     given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
-    logits[order] = _load(trained, run, here).score(reader.candidates(user, end, given.take(order))).logits
+    logits[order] = _load(trained, run, here).score(history.candidates(user, end, given.take(order))).logits
     if config.id_column in candidates.columns:
         names = texts_of(candidates, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
@@ -157,13 +156,13 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     return candidates
 
 
-def _history(config: RecommendConfig, reader: EventReader, candidates: NewRows) -> tuple[int, int, int]:
+def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
     """Index of the user, number of the event that its history ends before, and the candidates' time.
 
     Raises:
         UserError: no user, one that the log does not have, or one with too few events.
     """
-    arrays, column = reader.events, reader.schema.user
+    arrays, column = history.events, history.schema.user
     named = {config.user} if config.user is not None else set()
     if config.user is None and column in candidates.columns:
         named = set(texts_of(candidates, Path(config.candidates), column))
@@ -179,9 +178,9 @@ def _history(config: RecommendConfig, reader: EventReader, candidates: NewRows) 
     last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
     time = int(arrays.times[last].max()) if config.time is None else config.time
     end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
-    if end - start < reader.min_history:
+    if end - start < history.min_history:
         raise UserError(f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
-                        f"{reader.min_history} (data.events.min_history); give a user with more")  # fmt: skip
+                        f"{history.min_history} (data.events.min_history); give a user with more")  # fmt: skip
     return index, end, time
 
 

@@ -16,7 +16,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from app.config import AppConfig, Compile, Precision
 from app.config.runtime import require_graphs
 from app.data.batch import Batch, copied_ahead, layout_of
-from app.data.events import EventReader
+from app.data.events import EventLog, EventSplit
 from app.data.shards import SPLITS_OF_EVENTS
 from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
@@ -91,7 +91,7 @@ class Predictor:
     root: Path  # of the dataset
     manifest: Manifest
     model: Any  # DistributedModelParallel, or a DLRM that each process has whole
-    _splits: dict[str, SplitReader | EventReader] = field(default_factory=dict, init=False)
+    _splits: dict[str, SplitReader | EventSplit] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.config.model.mixes_samples:
@@ -102,21 +102,19 @@ class Predictor:
                 self.runtime.world_size,
             )
 
-    def split(self, name: str) -> SplitReader | EventReader:
+    def split(self, name: str) -> SplitReader | EventSplit:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
             config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
             if config.model.hstu is None:
                 self._splits[name] = SplitReader(self.root, self.manifest, name, config.data, rank, world_size)
             else:
-                self._splits[name] = self._events.split(name)
+                self._splits[name] = self._log.split(name, rank, world_size)
         return self._splits[name]
 
     @cached_property
-    def _events(self) -> EventReader:
-        rank, world_size, hstu = self.runtime.rank, self.runtime.world_size, self.config.model.hstu
-        assert hstu is not None
-        return EventReader(self.root, self.manifest, self.config.data, rank, world_size, hstu)
+    def _log(self) -> EventLog:
+        return EventLog(self.root, self.manifest, self.config.data, self.config.model.hstu)
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""
