@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, validate
 from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
@@ -32,9 +31,9 @@ from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
-from app.training import resume, session
+from app.training import predictor, resume
+from app.training.predictor import Predictor
 from app.training.resume import TrainedRun
-from app.training.session import Session
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
@@ -95,10 +94,8 @@ def _require_finite(logits: NDArray[np.float32]) -> None:
         )
 
 
-def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
-    this = session.build(trained, here, run.root, run.manifest, initial=False)
-    load_tensors(run.path, this.model, optimizer=None)
-    return this
+def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Predictor:
+    return predictor.load(run.path, trained, here, run.root, run.manifest)
 
 
 def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
@@ -219,14 +216,14 @@ def _canonical_order(candidates: NewRows, encoder: Encoder) -> NDArray[np.int64]
     return np.array(order, np.int64)
 
 
-def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
+def _score(scorer: Predictor, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
     rows = RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
-    make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
+    make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).of_size(PIECE_ROWS)
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
     logits = np.empty(len(order), np.float32)
-    logits[order] = session.score(pieces).logits
+    logits[order] = scorer.score(pieces).logits
     return logits
 
 
