@@ -46,12 +46,12 @@ def main(config: EvaluateConfig) -> int:
         here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
             "run": str(directory),
-            "checkpoint": run.path.name,
-            "step": run.state.step,
+            **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
             **plain_object(_measure(run, trained, here, config, split)),
         }
+        run.log_choice()
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:

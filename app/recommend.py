@@ -71,12 +71,12 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, here)
         _require_finite(scored.logits)
         ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
+        run.log_choice()
         if here.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
-                "checkpoint": run.path.name,
-                "step": run.state.step,
+                **run.about,
                 "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
                 **scored.about,
