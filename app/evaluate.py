@@ -15,7 +15,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, EvaluateConfig, Precision, validate
 from app.config.model import require_dlrm
 from app.data.shards import verify_splits
@@ -23,9 +22,8 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import resume, session
+from app.training import predictor, resume
 from app.training.resume import TrainedRun
-from app.training.session import Predictor
 from common.documents import plain_object
 from common.files import write_atomically
 
@@ -48,12 +46,12 @@ def main(config: EvaluateConfig) -> int:
         here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
             "run": str(directory),
-            "checkpoint": run.path.name,
-            "step": run.state.step,
+            **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
             **plain_object(_measure(run, trained, here, config, split)),
         }
+        run.log_choice()
         if here.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:
@@ -67,8 +65,6 @@ def _measure(
 ) -> EvaluationFigures:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        this = session.build(trained, here, run.root, run.manifest, initial=False)
-        load_tensors(run.path, this.model, optimizer=None)
-        return this.evaluate(split).figures
+        return predictor.load(run.path, trained, here, run.root, run.manifest).evaluate(split).figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    return Predictor(trained, here, run.root, run.manifest, model).evaluate(split).figures
+    return predictor.Predictor(trained, here, run.root, run.manifest, model).evaluate(split).figures

@@ -56,8 +56,9 @@ def main(config: ExportConfig) -> int:
 def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     """Load, export, compare, write."""
     out = Path(config.out)
-    path, state, _, manifest = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
-    model = served_model.load(path, trained, manifest, config.tables, CPU)
+    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
+    manifest = run.manifest
+    model = served_model.load(run.path, trained, manifest, config.tables, CPU)
     num_dense = len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
     program = export_program.program_of(model, manifest.num_embeddings, multi_hot)
@@ -65,8 +66,8 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
     about = ExportedProgram(
         **structs.asdict(provenance.describe_run()),
         run=str(Path(config.run)),
-        checkpoint=path.name,
-        step=state.step,
+        checkpoint=run.path.name,
+        step=run.state.step,
         dataset_digest=manifest.digest,
         tables=config.tables.value,
         imports=["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else [],
@@ -85,17 +86,18 @@ def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
             )
 
     export_program.save(exported, out, about, check)
+    run.log_choice()
     log.info(
         "export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s",
         out,
         out.stat().st_size / 1e6,
-        state.step,
+        run.state.step,
         config.tables.value,
         differences["largest_difference"],
         " after import fbgemm_gpu" if about.imports else " alone",
     )
-    shown = {key: getattr(about, key) for key in ("checkpoint", "tables", "imports", "inputs")}
-    print(json.dumps(shown | differences))
+    shown = {key: getattr(about, key) for key in ("tables", "imports", "inputs")}
+    print(json.dumps(run.about | shown | differences))
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:

@@ -20,21 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, validate
 from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
 from app.data import events
 from app.data.batch import RowArrays
-from app.data.events import EventReader
+from app.data.events import EventLog
 from app.data.split import BatchMaker
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
-from app.training import resume, session
+from app.training import predictor, resume
+from app.training.predictor import Predictor
 from app.training.resume import TrainedRun
-from app.training.session import Session
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
@@ -72,12 +71,12 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, here)
         _require_finite(scored.logits)
         ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
+        run.log_choice()
         if here.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
-                "checkpoint": run.path.name,
-                "step": run.state.step,
+                **run.about,
                 "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
                 **scored.about,
@@ -95,17 +94,14 @@ def _require_finite(logits: NDArray[np.float32]) -> None:
         )
 
 
-def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Session:
-    this = session.build(trained, here, run.root, run.manifest, initial=False)
-    load_tensors(run.path, this.model, optimizer=None)
-    return this
+def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Predictor:
+    return predictor.load(run.path, trained, here, run.root, run.manifest)
 
 
 def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
     """Items after the events of one user in a dataset of events."""
-    assert trained.model.hstu is not None
-    reader = EventReader(run.root, run.manifest, trained.data, here.rank, here.world_size, trained.model.hstu)
-    schema, arrays = reader.schema, reader.events
+    history = EventLog(run.root, run.manifest, trained.data, trained.model.hstu)
+    schema, arrays = history.schema, history.events
     keys, ids = known_items(run.root, run.manifest, arrays)
     if config.candidates == ALL:
         if (keys < 0).any():
@@ -122,12 +118,12 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
         where = f"{path}: row {candidates.numbers[row]}"
         raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
-    user, end, time = _history(config, reader, candidates)
+    user, end, time = _history(config, history, candidates)
     flagged = _flagged(config, schema, candidates)
     given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
-    logits[order] = _load(trained, run, here).score(reader.candidates(user, end, given.take(order))).logits
+    logits[order] = _load(trained, run, here).score(history.candidates(user, end, given.take(order))).logits
     if config.id_column in candidates.columns:
         names = texts_of(candidates, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
@@ -157,13 +153,13 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     return candidates
 
 
-def _history(config: RecommendConfig, reader: EventReader, candidates: NewRows) -> tuple[int, int, int]:
+def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
     """Index of the user, number of the event that its history ends before, and the candidates' time.
 
     Raises:
         UserError: no user, one that the log does not have, or one with too few events.
     """
-    arrays, column = reader.events, reader.schema.user
+    arrays, column = history.events, history.schema.user
     named = {config.user} if config.user is not None else set()
     if config.user is None and column in candidates.columns:
         named = set(texts_of(candidates, Path(config.candidates), column))
@@ -179,9 +175,9 @@ def _history(config: RecommendConfig, reader: EventReader, candidates: NewRows) 
     last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
     time = int(arrays.times[last].max()) if config.time is None else config.time
     end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
-    if end - start < reader.min_history:
+    if end - start < history.min_history:
         raise UserError(f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
-                        f"{reader.min_history} (data.events.min_history); give a user with more")  # fmt: skip
+                        f"{history.min_history} (data.events.min_history); give a user with more")  # fmt: skip
     return index, end, time
 
 
@@ -220,14 +216,14 @@ def _canonical_order(candidates: NewRows, encoder: Encoder) -> NDArray[np.int64]
     return np.array(order, np.int64)
 
 
-def _score(session: Session, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
+def _score(scorer: Predictor, block: EncodedBlock, order: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [n] of the rows as they are numbered, computed in the given order."""
     rows = RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
-    make = BatchMaker(session.root, session.manifest, session.config.data).of_size(PIECE_ROWS)
+    make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).of_size(PIECE_ROWS)
     starts = range(0, len(order), PIECE_ROWS)
     pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
     logits = np.empty(len(order), np.float32)
-    logits[order] = session.score(pieces).logits
+    logits[order] = scorer.score(pieces).logits
     return logits
 
 

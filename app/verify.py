@@ -24,6 +24,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,11 @@ def main(config: VerifyConfig) -> int:
             replayed = _as_planned(_replay_config(trained, directory, steps), first, here, scratch)
             this = session.build(replayed, here, root, manifest)
             whole, replay = (run_length(one.train, this.split("train"), here.world_size) for one in (trained, replayed))
-            run = TrainingRun(this, RunDirectory(scratch, here.rank), began, _recorded_length(replay, directory))
-            comparison = run.checkpointer = ReplayComparison(run, checkpoints)
+            compare = partial(ReplayComparison, checkpoints=checkpoints)
+            record, length = RunDirectory(scratch, here.rank), _recorded_length(replay, directory)
+            run = TrainingRun(this, record, began, length, compare)
+            comparison = run.checkpointer
+            assert isinstance(comparison, ReplayComparison)
             run.train()
             if here.rank:
                 return EXIT_DONE

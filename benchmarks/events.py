@@ -85,7 +85,7 @@ def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str, Any]:
     """Samples a second, median over rounds, each from its own place in the order."""
     config = DataConfig(events=EventConfig(history_length=history, min_history=min(history, 1000), order=order))
-    reader = events.EventReader(root, load_manifest(root), config, 0, 1)
+    reader = events.EventLog(root, load_manifest(root), config).split("train", 0, 1)
     total, rates, mean = reader.num_batches(BATCH), [], 0.0
     for turn in range(rounds + 1):  # the first compiles
         batches = islice(reader.train_batches(BATCH, 0, 0, total * turn // (rounds + 2)), BATCHES + 1)

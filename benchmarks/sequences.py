@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from app.config import DataConfig
 from app.config.data import EventConfig, HistoryKind
-from app.data.events import EventReader
+from app.data.events import EventLog
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_manifest
 
@@ -72,11 +72,11 @@ def write_rows(root: Path, work: Path) -> list[str]:
     Of the last file, the held-out day, the first half becomes val: so the evaluated window is in it twice.
     """
     last = EventConfig(history=HistoryKind.last_n, history_length=1)
-    reader = EventReader(root, load_manifest(root), DataConfig(events=last), 0, 1)
+    log = EventLog(root, load_manifest(root), DataConfig(events=last))
     columns: dict[str, Any] = {}
     for name, repeats in (("train", 1), ("val", 2)):
-        split, parts = reader.split(name), []
-        times = np.concatenate([reader.events.times[reader.anchors.window(number)] for number in split.windows])
+        split, parts = log.split(name, 0, 1), []
+        times = np.concatenate([log.events.times[log.anchors.window(number)] for number in split.windows])
         for batch in split.eval_batches(BATCH):
             assert batch.sequences is not None
             ids = {key: each.values() for key, each in batch.sparse_features.to_dict().items()}

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,26 @@ def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -
     assert not ours.search((ROOT / "tests/reference.py").read_text())
     theirs = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
     assert [path for path in python_files(ROOT, PACKAGES) if theirs.search(path.read_text())] == []
+
+
+def imports_by_module() -> dict[str, set[str]]:
+    """The modules of ours that each module imports, inside functions too."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files(ROOT, PACKAGES)}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    imported: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported[name] |= {each.name for each in node.names} & modules.keys()
+            elif isinstance(node, ast.ImportFrom):
+                for each in node.names:
+                    whole = f"{node.module}.{each.name}"
+                    imported[name] |= {whole if whole in modules else str(node.module)} & modules.keys()
+    return {name: targets - {name} for name, targets in imported.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(imports_by_module()).prepare()  # raises CycleError, which names the modules
 
 
 def command_modules(package: str) -> set[str]:

@@ -17,8 +17,9 @@ from app.data.batch import Batch
 from app.model.tables import table_of
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import session
-from app.training.session import Predictor, Session
+from app.training.build import WITHOUT_STATE, sharded_model
+from app.training.predictor import Predictor
+from app.training.session import Session
 from data_prep.dataset.format import Manifest
 
 BATCHES = 8
@@ -104,9 +105,9 @@ def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]
 
 def _sharded(config: BenchConfig, here: Runtime, root: Path, manifest: Manifest) -> tuple[Score, int]:
     """The model as it is trained, and the number of its dense parameters; a collective call."""
-    this = session.build(config, here, root, manifest)
-    this.model.eval()
-    return this.forward, this.parameter_counts()["dense"]
+    model, _ = sharded_model(config, here, root, manifest, WITHOUT_STATE)
+    dense = sum(parameter.numel() for name, parameter in model.named_parameters() if not table_of(name))
+    return Predictor(config, here, root, manifest, model.eval()).forward, dense
 
 
 def _served(

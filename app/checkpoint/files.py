@@ -29,6 +29,7 @@ log = logging.getLogger("clickwork")
 
 CHECKPOINTS = "checkpoints"  # their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
+LAST = "last"  # what people call the newest
 STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second as sha256sum writes and checks it
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
@@ -259,26 +260,47 @@ def undamaged(run: Path) -> list[Path]:
     return good
 
 
-def find_checkpoint(run: Path, asked: str | None) -> str:
-    """The path of the checkpoint asked for (`best`, or a path), else of the run's newest that is not damaged.
+def find_checkpoint(run: Path, wanted: str | None) -> str:
+    """The path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
+
+    None: the best where the run keeps one, else the last. The last is the newest that is not damaged.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or the one that is named is damaged.
     """
-    if asked in (BEST, LATEST):
-        named = pointed_to(run / CHECKPOINTS, asked)
+    checkpoints = run / CHECKPOINTS
+    if wanted is None and (best := pointed_to(checkpoints, BEST)) is not None:
+        try:
+            verify(best)
+            return str(best)
+        except UserError as error:
+            log.warning("checkpoint: skipped the best: %s", error)
+    if wanted in (None, LAST, LATEST):
+        return str(_last(run))
+    if wanted == BEST:
+        named = pointed_to(checkpoints, BEST)
         if named is None:
-            raise UserError(f"checkpoint={asked}: {run} has no complete one")
-        asked = str(named)
-    if asked:
-        verify(Path(asked))
-        return asked
+            raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); use checkpoint={LAST}")
+    elif wanted.isdecimal():
+        named = checkpoints / checkpoint_name(int(wanted))
+        there = whole_checkpoints(checkpoints)
+        if named not in there:
+            steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in there) or "none"
+            raise UserError(f"checkpoint={wanted}: {run} has no checkpoint of this step; it has of steps: {steps}")
+    else:
+        named = Path(wanted)
+    verify(named)
+    return str(named)
+
+
+def _last(run: Path) -> Path:
+    """The newest checkpoint that is not damaged; warns of newer ones. Raises UserError if there is none."""
     path, skipped = newest_undamaged(run / CHECKPOINTS)
     if path is None:
         raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
     for reason in skipped:
         log.warning("checkpoint: skipped %s", reason)
-    return str(path)
+    return path
 
 
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:

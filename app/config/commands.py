@@ -30,6 +30,7 @@ class TablePrecision(Enum):
     int4 = "int4"
 
 
+CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps one, else the last"
 BITS = {
     TablePrecision.fp32: 32,
     TablePrecision.fp16: 16,
@@ -132,7 +133,7 @@ class ExportConfig:
     tables: TablePrecision = key(
         TablePrecision.fp32, "fp16, int8 and int4: a program that loads the file must import fbgemm_gpu"
     )
-    checkpoint: str | None = key(None, "null: the run's newest")
+    checkpoint: str | None = key(None, CHECKPOINT)
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(
         1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
@@ -195,7 +196,7 @@ class RecommendConfig:
     id_column: str = key("id", "names the candidates, if there is such a column; else they are numbered from 1")
     top_k: int | None = key(10, "how many to show, best first; null: all", at_least=1)
     out: str | None = key(None, "also write them to this .json or .csv file")
-    checkpoint: str | None = key(None, "null: the run's newest")
+    checkpoint: str | None = key(None, CHECKPOINT)
     data: DatasetConfig = field(default_factory=DatasetConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
@@ -222,7 +223,7 @@ class EvaluateConfig:
     run: str = key(MISSING, "the run's directory")
     split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window")
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
-    checkpoint: str | None = key(None, "null: the run's newest")
+    checkpoint: str | None = key(None, CHECKPOINT)
     data: DatasetConfig = field(default_factory=DatasetConfig)
     out: str | None = key(None, "also write the metrics to this JSON file")
     global_batch_size: int | None = key(None, "null: the run's eval.global_batch_size", at_least=1)

@@ -2,11 +2,10 @@
 
 Global batch k is samples [k * G, (k + 1) * G) of the windows one after another, whatever the number of processes, and
 process r takes the r-th equal part of it; so a place in the order is one integer. A batch's `sparse_features` have the
-keys of `EventReader.features`: B bags of one id for each context table, B of the history's events for each sequence
+keys of `EventLog.features`: B bags of one id for each context table, B of the history's events for each sequence
 table, and B of one id for each candidate's. A padded sample has ids 0 and an empty history.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -50,33 +49,30 @@ class Candidates(NamedTuple):
         return Candidates(self.items[order], self.times[order], self.flags[order])
 
 
-class EventReader:
-    """A dataset of events, opened for one process.
+class EventLog:
+    """A dataset of events: its arrays, its samples by windows of time, and what is made of a sample.
 
     Attributes:
+        config: which events are samples, and their histories.
         features: table of each key of `sparse_features`, in the order of the keys.
         anchors: see app/data/anchors.py. eval_window: number of the window that is evaluated.
-        windows: numbers of this split's windows. min_history: events of a user before a sample.
+        min_history: events of a user before a sample.
         events: the arrays on disk.
-        dense_names: none, as events have no dense features.
     """
 
-    def __init__(
-        self, root: Path, manifest: Manifest, config: DataConfig, rank: int, world_size: int,
-        hstu: HSTUConfig = HSTUConfig(),  # noqa: B008  # never changed
-    ) -> None:  # fmt: skip
-        """Open the arrays and count the anchors: the split to train on; `split` gives the others.
+    def __init__(self, root: Path, manifest: Manifest, config: DataConfig, hstu: HSTUConfig | None = None) -> None:
+        """Open the arrays and count the anchors. hstu: None has its defaults.
 
         Raises:
             UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
         """
+        hstu = hstu or HSTUConfig()
         self.schema = schema = event_schema(root, manifest)
-        self.events, self._config = open_events(root, manifest), config.events
-        self._rank, self._world_size, self._sizes = rank, world_size, manifest.num_embeddings
+        self.events, self.config, self._sizes = open_events(root, manifest), config.events, manifest.num_embeddings
         shard = manifest.splits[EVENTS].shards[0]
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
         self._stamps = {path: file_stamp(path) for path in mapped}
-        chosen = self._config
+        chosen = self.config
         self.min_history = schema.min_history if chosen.min_history is None else chosen.min_history
         self.anchors = Anchors(self.events, self.min_history, chosen.window_seconds or schema.window_seconds)
         windows = len(self.anchors.counts)
@@ -97,30 +93,28 @@ class EventReader:
                             f"has {self._around} other positions; set at least {self._around + 1}")  # fmt: skip
         self._max_history = min(chosen.max_history or chosen.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
-        self.dense_names: list[str] = []
         self._masks, self._quota = _kinds(chosen.history, len(schema.actions), chosen.history_length)
-        self._positions = lru_cache(OPEN_WINDOWS)(self._window)
+        self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
         tasks = [*chosen.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
             raise UserError(f"data.events.tasks={tasks}: must be actions of the log other than its label "
                             f"{schema.label}, each once: {', '.join(schema.actions)}")  # fmt: skip
         self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
-        self.windows = range(self.eval_window)
 
-    def split(self, name: str) -> "EventReader":
-        """A reader of another split, which shares all else with this one.
+    def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
+        """A split as process `rank` of `world_size` reads it.
 
         Raises:
             UserError: there is no such split.
         """
         require_split_of_events(name)
+        end = self.eval_window
         if name == TRAIN:
-            self._tell()
-        found, end = copy.copy(self), self.eval_window
-        found.windows = range(end) if name == TRAIN else range(end, end + 1)
-        return found
+            self._log_counts()
+            return EventSplit(self, range(end), rank, world_size)
+        return EventSplit(self, range(end, end + 1), rank, world_size)
 
-    def _tell(self) -> None:
+    def _log_counts(self) -> None:
         train, users = self.anchors.counts[: self.eval_window], len(self.events.users)
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
@@ -130,67 +124,19 @@ class EventReader:
             f"{users:,}", self.min_history,
         )  # fmt: skip
 
-    @property
-    def rows(self) -> int:
-        """Samples of the split."""
-        return int(self._counts.sum())
-
-    @property
-    def _counts(self) -> NDArray[np.int64]:
-        return self.anchors.counts[self.windows.start : self.windows.stop]
-
-    def num_batches(self, global_batch_size: int) -> int:
-        """Whole global batches in an epoch."""
-        return int(self._starts(global_batch_size)[-1]) // global_batch_size
-
-    def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
-        """This process's parts of the epoch's global batches from number `first` on."""
-        key = (seed, epoch) if self._config.order is AnchorOrder.shuffled else None
-        numbers = range(first, self.num_batches(global_batch_size))
-        return self._batches(global_batch_size, numbers, self._starts(global_batch_size), key)
-
-    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every sample once, by user; the last batch is padded to the size of the others."""
-        numbers = range(-(-self.rows // global_batch_size))
-        return self._batches(global_batch_size, numbers, offsets_of(self._counts), None)
-
-    def _batches(
-        self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
-    ) -> Iterator[Batch]:
-        """This process's parts of the global batches of these numbers."""
-
-        def make(number: int) -> Batch:
-            begin = number * global_batch_size
-            low, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
-            end = min(begin + global_batch_size, int(starts[-1]))
-            while begin < end:
-                stop = min(end, int(starts[low + 1]))
-                window = self._positions(self.windows[low], key)
-                parts.append(window[begin - starts[low] : stop - starts[low]])
-                begin, low = stop, low + 1
-            return self._batch(np.concatenate(parts), global_batch_size // self._world_size)
-
-        return _ahead(make, numbers)
-
-    def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
-        """Place of each window's first sample in the order of training, and of the end, [windows + 1]."""
-        is_cut = self._config.rest is WindowRest.drop
-        return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
-
-    def _window(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
-        """Positions of a window's samples in their order, shuffled by a key of seed and epoch."""
+    def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
+        """Positions [samples] of a window's samples in their order, shuffled by a key of seed and epoch."""
         positions = self.anchors.window(number)
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
-    def _batch(self, everyones: NDArray[np.int64], size: int) -> Batch:
-        """This process's `size` of a global batch's samples, whose positions are given, padded.
+    def batch(self, positions: NDArray[np.int64], everyones: NDArray[np.int64], size: int) -> Batch:
+        """Samples at these positions, padded to `size`. everyones: positions of the whole global batch.
 
         Raises:
             UserError: an item that is not in its table, or a file was changed since it was opened.
         """
         for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
             require_unchanged(path, stamp)
-        positions = everyones[self._rank * size : (self._rank + 1) * size]
         events, users = self.events, self.anchors.users_of(positions)
         found = self._histories(positions, users)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
@@ -220,7 +166,7 @@ class EventReader:
 
     def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
         return gather_histories(
-            self.events, positions, users, self._masks, self._quota, self._config.scan_events, self._max_history
+            self.events, positions, users, self._masks, self._quota, self.config.scan_events, self._max_history
         )
 
     def _joined(
@@ -265,9 +211,72 @@ class EventReader:
             events = self.events
             longest = int(longest_history(
                 everyones, self.anchors.users_of(everyones), events.offsets, events.flags, self._masks, self._quota,
-                self._config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),
+                self.config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),
             ))  # fmt: skip
         return float(longest + self._around)
+
+
+class EventSplit:
+    """Windows of a log as one process reads them; it has the methods of the reader of rows.
+
+    Attributes:
+        log: what the windows are of.
+        windows: numbers of this split's windows.
+        dense_names: none, as events have no dense features.
+    """
+
+    def __init__(self, log: EventLog, windows: range, rank: int, world_size: int) -> None:
+        self.log, self.windows = log, windows
+        self.dense_names: list[str] = []
+        self._rank, self._world_size = rank, world_size
+
+    @property
+    def rows(self) -> int:
+        """Samples of the split."""
+        return int(self._counts.sum())
+
+    @property
+    def _counts(self) -> NDArray[np.int64]:
+        return self.log.anchors.counts[self.windows.start : self.windows.stop]
+
+    def num_batches(self, global_batch_size: int) -> int:
+        """Whole global batches in an epoch."""
+        return int(self._starts(global_batch_size)[-1]) // global_batch_size
+
+    def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
+        """This process's parts of the epoch's global batches from number `first` on."""
+        key = (seed, epoch) if self.log.config.order is AnchorOrder.shuffled else None
+        numbers = range(first, self.num_batches(global_batch_size))
+        return self._batches(global_batch_size, numbers, self._starts(global_batch_size), key)
+
+    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
+        """Every sample once, by user; the last batch is padded to the size of the others."""
+        numbers = range(-(-self.rows // global_batch_size))
+        return self._batches(global_batch_size, numbers, offsets_of(self._counts), None)
+
+    def _batches(
+        self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
+    ) -> Iterator[Batch]:
+        """This process's parts of the global batches of these numbers."""
+
+        def make(number: int) -> Batch:
+            begin = number * global_batch_size
+            low, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
+            end = min(begin + global_batch_size, int(starts[-1]))
+            while begin < end:
+                stop = min(end, int(starts[low + 1]))
+                window = self.log.samples(self.windows[low], key)
+                parts.append(window[begin - starts[low] : stop - starts[low]])
+                begin, low = stop, low + 1
+            everyones, size = np.concatenate(parts), global_batch_size // self._world_size
+            return self.log.batch(everyones[self._rank * size : (self._rank + 1) * size], everyones, size)
+
+        return _ahead(make, numbers)
+
+    def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
+        """Place of each window's first sample in the order of training, and of the end, [windows + 1]."""
+        is_cut = self.log.config.rest is WindowRest.drop
+        return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
 
 def _kinds(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:

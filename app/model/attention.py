@@ -7,42 +7,20 @@ Shapes: B sequences, T positions of all of them together, H heads; A and V width
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from app.config.hstu import Attention, triton_problem
-
-T = TypeVar("T")
+from app.model.sequence_layout import SequenceLayout
 
 CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
 LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain,
 FEW_POSITIONS = 64  # but of so few a bucket of its own would cost more
-
-
-@dataclass(frozen=True)
-class SequenceLayout:
-    """Where sequences lie among T positions, and how many candidates each ends with.
-
-    lengths, num_candidates: of each sequence, on the host; a length counts the candidates.
-    divisor: N.
-    """
-
-    lengths: Sequence[int]
-    num_candidates: Sequence[int]
-    divisor: float
-    _made: dict[Any, Any] = field(default_factory=dict)
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What a strategy makes of the layout for one layer and uses for all."""
-        if key not in self._made:
-            self._made[key] = make()
-        found: T = self._made[key]
-        return found
 
 
 def attend(

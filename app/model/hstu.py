@@ -20,8 +20,9 @@ from app.config import ModelConfig
 from app.config.hstu import HSTUConfig
 from app.config.tables import Storage
 from app.data.batch import Sequences
-from app.model.attention import SequenceLayout, attend
+from app.model.attention import attend
 from app.model.embeddings import row_collection
+from app.model.sequence_layout import SequenceLayout
 from app.model.tables import TableInitRange, TableSpec
 from data_prep.dataset.event_schema import CANDIDATE, EventSchema
 

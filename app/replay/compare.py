@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
+from app.metrics.timing import StepTimer
 from app.training.checkpointer import Checkpointer
-from app.training.run import TrainingRun
+from app.training.recorder import Recorder
+from app.training.session import Session
 from app.training.state import RunState
 from common.documents import Json
 
@@ -53,10 +55,11 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
 
 
 class ReplayComparison(Checkpointer):
-    """Takes the place of a replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
+    """A replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
 
-    def __init__(self, run: TrainingRun, checkpoints: dict[int, Path]) -> None:
-        super().__init__(run.session, run.recorder, run.timer)
+    def __init__(self, session: Session, recorder: Recorder, timer: StepTimer, *, checkpoints: dict[int, Path]) -> None:
+        """checkpoints: the run's, by step. A collective call."""
+        super().__init__(session, recorder, timer)
         self._checkpoints = checkpoints
         self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name
 

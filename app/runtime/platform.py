@@ -152,9 +152,13 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     """Join the process group that torchrun describes, or make one of a single process; seed all generators.
 
     Raises:
-        UserError: an unavailable platform, a precision that it lacks, or an incomplete set of launcher variables.
+        UserError: an unavailable platform, a precision that it lacks, an incomplete set of launcher variables, or a
+            release of torch or TorchRec that is not supported.
     """
+    from app.runtime import library_patches  # imports TorchRec and FBGEMM, which doctor has to do without
+
     quieten_third_parties()
+    library_patches.apply()
     platform = _platform(config.platform)
     if config.precision is Precision.tf32 and platform is Platform.cpu:
         raise UserError("runtime.precision=tf32: CPUs do not support it; use fp32 or bf16")

@@ -1,18 +1,16 @@
 """A plan carried out by TorchRec's DistributedModelParallel, and access to the tables of a sharded model."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.distributed import DistributedModelParallel, dist_data
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
@@ -28,6 +26,7 @@ from torchrec.distributed.types import (
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.model.tables import table_of
+from app.runtime.library_patches import count_empty_shards
 from app.sharding.plan import BY_ID_TYPES, Plan
 from common.streams import without_native_stdout
 
@@ -117,37 +116,6 @@ class _ReplicateAmongMany(DefaultDataParallelWrapper):
             super().wrap(dmp, env, device)
         else:
             dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
-
-
-_permutation_of_received_ids = dist_data._get_recat
-
-
-def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **named: Any) -> torch.Tensor | None:
-    """None for a process alone, which receives nothing: TorchRec copies it to the device at each step and waits."""
-    return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **named)
-
-
-dist_data._get_recat = _permutation_if_used
-
-
-def count_empty_shards(lookup: nn.Module) -> None:
-    """Let FBGEMM's CPU kernels find a row, which no id asks for, wherever a lookup has none of a table's.
-
-    They take equal neighbours in `hash_size_cumsum` for one table of several features and train it as wide as the
-    empty one; they seek the rows of a last, empty table beyond the end; and they leave tables without any weight to
-    the GPU's. (FBGEMM 1.5 to 1.8: embedding_forward_split_cpu.cpp, embedding_backward_split_cpu_template.cpp,
-    split_embedding_codegen_lookup_invoker.template.) Stored and saved values and the check of ids do not change.
-    GPU kernels look at a table only for an id of it, so theirs stay as they are.
-    """
-    for tables in lookup.modules():
-        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.use_cpu:
-            starts = list(accumulate((max(1, rows) for rows, *_ in tables.embedding_specs), initial=0))
-            counted = [*(starts[table] for table in tables.feature_table_map), starts[-1]]
-            tables.hash_size_cumsum.copy_(torch.tensor(counted))
-            if tables.weights_host.numel() == 0:
-                row = tables.weights_host.new_zeros(tables.max_D)
-                del tables.weights_host  # empty, it is a buffer
-                tables.weights_host = nn.Parameter(row)
 
 
 class TableShard(NamedTuple):

@@ -15,8 +15,9 @@ from app.optimizer.build import set_step
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
+from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
-from app.training.session import EvaluationInterrupted, Session
+from app.training.session import Session
 from app.training.state import RunLength, RunState
 from app.training.stop import StopCheck
 from app.training.window import StepWindow

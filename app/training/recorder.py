@@ -15,6 +15,7 @@ from app.record.directory import RunDirectory
 from app.record.documents import RunManifest
 from app.record.progress import ProgressDisplay
 from app.trackers.run_trackers import FILES, Trackers
+from app.training.describe import describe_dataset, describe_files, describe_tables
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.summary import mean_loss
@@ -141,8 +142,8 @@ class Recorder:
         session = self._session
         return RunManifest(
             **structs.asdict(provenance.describe_run(session.config.environment.variables)),
-            dataset=session.describe_dataset(),
-            files=session.describe_files() if session.runtime.rank == 0 else {},
+            dataset=describe_dataset(session),
+            files=describe_files(session) if session.runtime.rank == 0 else {},
             seeds={"train.seed": session.config.train.seed},
             world_size=session.runtime.world_size,
             platform=session.runtime.platform.value,
@@ -151,5 +152,5 @@ class Recorder:
             local_world_size=session.runtime.local_world_size,
             plan=session.plan.describe_tables(),
             pipeline=pipeline,
-            tables=session.describe_tables(),
+            tables=describe_tables(session),
         )

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from app.checkpoint.documents import Layout, SavedState
 from app.checkpoint.files import (
+    BEST,
     CHECKPOINTS,
+    LAST,
     CheckpointState,
     checkpoint_name,
     find_checkpoint,
+    pointed_to,
     read,
     whole_checkpoints,
 )
@@ -246,21 +249,43 @@ def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object
 
 
 class TrainedRun(NamedTuple):
-    """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on."""
+    """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on.
+
+    best: whether its run keeps it as the best. newest: the run's newest, if it has any.
+    """
 
     path: Path
     state: SavedState
     root: Path
     manifest: Manifest
+    best: bool
+    newest: Path | None
+
+    @property
+    def last(self) -> bool:
+        """Whether it is its run's newest."""
+        return self.newest is not None and self.path.resolve() == self.newest.resolve()
+
+    @property
+    def about(self) -> Json:
+        """What a command's JSON says of it."""
+        return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
+
+    def log_choice(self) -> None:
+        """Log which checkpoint was taken; after all that may be refused, which ends in one line."""
+        kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
+        own = f", {' and '.join(kinds)} of the run" if kinds else ""
+        others = f"; the last is {self.newest.name} (checkpoint={LAST})" if self.newest and not self.last else ""
+        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, own, others)
 
 
-def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
+def open_checkpoint(run: Path, wanted: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
     """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
         UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
     """
-    path = Path(here.on_rank_0(lambda: find_checkpoint(run, asked)))
+    path = Path(here.on_rank_0(lambda: find_checkpoint(run, wanted)))
     state = read(path).state
     if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
         key, now, then = difference
@@ -268,7 +293,10 @@ def open_checkpoint(run: Path, asked: str | None, config: AppConfig, here: Runti
             f"checkpoint={path}: was trained with {key}={then}, and run={run} with {now}; give its own run=, or a "
             f"checkpoint in {run / CHECKPOINTS}"
         )
-    return TrainedRun(path, state, *open_dataset(config, path, state.dataset, state.dataset_digest))
+    best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
+    is_best = best is not None and path.resolve() == best.resolve()
+    dataset = open_dataset(config, path, state.dataset, state.dataset_digest)
+    return TrainedRun(path, state, *dataset, is_best, whole[-1] if whole else None)
 
 
 def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:

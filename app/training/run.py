@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +36,16 @@ class TrainingRun:
     """A session that trains, with its state, its directory and its clock."""
 
     def __init__(
-        self, session: Session, directory: RunDirectory, began: float, length: RunLength | None = None
+        self,
+        session: Session,
+        directory: RunDirectory,
+        began: float,
+        length: RunLength | None = None,
+        make_checkpointer: Callable[[Session, Recorder, StepTimer], Checkpointer] = Checkpointer,
     ) -> None:
-        """began: time.perf_counter() when the command began. length: of a replay; None: as configured.
+        """began: time.perf_counter() when the command began.
+
+        length: of a replay; None: as configured. make_checkpointer: of a replay, what compares instead of saving.
 
         Raises:
             UserError: unfit batch; no compiler; no GPU.
@@ -50,7 +57,7 @@ class TrainingRun:
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
         self.timer = StepTimer(self.runtime.device)
         self.recorder = Recorder(session, directory, self.timer, self.length.total_steps, began)
-        self.checkpointer = Checkpointer(session, self.recorder, self.timer)
+        self.checkpointer = make_checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
         self._directory, self._began = directory, began
         self._resumed = ""  # the line that describes the resumption

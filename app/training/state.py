@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.config import TrainConfig
 from app.config.train import evaluation_steps
-from app.data.events import EventReader
+from app.data.events import EventSplit
 from app.data.split import SplitReader
 from app.metrics.documents import Best, EvaluationFigures
 from app.metrics.totals import Measured
@@ -114,7 +114,7 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     )
 
 
-def run_length(train: TrainConfig, split: SplitReader | EventReader, world_size: int) -> RunLength:
+def run_length(train: TrainConfig, split: SplitReader | EventSplit, world_size: int) -> RunLength:
     """The length of a run over a training split.
 
     Raises:

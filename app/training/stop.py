@@ -3,6 +3,9 @@
 import logging
 import signal
 import time
+from typing import NamedTuple
+
+import numpy as np
 
 from app.config import TrainConfig
 from app.runtime.platform import Runtime
@@ -12,7 +15,18 @@ from common.signals import StopRequest
 
 log = logging.getLogger("clickwork")
 
-OVER, FAILED = 0.5, 1000.0  # what processes agree on, besides a signal's number: the highest counts
+
+class StopReasons(NamedTuple):
+    """Why a process has to stop, or of all processes together any of them."""
+
+    failed: bool  # a checkpoint could not be written
+    signal: int  # its number, the highest of several; 0: there was none
+    over: bool  # the time limit is reached
+
+    def agreed(self, runtime: Runtime) -> "StopReasons":
+        """Those of all processes; a collective call."""
+        failed, number, over = np.max(runtime.gather(np.array(self, np.int64)), axis=0).tolist()
+        return StopReasons(bool(failed), number, bool(over))
 
 
 class StopCheck:
@@ -39,12 +53,14 @@ class StopCheck:
         self._checkpointer.report_finished()
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
-        wants = FAILED if self._checkpointer.failed() else float(came or (OVER if over else 0.0))
+        reasons = StopReasons(self._checkpointer.failed(), int(came or 0), over)
         if self._runtime.world_size > 1:
-            wants = 0.0 if step % AGREE_EVERY_STEPS else self._runtime.highest(wants)
-        if wants == FAILED:
+            if step % AGREE_EVERY_STEPS:
+                return False
+            reasons = reasons.agreed(self._runtime)
+        if reasons.failed:
             self._checkpointer.wait()
-        if wants >= 1 and came is None and self._request is not None:
-            self._request.note(int(wants))
-            log.warning("%s: another process was asked to stop", signal.Signals(int(wants)).name)
-        return wants > 0
+        if reasons.signal and came is None and self._request is not None:
+            self._request.note(reasons.signal)
+            log.warning("%s: another process was asked to stop", signal.Signals(reasons.signal).name)
+        return any(reasons)

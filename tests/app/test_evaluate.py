@@ -17,7 +17,7 @@ from app.config.runtime import Precision
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training.session import Predictor
+from app.training.predictor import Predictor
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest

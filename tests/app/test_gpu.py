@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from app.config.hstu import Attention
-from app.model.attention import SequenceLayout, attend
+from app.model.attention import attend
+from app.model.sequence_layout import SequenceLayout
 from tests.app.conftest import REPOSITORY
 from tests.app.datasets import write_dataset
 from tests.app.run_files import losses, summary

@@ -16,7 +16,7 @@ from app import recommend
 from app.checkpoint.model_state import load_tensors
 from app.config import RuntimeConfig
 from app.config.commands import RecommendConfig
-from app.data.events import EventReader
+from app.data.events import EventSplit
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from common.errors import UserError
@@ -229,13 +229,13 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     this = session.build(config, here, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
     reader = this.split("val")
-    assert isinstance(reader, EventReader)
+    assert isinstance(reader, EventSplit)
     alone = this.score(reader.eval_batches(1)).logits
-    positions, events = reader.anchors.window(reader.eval_window), reader.events
+    positions, events = reader.log.anchors.window(reader.log.eval_window), reader.log.events
     names = {text_key(text): text for text in [f"{kind} {i}" for kind in ("user", "film") for i in range(30)]}
     names |= {number: str(number) for number in range(200)}
     keys = np.load(run.root / "vocab/item.npy")
-    users = reader.anchors.users_of(positions)
+    users = reader.log.anchors.users_of(positions)
     chosen = [i for i in range(len(positions)) if events.times[positions[i] - 1] < events.times[positions[i]]][-2:]
     for i in chosen:
         promoted = int(events.flags[positions[i]] & 128 > 0)
@@ -307,16 +307,16 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     run = resume.open_checkpoint(one, None, config, here)
     this = session.build(config, here, run.root, run.manifest)
     reader = this.split("train")
-    assert isinstance(reader, EventReader)
+    assert isinstance(reader, EventSplit)
     batch = next(reader.train_batches(32, 0, 0, 0))
-    flags = torch.from_numpy(reader.events.flags[reader.anchors.window(0)[:32]])
-    bits = [1 << list(reader.schema.actions).index(name) for name in ("listen_plus", "skip", "like")]
+    flags = torch.from_numpy(reader.log.events.flags[reader.log.anchors.window(0)[:32]])
+    bits = [1 << list(reader.log.schema.actions).index(name) for name in ("listen_plus", "skip", "like")]
     bce, forward = torch.nn.functional.binary_cross_entropy_with_logits, this.forward(batch)
     parts = [bce(forward[:, task], (flags & bit > 0).float()) for task, bit in enumerate(bits)]
     expected = torch.stack(parts).sum()
     assert losses(one)[0] == pytest.approx(float(expected.detach()), abs=1e-6)
     load_tensors(run.path, this.model, optimizer=None)
-    scores = this.score(reader.split("val").eval_batches(64))
+    scores = this.score(this.split("val").eval_batches(64))
     found = summary(one)["eval"]
     assert found["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
     logits, labels = scores.tasks[0]

@@ -13,7 +13,7 @@ import yaml
 
 from app.config import DataConfig
 from app.config.data import EventConfig, HistoryKind
-from app.data.events import EventReader
+from app.data.events import EventLog, EventSplit
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT
 from data_prep.dataset.events import known_items, text_key
@@ -162,7 +162,7 @@ def drawn_keys(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def read_samples(reader: EventReader) -> list[Any]:
+def read_samples(reader: EventSplit) -> list[Any]:
     """The samples of a split, each as `sample_of` gives it."""
     samples: list[Any] = []
     for batch in reader.eval_batches(5):
@@ -234,7 +234,9 @@ def compare_samples(
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
         chosen = EventConfig(**keys | {"history": HistoryKind(keys["history"]), "eval_window": window})
-        reader = EventReader(root, load_manifest(root), DataConfig(events=chosen), 0, 1)
-        assert reader.rows == sum(map(len, expected[:window]))
-        assert read_samples(reader.split("val")) == expected[window]
-        assert read_samples(reader.split("train")) == [sample for part in expected[:window] for sample in part]
+        events_log = EventLog(root, load_manifest(root), DataConfig(events=chosen))
+        assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))
+        assert read_samples(events_log.split("val", 0, 1)) == expected[window]
+        assert read_samples(events_log.split("train", 0, 1)) == [
+            sample for part in expected[:window] for sample in part
+        ]

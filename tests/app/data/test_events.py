@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.config import DataConfig, TrainConfig
 from app.config.data import AnchorOrder, EventConfig, HistoryKind, WindowRest
 from app.data.batch import Batch
-from app.data.events import EventReader
+from app.data.events import EventLog, EventSplit
 from app.training.state import run_length
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -34,9 +34,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "out"
 
 
-def reader(root: Path, rank: int = 0, world_size: int = 1, **changes: Any) -> EventReader:
+def reader(root: Path, rank: int = 0, world_size: int = 1, split: str = "train", **changes: Any) -> EventSplit:
     chosen = DataConfig(events=dataclasses.replace(LIKE_REFERENCE, **changes))
-    return EventReader(root, load_manifest(root), chosen, rank, world_size)
+    return EventLog(root, load_manifest(root), chosen).split(split, rank, world_size)
 
 
 def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
@@ -84,17 +84,17 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
 )
 def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str, Any]) -> None:
     z, found = reference(), reader(root, **changes)
-    windows = [found.anchors.window(window) for window in range(len(found.anchors.counts))]
+    windows = [found.log.anchors.window(window) for window in range(len(found.log.anchors.counts))]
     positions = z["m0_positions" if name == "m0" else "positions"]
     expected = dict(zip(positions.tolist(), collated(z, name), strict=True))
     assert np.sort(np.concatenate(windows)).tolist() == positions.tolist()
-    ours = samples([*found.train_batches(1, 0, 0, 0), *found.split("val").eval_batches(7)])
+    ours = samples([*found.train_batches(1, 0, 0, 0), *found.log.split("val", 0, 1).eval_batches(7)])
     assert len(ours) == len(positions)
     assert ours == [expected[position] for window in windows for position in window.tolist()]
 
 
 def test_windows_equal_the_reference_s(root: Path) -> None:
-    z, anchors = reference(), reader(root).anchors
+    z, anchors = reference(), reader(root).log.anchors
     assert len(anchors.counts) == z["num_windows"]
     for window in range(len(anchors.counts)):
         assert anchors.window(window).tolist() == z["positions"][z[f"window_{window}"]].tolist()
@@ -107,14 +107,14 @@ def test_global_batches_are_the_same_for_any_number_of_processes(
     root: Path, order: AnchorOrder, rest: WindowRest
 ) -> None:
     one = reader(root, order=order, rest=rest)
-    whole, evaluated = list(one.train_batches(12, 7, 1, 0)), list(one.split("val").eval_batches(12))
-    assert len(samples(evaluated)) == one.split("val").rows
+    whole, evaluated = list(one.train_batches(12, 7, 1, 0)), list(one.log.split("val", 0, 1).eval_batches(12))
+    assert len(samples(evaluated)) == one.log.split("val", 0, 1).rows
     for world_size in (2, 3, 4):
         ranks = [reader(root, rank, world_size, order=order, rest=rest) for rank in range(world_size)]
         parts = [list(each.train_batches(12, 7, 1, 0)) for each in ranks]
         for number, batch in enumerate(whole):
             assert samples([batch]) == [one for part in parts for one in samples([part[number]])]
-        scored = [list(each.split("val").eval_batches(12)) for each in ranks]
+        scored = [list(each.log.split("val", rank, world_size).eval_batches(12)) for rank, each in enumerate(ranks)]
         assert {len(part) for part in scored} == {len(evaluated)}  # equal numbers of batches, of equal sizes
         assert {len(batch.labels) for part in scored for batch in part} == {12 // world_size}
         for number, batch in enumerate(evaluated):
@@ -134,7 +134,7 @@ def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> 
     by_user = samples(list(reader(root).train_batches(1, 0, 0, 0)))
     found = reader(root, order=AnchorOrder.shuffled)
     orders = [samples(list(found.train_batches(1, *key, 0))) for key in ((1, 0), (2, 0), (1, 1))]
-    first = int(found.anchors.counts[0])
+    first = int(found.log.anchors.counts[0])
     for shuffled in orders:
         assert sorted(shuffled[:first]) == sorted(by_user[:first])
         assert sorted(shuffled) == sorted(by_user)
@@ -142,7 +142,7 @@ def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> 
 
 
 def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
-    counts = reader(root).anchors.counts[:-1]
+    counts = reader(root).log.anchors.counts[:-1]
     assert reader(root).num_batches(50) == counts.sum() // 50 == 3
     assert reader(root, rest=WindowRest.drop).num_batches(50) == (counts // 50).sum() == 3
     assert reader(root, rest=WindowRest.drop).num_batches(70) == 2
@@ -154,7 +154,7 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
 
 
 def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
-    found = reader(root).split("val")
+    found = reader(root, split="val")
     last = list(found.eval_batches(40))[-1]
     assert last.sequences is not None
     padding = slice(last.num_valid, None)
@@ -183,36 +183,44 @@ def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any],
 
 def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    found = reader(copy).split("val")
+    found = reader(copy, split="val")
     path = copy / "events/00000.items.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
     with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
         list(found.eval_batches(8))
     with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
-        list(reader(copy).split("val").eval_batches(8))
+        list(reader(copy, split="val").eval_batches(8))
 
 
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
     given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     manifest = preprocess(config(*given, f"data.path={tmp_path}"))
-    found = EventReader(tmp_path, manifest, DataConfig(), 0, 1)
-    assert found.rows + found.split("val").rows == manifest.extra["anchors"]
+    found = EventLog(tmp_path, manifest, DataConfig()).split("train", 0, 1)
+    assert found.rows + found.log.split("val", 0, 1).rows == manifest.extra["anchors"]
     users = set()
-    for batch in (*found.train_batches(64, 0, 0, 0), *found.split("val").eval_batches(64)):
+    for batch in (*found.train_batches(64, 0, 0, 0), *found.log.split("val", 0, 1).eval_batches(64)):
         for key, jagged in batch.sparse_features.to_dict().items():
             ids = jagged.to_dense()[: batch.num_valid]
             values = torch.cat(ids)
-            limit = manifest.num_embeddings[found.features[key]]
+            limit = manifest.num_embeddings[found.log.features[key]]
             assert ((values >= 0) & (values < limit)).all()
             users |= set(values.tolist()) if key == "user" else set()
-    assert len(users) == found.anchors.users
+    assert len(users) == found.log.anchors.users
 
 
 def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Those without enough events, not those none of whose later events can be a sample."""
     one = reader(root, min_history=9)
-    assert one.anchors.users < (lengths := np.diff(one.events.offsets)).size - (lengths <= 9).sum()
+    assert one.log.anchors.users < (lengths := np.diff(one.log.events.offsets)).size - (lengths <= 9).sum()
     with caplog.at_level("INFO", "clickwork"):
-        one.split("train")
+        one.log.split("train", 0, 1)
     assert f"{(lengths <= 9).sum()} of {lengths.size} users have too short histories" in caplog.text
+
+
+def test_a_split_is_an_object_of_its_own_that_shares_the_log(root: Path) -> None:
+    train = reader(root)
+    val = train.log.split("val", 0, 1)
+    assert train.log is val.log
+    assert (train.windows.stop, val.windows) == (val.windows.start, range(val.windows.start, val.windows.stop))
+    assert train.rows == train.log.anchors.counts[: train.windows.stop].sum()

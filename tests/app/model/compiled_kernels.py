@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from app.model import attention_triton
-from app.model.attention import SequenceLayout
+from app.model.sequence_layout import SequenceLayout
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
            "gfx942": GPUTarget("hip", "gfx942", 64)}  # fmt: skip

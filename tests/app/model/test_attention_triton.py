@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from app.config.hstu import Attention
-from app.model.attention import SequenceLayout, attend
+from app.model.attention import attend
+from app.model.sequence_layout import SequenceLayout
 from tests.app.conftest import REPOSITORY
 from tests.app.model.hstu_reference import INTERPRETED
 

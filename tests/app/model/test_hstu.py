@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from app.config.hstu import Attention, HSTUConfig
-from app.model.attention import SequenceLayout, attend
+from app.model.attention import attend
 from app.model.hstu import HSTU
+from app.model.sequence_layout import SequenceLayout
 from tests.app.model import hstu_reference as reference
 from tests.app.model.hstu_reference import ATTENTIONS, GOLDEN
 

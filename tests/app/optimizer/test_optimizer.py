@@ -1,5 +1,6 @@
 """Schedules against golden numbers; that the learning rate reaches tables and dense parameters alike."""
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
     here: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(ANY, optimizer=optimizer_config(OptimizerName.adam, 0.01))
-    monkeypatch.setattr(session.log, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     with caplog.at_level("INFO", "clickwork"):
         session.build(config, here, dataset, load_manifest(dataset))
     assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text

@@ -1,5 +1,6 @@
 """Threads beside training must not have OpenMP threads of their own."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,14 @@ import pytest
 
 from app.runtime.background import background_thread
 from tests.app.conftest import SMALL, ended, forked
+
+ROOT = Path(__file__).parents[3]
+STARTERS = ("Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread")
+MAY_START_THREADS = {
+    "app/runtime/background.py": "the place for threads that compute",
+    "app/launch.py": "the launcher's process, which computes nothing",
+    "app/trackers/prometheus.py": "an HTTP server that formats text and must not hold up the end of a run",
+}
 
 ALONE = """
 import os, torch
@@ -33,6 +42,16 @@ def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
 def test_errors_reach_the_caller() -> None:
     with background_thread("test") as pool, pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 / 0).result()
+
+
+def test_threads_are_started_in_one_place() -> None:
+    """But for those with a reason: OpenMP threads of a second thread slow training down for good."""
+    starting = set()
+    for path in (ROOT / "app").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTERS:
+                starting.add(str(path.relative_to(ROOT)))
+    assert starting == MAY_START_THREADS.keys()
 
 
 @pytest.mark.parametrize(

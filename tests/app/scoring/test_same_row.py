@@ -23,7 +23,7 @@ from app.runtime.platform import Runtime
 from app.scoring import export_program, served_model
 from app.sharding import from_config
 from app.training import resume
-from app.training.session import Evaluation, Predictor
+from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.pipeline import preprocess

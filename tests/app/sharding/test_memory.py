@@ -31,6 +31,7 @@ from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
 from app.sharding.planner import estimates
 from app.training import session
+from app.training.describe import describe_tables
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
@@ -158,7 +159,7 @@ def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> N
     overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(ragged)
     this = session.build(config, here, ragged, manifest)
-    described = {name: table.ids_per_sample for name, table in this.describe_tables().items()}
+    described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
     tables = this.model.module.sparse_arch.tables
     moved = utilisation(config, here, ragged, manifest, tables, None, 0.0)["table_bytes_per_sample"]

@@ -12,7 +12,8 @@ from app.runtime.platform import Runtime
 from app.training import resume, stop
 from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
-from app.training.session import Evaluation, Session
+from app.training.predictor import Evaluation
+from app.training.session import Session
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import NOTHING_TO_DO, Killed, train_here

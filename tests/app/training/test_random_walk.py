@@ -24,7 +24,8 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training import session, stop
 from app.training.evaluator import Evaluator
-from app.training.session import Evaluation, Session
+from app.training.predictor import Evaluation
+from app.training.session import Session
 from common.errors import UserError
 from tests.app import inject
 from tests.app.conftest import SMALL, ended, forked

@@ -1,0 +1,77 @@
+"""What this program changes inside TorchRec and FBGEMM: every such change, with the fault and the releases it is for.
+
+They reach into what is not public, so they are refused with releases that they were not tried with.
+"""
+
+import importlib.metadata
+import re
+from itertools import accumulate
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torch import nn
+from torchrec.distributed import dist_data
+
+from common.errors import UserError
+
+# Oldest and newest release of each; FBGEMM 1.X belongs to torch 2.(X + 5).
+TRIED = {"torch": ((2, 10), (2, 14)), "torchrec": ((1, 4), (1, 9))}
+RELEASE = re.compile(r"(\d+)\.(\d+)")
+FIRST_YEAR = 2000  # AMD's images number their own builds by year and month: they are of the torch beside them
+
+_permutation_of_received_ids = dist_data._get_recat
+
+
+def apply() -> None:
+    """Change what concerns every model of this process; again, it has no effect.
+
+    Raises:
+        UserError: torch or TorchRec is of a release that the changes were not tried with.
+    """
+    for name in TRIED:
+        require_tried(name, importlib.metadata.version(name))
+    dist_data._get_recat = _permutation_if_used
+
+
+def require_tried(name: str, version: str) -> None:
+    """Raises UserError if the changes were not tried with this version of torch or TorchRec."""
+    oldest, newest = TRIED[name]
+    release = RELEASE.match(version)
+    numbers = (int(release[1]), int(release[2])) if release is not None else (0, 0)
+    if numbers[0] < FIRST_YEAR and not oldest <= numbers <= newest:
+        first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
+        raise UserError(
+            f"{name} {version}: supported are {first} to {last}, since this program changes internal parts of "
+            f"TorchRec; install one of them: pip install --no-deps '{name}=={last}.*', and what belongs to it "
+            "(docs/compatibility.md)"
+        )
+
+
+def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **named: Any) -> torch.Tensor | None:
+    """None for a process alone, which receives nothing.
+
+    TorchRec (1.4 to 1.9, KJTAllToAll; no issue known) makes a permutation that changes nothing, copies it to the GPU at
+    each step and waits for it.
+    """
+    return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **named)
+
+
+def count_empty_shards(lookup: nn.Module) -> None:
+    """Let FBGEMM's CPU kernels find a row, which no id asks for, wherever a lookup has none of a table's.
+
+    They take equal neighbours in `hash_size_cumsum` for one table of several features and train it as wide as the
+    empty one; they seek the rows of a last, empty table beyond the end; and they leave tables without any weight to
+    the GPU's. (FBGEMM 1.5 to 1.8, no issue known: embedding_forward_split_cpu.cpp,
+    embedding_backward_split_cpu_template.cpp, split_embedding_codegen_lookup_invoker.template.) Stored and saved values
+    and the check of ids do not change. GPU kernels look at a table only for an id of it, so theirs stay as they are.
+    """
+    for tables in lookup.modules():
+        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.use_cpu:
+            starts = list(accumulate((max(1, rows) for rows, *_ in tables.embedding_specs), initial=0))
+            counted = [*(starts[table] for table in tables.feature_table_map), starts[-1]]
+            tables.hash_size_cumsum.copy_(torch.tensor(counted))
+            if tables.weights_host.numel() == 0:
+                row = tables.weights_host.new_zeros(tables.max_D)
+                del tables.weights_host  # empty, it is a buffer
+                tables.weights_host = nn.Parameter(row)

@@ -1,0 +1,63 @@
+"""A model declared for a dataset, sharded over the processes and initialised."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed import DistributedModelParallel
+
+from app.config import AppConfig
+from app.model.make import make_model, make_tables
+from app.model.tables import initial_rows
+from app.runtime.platform import Runtime
+from app.sharding import from_config
+from app.sharding.execute import distribute, fill_tables
+from app.sharding.plan import Plan
+from common.errors import UserError
+from data_prep.dataset.events import event_schema
+from data_prep.dataset.format import Manifest
+
+# Of tables that are not updated: FBGEMM has no lookup without an optimizer on CPUs, and this one keeps no state.
+WITHOUT_STATE = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
+
+
+def sharded_model(
+    config: AppConfig,
+    runtime: Runtime,
+    root: Path,
+    manifest: Manifest,
+    fused_params: dict[str, Any],
+    initial: bool = True,
+) -> tuple[DistributedModelParallel, Plan]:
+    """The model and the plan that it is sharded by; a collective call.
+
+    fused_params: what updates tables in their backward, as FBGEMM takes it. initial: whether tables and weights of rows
+    get their initial values; else they are left for a checkpoint's.
+
+    Raises:
+        UserError: the dataset does not fit the configuration.
+    """
+    if config.model.hstu is None and manifest.is_events:
+        raise UserError(f"{root}: holds events, not rows, which DLRM learns from; give model=hstu (docs/sequences.md)")
+    events = event_schema(root, manifest) if config.model.hstu is not None else None
+    if not manifest.num_embeddings:
+        raise UserError(f"{root}: DLRM needs at least one sparse feature")
+    torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
+    multi_hot = from_config.multi_hot_features(config, manifest)
+    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot, initial)
+    plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
+    num_dense = len(manifest.schema.get("dense", []))
+    model = distribute(
+        make_model(
+            config.model, sparse_arch, num_dense, len(manifest.num_embeddings), events, config.data.events.num_tasks
+        ),
+        plan,
+        fused_params,
+        config.sharding.qcomm,
+        runtime.device,
+    )
+    if initial:
+        tables = {table.name: table for table in sparse_arch.tables}
+        fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
+    return model, plan

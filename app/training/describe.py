@@ -1,0 +1,55 @@
+"""What a run's manifest says of its session: dataset, files of initial values, tables."""
+
+from pathlib import Path
+
+from app.record.documents import Dataset, TableSize
+from app.sharding import from_config
+from app.sharding.execute import table_weights
+from app.training.session import Session
+from common.files import digest_file
+from data_prep.dataset.unseen import unseen_values
+
+MAX_SOURCES = 30  # names of raw files in a manifest
+
+
+def describe_dataset(session: Session) -> Dataset:
+    """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
+    manifest = session.manifest
+    labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.is_events}
+    return Dataset(
+        path=str(session.root),
+        digest=manifest.digest,
+        rows=session.split_rows(),
+        labels={**labels},
+        label_rate=manifest.label_rate,
+        encoding=manifest.encoding.get("name"),
+        sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
+        bayes=manifest.extra.get("bayes"),
+        unseen=unseen_values(manifest),
+    )
+
+
+def describe_files(session: Session) -> dict[str, str]:
+    """SHA-256, by path, of the files that initial values came from (row_weights_path)."""
+    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])
+    paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+    return {path: digest_file(Path(path)).sha256 for path in paths}
+
+
+def describe_tables(session: Session) -> dict[str, TableSize]:
+    """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
+    arch = session.model.module.sparse_arch
+    bag_sizes = from_config.bag_sizes_of(session.config, session.root, session.manifest)
+    features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
+    by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
+    return {
+        name: TableSize(
+            features=len(features[name]),
+            by_id=by_id[name],
+            ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
+            num_embeddings=weight.size(0),
+            embedding_dim=weight.size(1),
+            bytes=weight.size(0) * weight.size(1) * weight.dtype.itemsize,
+        )
+        for name, weight in table_weights(session.model)
+    }

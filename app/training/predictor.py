@@ -1,0 +1,198 @@
+"""A model that scores rows: whole splits with their metrics, or batches of one's own."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.checkpoint.model_state import load_tensors
+from app.config import AppConfig, Precision
+from app.data.batch import Batch, copied_ahead
+from app.data.events import EventLog, EventSplit
+from app.data.shards import SPLITS_OF_EVENTS
+from app.data.split import SplitReader
+from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
+from app.metrics.curves import MAX_SAMPLES
+from app.metrics.documents import EvaluationFigures
+from app.metrics.users import user_metrics
+from app.runtime.platform import Runtime
+from app.training.build import WITHOUT_STATE, sharded_model
+from common.documents import convert, decode, encode
+from common.errors import UserError
+from data_prep.dataset.event_schema import USER
+from data_prep.dataset.format import Manifest
+
+log = logging.getLogger("clickwork")
+
+Interrupted = Callable[[int], bool]
+
+
+class Scores(NamedTuple):
+    """Samples' logits and labels [n] float32, and of events their users' ids [n] int32; of rows none.
+
+    tasks: logits and labels of each of data.events.tasks.
+    """
+
+    logits: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    users: NDArray[np.int32]
+    tasks: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+
+class Evaluation(NamedTuple):
+    """A split's click metrics, with its name and number of samples, the same on all processes.
+
+    logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram.
+    """
+
+    figures: EvaluationFigures
+    logits: NDArray[np.float32]
+    labels: NDArray[np.float32]
+
+
+class EvaluationInterrupted(Exception):
+    """Raised inside an evaluation when the run was asked to stop: it begins again when the run is resumed."""
+
+
+def _figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
+    """Metrics of a split's samples."""
+    return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
+
+
+@dataclass
+class Predictor:
+    """A model, sharded or not, that scores a dataset's rows on this process's device."""
+
+    config: AppConfig
+    runtime: Runtime
+    root: Path  # of the dataset
+    manifest: Manifest
+    model: Any  # DistributedModelParallel, or a DLRM that each process has whole
+    _splits: dict[str, SplitReader | EventSplit] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.config.model.mixes_samples:
+            log.warning(
+                "model.mixes_samples=true: a sample's logit depends on the other rows of its batch, so every "
+                "metric depends on eval.global_batch_size (%d) and on the number of processes (%d)",
+                self.config.eval.global_batch_size,
+                self.runtime.world_size,
+            )
+
+    def split(self, name: str) -> SplitReader | EventSplit:
+        """A split of the dataset, opened once for this process."""
+        if name not in self._splits:
+            config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
+            if config.model.hstu is None:
+                self._splits[name] = SplitReader(self.root, self.manifest, name, config.data, rank, world_size)
+            else:
+                self._splits[name] = self._log.split(name, rank, world_size)
+        return self._splits[name]
+
+    @cached_property
+    def _log(self) -> EventLog:
+        return EventLog(self.root, self.manifest, self.config.data, self.config.model.hstu)
+
+    def split_rows(self) -> dict[str, int]:
+        """Rows of each split; of a dataset of events, samples."""
+        if self.manifest.is_events:
+            return {name: self.split(name).rows for name in SPLITS_OF_EVENTS}
+        return {name: split.rows for name, split in self.manifest.splits.items()}
+
+    def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches moved to this process's device."""
+        device = self.runtime.device
+        return batches if device.type == "cpu" else copied_ahead(batches, device)
+
+    def autocast(self, cached: bool = True) -> torch.autocast:
+        """The configured precision of the dense layers. cached: a weight is cast once, however often it is used."""
+        bf16 = self.config.runtime.precision is Precision.bf16
+        return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision."""
+        with self.autocast():
+            logits: Tensor = self.model(*batch.inputs)
+            return logits.flatten() if batch.labels.ndim == 1 else logits
+
+    def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
+        """Scores of these batches' valid samples, on the CPU.
+
+        Raises:
+            EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
+        """
+        was_training = self.model.training
+        self.model.eval()
+        logits, labels, users = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
+        try:
+            with torch.no_grad():
+                for number, batch in enumerate(self.on_device(batches)):
+                    if interrupted(number):
+                        raise EvaluationInterrupted
+                    logits.append(self.forward(batch)[: batch.num_valid].cpu())
+                    labels.append(batch.labels[: batch.num_valid].cpu())
+                    if batch.sequences is not None:
+                        users.append(batch.sparse_features[USER].values()[: batch.num_valid].cpu())
+        finally:
+            self.model.train(was_training)
+        scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, users))
+        if scores.ndim == 1:
+            return Scores(scores, truth, ids, [])
+        return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
+
+    def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
+        """Metrics of a whole split, all processes' samples pooled; a collective call.
+
+        Raises as `score`, and UserError for logits that are not finite.
+
+        Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
+        """
+        split, runtime = self.split(name), self.runtime
+        wanted = min(self.config.eval.global_batch_size, split.rows)
+        batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
+        logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
+        self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
+        if split.rows > self.config.eval.exact_rows:
+            sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
+            figures = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            stride = -(-split.rows // MAX_SAMPLES)
+            logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
+            return Evaluation(_figures(name, split.rows, figures), logits, labels)
+        logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
+        others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
+
+        def measured() -> str:
+            by_user = {} if self.config.model.hstu is None else user_metrics(logits, labels, users)
+            names = self.config.data.events.tasks
+            aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
+            return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **by_user, **aucs}))
+
+        text = runtime.on_rank_0(measured)
+        return Evaluation(decode(text, EvaluationFigures), logits, labels)
+
+    def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
+        """Raises UserError on all processes if one has logits that no metric is defined for."""
+        bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
+        if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
+            raise UserError(
+                f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
+                "them: lower optimizer.lr and train again, or choose an earlier checkpoint"
+            )
+
+
+def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Predictor:
+    """A checkpoint's model, sharded as configured, without an optimizer or its state; a collective call.
+
+    Raises:
+        UserError: the checkpoint or the dataset does not fit the configuration.
+    """
+    model, _ = sharded_model(config, runtime, root, manifest, WITHOUT_STATE, initial=False)
+    load_tensors(checkpoint, model, optimizer=None)
+    return Predictor(config, runtime, root, manifest, model)

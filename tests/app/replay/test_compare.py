@@ -1,0 +1,40 @@
+"""A replay's checkpointer is in its place from the start."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.checkpoint.saver import Saver
+from app.config import CONFIG_DIR, AppConfig
+from app.record.directory import RunDirectory
+from app.replay.compare import ReplayComparison
+from app.runtime.platform import Runtime
+from app.training import session
+from app.training.run import TrainingRun
+from common.compose import compose_config
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL
+
+
+def test_a_replay_makes_one_checkpointer_and_that_compares(
+    here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes a process group for its writer."""
+    made: list[tuple[object, ...]] = []
+    make_saver = Saver.__init__
+
+    def counted(saver: Saver, *arguments: Any) -> None:
+        made.append(arguments)
+        make_saver(saver, *arguments)
+
+    monkeypatch.setattr(Saver, "__init__", counted)
+    this = session.build(
+        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]), here, dataset, load_manifest(dataset)
+    )
+    make = partial(ReplayComparison, checkpoints={7: tmp_path})
+    run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)
+    assert isinstance(run.checkpointer, ReplayComparison)
+    assert [step for step in range(10) if run.checkpointer.due(step)] == [7]
+    assert len(made) == 1

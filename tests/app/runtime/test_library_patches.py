@@ -1,0 +1,82 @@
+"""What is changed inside TorchRec: in one module, by a call, with releases that it was tried with."""
+
+import ast
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torchrec.distributed import dist_data
+
+from app.config import RuntimeConfig
+from app.runtime import library_patches, platform
+from common.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+CHANGES = {  # assignments to attributes of what is imported, by file
+    "app/runtime/library_patches.py": ["dist_data._get_recat"],
+    "app/launch.py": ["torch_launcher.LocalElasticAgent"],  # torchrun's own agent, in the launcher's process
+    "app/model/dlrm.py": ["torch._inductor.config.compile_threads"],  # a setting
+    "app/__main__.py": ["sys.argv"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("torchrec", "1.3.0"), ("torchrec", "1.10.0"), ("torchrec", "unknown"), ("torch", "2.15.0")]
+)
+def test_releases_that_were_not_tried_are_refused(name: str, version: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name} {version}: supported are .* pip install --no-deps '{name}=="):
+        library_patches.require_tried(name, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("torchrec", "1.4.0"), ("torchrec", "1.9.2"), ("torchrec", "2026.10.8"), ("torch", "2.10.0.dev20251112+rocm7.1")],
+)
+def test_others_and_images_own_builds_are_taken(name: str, version: str) -> None:
+    library_patches.require_tried(name, version)
+
+
+def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.10.1" if name == "torchrec" else of(name))
+    before = dist_data._get_recat
+    with pytest.raises(UserError, match=r"^torchrec 1\.10\.1: "):
+        platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
+    assert dist_data._get_recat is before
+
+
+def test_a_process_alone_permutes_nothing_and_several_as_before(here: platform.Runtime) -> None:
+    assert dist_data._get_recat(3, 1) is None
+    assert torch.equal(dist_data._get_recat(2, 4, 1), torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))  # of its docstring
+
+
+def changed_attributes(tree: ast.AST) -> Iterator[str]:
+    """Attributes of imported names that a module assigns to."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(each.asname or each.name).split(".")[0] for each in node.names}
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            owner: ast.expr = target
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(target, ast.Attribute) and isinstance(owner, ast.Name) and owner.id in names:
+                yield ast.unparse(target)
+
+
+def test_no_other_module_changes_a_library() -> None:
+    changes = {
+        str(path.relative_to(ROOT)): attributes
+        for path in (ROOT / "app").rglob("*.py")
+        if (attributes := [*changed_attributes(ast.parse(path.read_text()))])
+    }
+    assert changes == CHANGES
+
+
+def test_importing_the_program_changes_nothing() -> None:
+    tree = ast.parse((ROOT / "app/runtime/library_patches.py").read_text())
+    at_import = [statement for statement in tree.body if not isinstance(statement, ast.FunctionDef)]
+    assert not [*changed_attributes(ast.Module(at_import, []))]

@@ -1,0 +1,59 @@
+"""What only scores has the model of a checkpoint, and no optimizer."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from app.checkpoint.files import whole_checkpoints
+from app.checkpoint.saver import Saver
+from app.config import CONFIG_DIR, AppConfig
+from app.optimizer import build as optimizer_build
+from app.runtime.platform import Runtime
+from app.training import predictor, resume, session
+from app.training.state import RunState
+from common.compose import compose_config
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
+def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
+    optimizer: str, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}"]
+    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
+    this = session.build(config, here, dataset, manifest)
+    for batch in this.split("train").train_batches(64, 0, 0, 8):
+        binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
+        this.optimizer.step()
+    saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
+    saver.save(1, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=1), {}), best=False)
+    expected = this.score(this.split("val").eval_batches(64)).logits
+    assert this.model.fused_optimizer.state_dict()["state"]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an optimizer was made")
+
+    for owner, name in ((torch.optim.Optimizer, "__init__"), (optimizer_build, "make_optimizer")):
+        monkeypatch.setattr(owner, name, refuse)
+    (checkpoint,) = whole_checkpoints(tmp_path)
+    loaded = predictor.load(checkpoint, config, here, dataset, manifest)
+    scores = loaded.score(loaded.split("val").eval_batches(64)).logits
+    np.testing.assert_array_equal(scores, expected)
+    states = loaded.model.fused_optimizer.state_dict()["state"].values()  # of FBGEMM's views: SGD's have no tensors
+    assert not [value for state in states for value in state.values()]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "recommend", "export"])
+def test_commands_that_score_make_no_session(command: str) -> None:
+    for node in ast.walk(ast.parse((ROOT / f"app/{command}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "app.training":
+            assert "session" not in {each.name for each in node.names}
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "app.training.session")
