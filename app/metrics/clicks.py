@@ -3,14 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from app.kinds.metrics import MEANS, OF_ROWS
 from app.metrics.documents import Best, EvaluationFigures
+from common.command import load
 from common.jit import jit
 
 CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
-NAMES = ("auc", "auc_standard_error", "logloss", "ne", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
@@ -27,9 +28,10 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
     ece: expected calibration error over 15 equal-width bins (Guo et al. 2017).
     calibration: sum of probabilities over sum of labels.
     base_rate: share of positives.
+    Further ones: means of values of samples (`MEANS`).
     """
     if len(labels) == 0:
-        return dict.fromkeys(NAMES)
+        return dict.fromkeys(OF_ROWS)
     is_positive = labels > 0.5
     positives, negatives = np.sort(logits[is_positive]), np.sort(logits[~is_positive])
     auc = pr_auc = error = None
@@ -79,9 +81,10 @@ def score_counts(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> ND
 
 
 def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Sums over samples, [20] float64.
+    """Sums over samples, [20 + number of MEANS] float64.
 
-    Samples, positives, loss, right guesses, predictions; and of predictions - labels in each bin of predictions.
+    Samples, positives, loss, right guesses, predictions; of predictions - labels in each bin of predictions; and of
+    the values of `MEANS`.
     """
     values, gaps, right = np.empty(len(labels)), np.zeros(CALIBRATION_BINS), 0
     starts = range(0, len(labels), BLOCK_ROWS)
@@ -96,12 +99,18 @@ def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDAr
         bins = np.minimum((preds * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
         gaps += np.bincount(bins, weights=preds - labels[block], minlength=CALIBRATION_BINS)
         values[block] = preds
-    return np.array([len(labels), np.count_nonzero(labels > 0.5), loss, right, values.sum(), *gaps])
+    preds_sum, of_means = values.sum(), []
+    for value_of in map(load, MEANS.values()):
+        for block in blocks:
+            values[block] = value_of(logits[block].astype(np.float64), labels[block])
+        of_means.append(values.sum())
+    return np.array([len(labels), np.count_nonzero(labels > 0.5), loss, right, preds_sum, *gaps, *of_means])
 
 
 def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
     """The metrics that need no ranking, from `click_sums`."""
-    samples, positives, loss, right, preds, *gaps = sums.tolist()
+    samples, positives, loss, right, preds, *rest = sums.tolist()
+    gaps, of_means = rest[:CALIBRATION_BINS], rest[CALIBRATION_BINS:]
     base_rate, logloss = positives / samples, loss / samples
     entropy = -sum(p * float(np.log(p)) for p in (base_rate, 1 - base_rate) if p > 0)
     return {
@@ -114,6 +123,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
         "ece": float(np.abs(gaps).sum()) / samples,
         "calibration": preds / positives if positives else None,
         "base_rate": base_rate,
+        **{name: total / samples for name, total in zip(MEANS, of_means, strict=True)},
     }
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from app.kinds.metrics import STANDARD_ERROR
 from app.metrics.documents import Curves, EvaluationFigures, PrecisionRecall, ReliabilityBin, Roc, ScoreCounts
 
 MAX_SAMPLES = 1 << 22  # of a larger split every k-th sample is used
@@ -32,7 +33,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
     return Curves(
         samples=len(z),
         of=evaluation.samples or 0,
-        auc_standard_error=evaluation.figure("auc_standard_error"),
+        auc_standard_error=evaluation.figure(STANDARD_ERROR),
         roc=thresholds[0],
         pr=thresholds[1],
         reliability=_reliability(preds, y),

@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-NAMES = {"gauc": "GAUC", "auc_torchrec": "TorchRec's AUC"}
-
 
 def user_metrics(
     logits: NDArray[np.float32], labels: NDArray[np.float32], users: NDArray[np.integer]

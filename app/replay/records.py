@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
+from app.kinds.metrics import AUC, BASE_RATE, CALIBRATION, LOGLOSS, NE
 from app.metrics.documents import TrainEvent
 from app.record.documents import Summary
 from app.record.reading import METRICS, SUMMARY, read_events, read_summary
@@ -33,8 +34,8 @@ NOT_COMPARED = (
     "covers",
 )
 OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
-RELATIVE = ("loss", "logloss", "lr")
-SMOOTH = (*RELATIVE, "ne", "calibration", "base_rate")
+RELATIVE = ("loss", LOGLOSS, "lr")
+SMOOTH = (*RELATIVE, NE, CALIBRATION, BASE_RATE)
 ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
 CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
 EVALUATION_OF = {1: "the newest"}  # which evaluation `eval` of summary.json is, by its version
@@ -137,7 +138,7 @@ def _step_of_eval(run: Path, recorded: Summary, step: int, evaluated: list[int])
 def _evaluation(replayed: Mapping[tuple[str, int], Json], step: int) -> Json:
     """A replay's evaluation after a step, as a summary has it."""
     event = replayed.get(("eval", step), {})
-    return {**event, "samples": event["eval_samples"]} if event else {"step": None, "auc": None}
+    return {**event, "samples": event["eval_samples"]} if event else {"step": None, AUC: None}
 
 
 def _samples(event: Json) -> float:

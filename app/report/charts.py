@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, NE
 from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
@@ -109,15 +110,15 @@ def run_charts(run: RunFiles) -> list[Chart]:
 def quality_charts(run: RunFiles) -> list[Chart]:
     """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
     split = str(run.evaluation.split or "test")
-    constant = baseline(run.evaluation.figure("base_rate"))
+    constant = baseline(run.evaluation.figure(BASE_RATE))
     known = truth(run)
     published = run.config.get("published") or {}
     charts = []
     for key, title, y, train in (
-        ("logloss", "Logloss (BCE): train and test", "nats", "logloss"),
-        ("accuracy", "Accuracy: train and test", "share", "accuracy"),
-        ("auc", "AUC of the evaluations", "AUC", None),
-        ("ne", "Normalised entropy of the evaluations", "NE", None),
+        (LOGLOSS, "Logloss (BCE): train and test", "nats", LOGLOSS),
+        (ACCURACY, "Accuracy: train and test", "share", ACCURACY),
+        (AUC, "AUC of the evaluations", "AUC", None),
+        (NE, "Normalised entropy of the evaluations", "NE", None),
     ):
         chart = Chart(key, title, "step", y)
         if train:
@@ -127,7 +128,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
         best = known.figures[key] if known else None
         references = ("majority class", constant[key], 3), ("ground-truth model", best, 2)
         for name, value, color in (*references, ("published", published.get(key), 4)):
-            if value is not None and run.steps and not (key == "auc" and name == "majority class"):
+            if value is not None and run.steps and not (key == AUC and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
         charts.append(chart)
     if any(event.logloss is None and event.figure("loss") is not None for event in run.windows):
@@ -280,7 +281,7 @@ def _pr(run: RunFiles, curves: Curves | None, used: str) -> Chart:
     chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=used)
     if curves is not None and curves.pr is not None:
         chart.series = [Series("model", [*curves.pr.recall], [*curves.pr.precision], "line", 0)]
-        base_rate = run.evaluation.figure("base_rate")
+        base_rate = run.evaluation.figure(BASE_RATE)
         if base_rate is not None:
             chart.series.append(Series("base rate", [0, 1], [base_rate, base_rate], "reference", 3))
     return chart

@@ -9,6 +9,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from app.kinds.metrics import ACCURACY, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
 from app.metrics.documents import EvaluationFigures
 from app.report import charts, tables, verdict
 from app.report.charts import Chart
@@ -91,9 +92,9 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     tiles = [
         ("AUC", evaluation.auc, f"{split}" + (f", ± {error:.4f}" if error else "")),
         ("Best AUC", best.auc if best else None, f"at step {count(best.step)}" if best else NOT_MEASURED),
-        ("Normalised entropy", evaluation.figure("ne"), "below 1 beats the base rate"),
-        ("Logloss", evaluation.figure("logloss"), "nats a sample"),
-        ("Accuracy", evaluation.figure("accuracy"), f"majority {percent(_majority(evaluation))}"),
+        ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
+        ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),
+        ("Accuracy", evaluation.figure(ACCURACY), f"majority {percent(_majority(evaluation))}"),
     ]
     return [
         *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
@@ -103,13 +104,17 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _majority(evaluation: EvaluationFigures) -> float | None:
-    return verdict.baseline(evaluation.figure("base_rate"))["accuracy"]
+    return verdict.baseline(evaluation.figure(BASE_RATE))[ACCURACY]
 
 
 def _against(run: RunFiles) -> ReportTable:
     rows = [
-        [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in verdict.FIGURES),
+        [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in COMPARED),
          "–" if row.samples_per_second is None else count(row.samples_per_second), row.remark]
         for row in verdict.comparisons(run)
     ]  # fmt: skip
-    return ReportTable(["", "AUC", "NE", "Logloss", "Accuracy", "Samples/s (global)", ""], rows, {1, 2, 3, 4, 5})
+    return ReportTable(
+        ["", *(METRICS[key].title for key in COMPARED), "Samples/s (global)", ""],
+        rows,
+        set(range(1, len(COMPARED) + 2)),
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.kinds.metrics import STANDARD_ERROR
 from app.metrics.documents import (
     AnyEvent,
     Best,
@@ -73,7 +74,7 @@ class RunFiles:
     @property
     def auc_standard_error(self) -> float | None:
         """DeLong's, of the last evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
-        error = self.evaluation.figure("auc_standard_error")
+        error = self.evaluation.figure(STANDARD_ERROR)
         if error is None and self.curves is not None and self.curves.samples == self.curves.of:
             error = self.curves.auc_standard_error or None
         return error

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from app.report import charts, compare, tables, verdict
+from app.kinds.metrics import AUC, COMPARED, LOGLOSS, METRICS, NE
+from app.report import charts, compare, tables
 from app.report.charts import Chart, Series
 from app.report.compare import SIGNIFICANT, AucComparison, Parity, RunGroup, Scaling, SpeedComparison
 from app.report.page import render
@@ -149,14 +150,14 @@ def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
         rates = run.throughput
         rows.append([
             name, run.status, str(run.config["train"]["seed"]),
-            *(figure(run.evaluation.figure(key)) for key in verdict.FIGURES),
+            *(figure(run.evaluation.figure(key)) for key in COMPARED),
             count(rates.samples_per_second), count(rates.samples_per_second_per_device),
             str(run.world_size), str(run.manifest.platform),
         ])  # fmt: skip
-    columns = ["Run", "Status", "Seed", "AUC", "NE", "Logloss", "Accuracy", "Samples/s, global", "Per device",
+    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in COMPARED), "Samples/s, global", "Per device",
                "Processes", "Platform"]  # fmt: skip
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
-    return ReportTable(columns, rows, {2, 3, 4, 5, 6, 7, 8, 9}, note)
+    return ReportTable(columns, rows, set(range(2, len(COMPARED) + 6)), note)
 
 
 def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
@@ -210,7 +211,7 @@ def _scalings(scalings: list[Scaling]) -> ReportTable:
 def _charts(runs: list[RunFiles]) -> list[Chart]:
     """One line a run in each chart."""
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
-    wanted = {"logloss": ("train", "Train logloss (BCE)"), "auc": (None, None), "ne": (None, None),
+    wanted = {LOGLOSS: ("train", "Train logloss (BCE)"), AUC: (None, None), NE: (None, None),
               "throughput": (None, None), "input_wait": (None, None), "memory": ("host, resident", None),
               "calibration": ("observed", None), "roc": ("model", None), "pr": ("model", None)}  # fmt: skip
     made = []

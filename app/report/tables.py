@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from app.metrics import users
+from app.kinds.metrics import AUC, LOGLOSS, METRICS
 from app.metrics.documents import Power
 from app.record.documents import TableSize, TrainFigures
 from app.report.read import RunFiles
@@ -34,7 +34,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     """One run in the columns of DeepSpark's result table."""
     config, summary = run.config, run.summary
     published = config.get("published") or {}
-    goal = config["train"].get("target_auc") or published.get("auc") or published.get("least_auc")
+    goal = config["train"].get("target_auc") or published.get(AUC) or published.get("least_auc")
     rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
     optimizer, runtime = config["optimizer"], config["runtime"]
     peak = memory.device_peak_bytes or memory.host_peak_bytes
@@ -151,12 +151,12 @@ def figures(run: RunFiles) -> ReportTable:
         ["Step, p50 / p95", f"{figure(rates.step_ms_p50, 2)} / {figure(rates.step_ms_p95, 2)} ms"],
         ["Waiting for input", percent(rates.input_wait_fraction)],
         ["Warm-up steps left out of rates", count(rates.figure("warmup_steps_excluded"))],
-        *[[label, figure(evaluation.figure(key))] for key, label in users.NAMES.items() if key in evaluation.rest],
-        ["PR AUC (average precision)", figure(evaluation.figure("pr_auc"))],
-        ["Calibration (Σ probabilities ÷ Σ labels)", figure(evaluation.figure("calibration"))],
-        ["Expected calibration error", figure(evaluation.figure("ece"))],
-        ["Base rate", figure(evaluation.figure("base_rate"))],
-        [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure("logloss"))],
+        *[
+            [metric.in_report, figure(evaluation.figure(metric.name))]
+            for metric in METRICS.values()
+            if metric.in_report and (metric.name in evaluation.rest or not (metric.needs_users or metric.mean_of))
+        ],
+        [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure(LOGLOSS))],
         ["Peak memory of a process, host", size(memory.host_peak_bytes)],
         ["Peak memory of a process, device", size(memory.device_peak_bytes)],
         *[

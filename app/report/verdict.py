@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.report.read import UNFINISHED, RunFiles
@@ -13,12 +14,11 @@ from app.report.words import NOT_MEASURED, count, figure, plural, signed
 from common.documents import convert
 
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
-FIGURES = ("auc", "ne", "logloss", "accuracy")
 
 
 @dataclass
 class ComparisonRow:
-    """One line of the table of comparisons; figures in the order of FIGURES, then global samples/s."""
+    """One line of the table of comparisons; figures in the order of COMPARED, then global samples/s."""
 
     name: str
     figures: dict[str, float | None]
@@ -29,9 +29,9 @@ class ComparisonRow:
 def baseline(base_rate: float | None) -> dict[str, float | None]:
     """Metrics of the constant predictor: the base rate, the majority class."""
     if base_rate is None or not 0 < base_rate < 1:
-        return dict.fromkeys(FIGURES)
+        return dict.fromkeys(COMPARED)
     entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
-    return {"auc": 0.5, "ne": 1.0, "logloss": entropy, "accuracy": max(base_rate, 1 - base_rate)}
+    return {AUC: 0.5, NE: 1.0, LOGLOSS: entropy, ACCURACY: max(base_rate, 1 - base_rate)}
 
 
 class _SplitBayes(Struct):
@@ -70,24 +70,24 @@ def truth(run: RunFiles) -> Truth | None:
         return None
     bayes = convert(run.manifest.dataset.bayes, _Bayes, "dataset.bayes")
     scores = (bayes.splits or {}).get(str(run.evaluation.split))
-    entropy = baseline(run.evaluation.figure("base_rate"))["logloss"]
+    entropy = baseline(run.evaluation.figure(BASE_RATE))[LOGLOSS]
     if scores is None or scores.sampled_auc is None or scores.sampled_logloss is None or entropy is None:
-        known = {"auc": bayes.auc, "ne": bayes.ne, "logloss": bayes.logloss, "accuracy": bayes.accuracy}
+        known = {AUC: bayes.auc, NE: bayes.ne, LOGLOSS: bayes.logloss, ACCURACY: bayes.accuracy}
         return Truth(known, f"all {count(bayes.rows)} rows")
     logloss = scores.sampled_logloss
-    known = {"auc": scores.sampled_auc, "ne": logloss / entropy, "logloss": logloss, "accuracy": None}
+    known = {AUC: scores.sampled_auc, NE: logloss / entropy, LOGLOSS: logloss, ACCURACY: None}
     return Truth(known, f"the same {count(scores.rows)} rows")
 
 
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
-    figures = {key: evaluation.figure(key) for key in FIGURES}
+    figures = {key: evaluation.figure(key) for key in COMPARED}
     error = run.auc_standard_error
     of = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples" if run.is_evaluated else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
     rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, of + sampled)]
-    constant = baseline(evaluation.figure("base_rate"))
+    constant = baseline(evaluation.figure(BASE_RATE))
     rows.append(
         ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
     )
@@ -95,8 +95,8 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         remark = f"the true probabilities of {known.rows}: cannot be beaten but by chance"
         rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
     published = run.config.get("published") or {}
-    if published.get("source") or any(published.get(key) is not None for key in (*FIGURES, "samples_per_second")):
-        rows.append(ComparisonRow("Published", {key: published.get(key) for key in FIGURES},
+    if published.get("source") or any(published.get(key) is not None for key in (*COMPARED, "samples_per_second")):
+        rows.append(ComparisonRow("Published", {key: published.get(key) for key in COMPARED},
                         published.get("samples_per_second"), _published_remark(published)))  # fmt: skip
     return rows
 
@@ -131,12 +131,12 @@ def _reason(run: RunFiles) -> str:
 
 def _quality(run: RunFiles) -> list[tuple[str, str]]:
     evaluation = run.evaluation
-    auc, ne = evaluation.auc, evaluation.figure("ne")
+    auc, ne = evaluation.auc, evaluation.figure(NE)
     if auc is None or ne is None:
         return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
-    constant = baseline(evaluation.figure("base_rate"))
+    constant = baseline(evaluation.figure(BASE_RATE))
     better = ne < 1
-    gain = signed((evaluation.figure("accuracy") or 0) - (constant["accuracy"] or 0))
+    gain = signed((evaluation.figure(ACCURACY) or 0) - (constant[ACCURACY] or 0))
     sentences = [
         ("good" if better else "bad",
          f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
@@ -147,7 +147,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     if unseen := run.manifest.dataset.unseen:
         sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
     known = truth(run)
-    true_auc, true_ne = (known.figures[key] if known else None for key in ("auc", "ne"))
+    true_auc, true_ne = (known.figures[key] if known else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
         text = f"AUC {true_auc - auc:.4f} below its {true_auc:.4f}, NE {ne - true_ne:.4f} above its {true_ne:.4f}."
         sentences.append(("plain", f"Gap to the ground-truth model: {text}"))
@@ -171,7 +171,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     if reason := _not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
-    for key in ("auc", "accuracy", "logloss"):
+    for key in (AUC, ACCURACY, LOGLOSS):
         reference, value = published.get(key), run.evaluation.figure(key)
         if reference is None or value is None:
             continue
@@ -181,7 +181,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
         elif abs(value - reference) <= tolerance:
             sentences.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
         else:
-            better = (value < reference) if key == "logloss" else (value > reference)
+            better = (value > reference) is METRICS[key].larger_is_better
             verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
             sentences.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
     return sentences
@@ -190,7 +190,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
 def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     """Why published figures, if there are any, do not apply to this run."""
     rows = published.get("train_rows")
-    if rows is None or all(published.get(key) is None for key in FIGURES):
+    if rows is None or all(published.get(key) is None for key in COMPARED):
         return None
     rows_of_run = (run.manifest.dataset.rows or {}).get("train")
     if rows_of_run is not None and abs(rows_of_run - rows) <= SAME_ROWS * rows:

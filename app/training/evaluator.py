@@ -4,7 +4,7 @@ import logging
 
 from msgspec import structs
 
-from app.metrics import users
+from app.kinds.metrics import ACCURACY, BASE_RATE, LOGLOSS, METRICS, NE
 from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
@@ -68,14 +68,13 @@ class Evaluator:
 
 def is_collapsed(evaluation: EvaluationFigures) -> bool:
     """Return whether the model ranks no better than chance and knows no more than the base rate."""
-    auc, ne = evaluation.auc, evaluation.figure("ne")
+    auc, ne = evaluation.auc, evaluation.figure(NE)
     return auc is not None and ne is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 
 
 def _log(step: int, result: EvaluationFigures) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
-    figures = ("auc", *users.NAMES, "ne", "logloss", "accuracy", "calibration", "base_rate")
-    values = [(key, result.figure(key)) for key in figures]
+    values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
     shown = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
     if (error := result.figure("auc_error")) is not None:
         shown += f" (AUC from a histogram, within {error:.1e})"
@@ -84,7 +83,7 @@ def _log(step: int, result: EvaluationFigures) -> None:
         reason = "has only one class" if result.samples else "has no rows"
         log.warning("eval: split %s %s; AUC is undefined", result.split, reason)
     if is_collapsed(result):
-        text = f"AUC {result.auc:.4f}, NE {result.figure('ne'):.4f}"
+        text = f"AUC {result.auc:.4f}, NE {result.figure(NE):.4f}"
         log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)
 
 
@@ -94,11 +93,11 @@ def _beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs:
     for result in (train, held_out):
         if result.samples:
             auc = "undefined" if result.auc is None else f"{result.auc:.5f}"
-            base_rate = result.figure("base_rate") or 0.0
+            base_rate = result.figure(BASE_RATE) or 0.0
             majority = max(base_rate, 1 - base_rate)
             lines.append(
-                f"{result.split} accuracy = {result.figure('accuracy'):.2%}, "
-                f"avg loss = {result.figure('logloss'):.6f}, "
+                f"{result.split} accuracy = {result.figure(ACCURACY):.2%}, "
+                f"avg loss = {result.figure(LOGLOSS):.6f}, "
                 f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
             )
     return lines

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.config import OnNan
 from app.data.batch import Batch
+from app.kinds.metrics import ACCURACY
 from app.metrics.documents import Best
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
@@ -147,5 +148,5 @@ def target_reached(state: RunState, length: RunLength) -> bool:
     result, train = state.evaluation, length.train
     if result is None or result.step != state.step:
         return False
-    targets = ((result.auc, train.target_auc), (result.figure("accuracy"), train.target_accuracy))
+    targets = ((result.auc, train.target_auc), (result.figure(ACCURACY), train.target_accuracy))
     return any(target is not None and value is not None and value >= target for value, target in targets)

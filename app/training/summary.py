@@ -10,7 +10,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.config import AppConfig
-from app.metrics import clicks, users
+from app.kinds.metrics import AUC, LOGLOSS, METRICS, OF_ROWS
+from app.metrics import clicks
 from app.metrics.documents import EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import PHASES, throughput
@@ -80,7 +81,7 @@ def _figures(
     losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     last = losses[-config.train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
-    undefined: Json = {name: None for name in clicks.NAMES if name != "auc"}
+    undefined: Json = {name: None for name in OF_ROWS if name != AUC}
     return Summary(
         status="completed",
         version=SUMMARY_VERSION,
@@ -159,17 +160,10 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
 
 def _quality_rows(evaluation: EvaluationFigures) -> Iterator[tuple[str, str]]:
     """The last evaluation, if there was one."""
-    if evaluation.figure("logloss") is None:
+    if evaluation.figure(LOGLOSS) is None:
         return
-    names = {
-        "auc": "AUC",
-        **users.NAMES,
-        "ne": "NE",
-        "logloss": "logloss",
-        "accuracy": "accuracy",
-        "calibration": "calibration",
-    }
-    values = [(label, evaluation.figure(key)) for key, label in names.items()]
+    shown = [metric for metric in METRICS.values() if metric.in_summary]
+    values = [(metric.label, evaluation.figure(metric.name)) for metric in shown]
     figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
     yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples)"
 

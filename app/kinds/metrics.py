@@ -1,0 +1,68 @@
+"""Metrics of an evaluation by name: one is a row of `METRICS` and the function that computes it.
+
+Rows are in the order in which the log, a run's last lines and the report have them.
+"""
+
+from dataclasses import dataclass
+
+AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # those that code asks for by name
+CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standard_error"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is to know of a metric.
+
+    Attributes:
+        name: its key in metrics.jsonl, summary.json and the JSON of evaluate.
+        label: its name for readers.
+        larger_is_better: None: neither larger nor smaller is.
+        needs_users: whether only rows with users, a log's of events, have it.
+        logged: whether it stands in the log's line of an evaluation.
+        in_summary: whether it stands among a run's last lines.
+        compared: whether constant predictors, ground truth and publications have it too.
+        in_report: its label in the report's table of details.
+        mean_of: the function "module:function" whose mean over samples it is, from logits float64 and labels [n] to
+            values [n]; empty: app.metrics computes it with others.
+    """
+
+    name: str
+    label: str
+    larger_is_better: bool | None = None
+    needs_users: bool = False
+    logged: bool = False
+    in_summary: bool = False
+    compared: bool = False
+    in_report: str = ""
+    mean_of: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its label at the head of a column."""
+        return self.label[0].upper() + self.label[1:]
+
+
+_ROWS = (
+    Metric(AUC, "AUC", True, logged=True, in_summary=True, compared=True),
+    Metric(STANDARD_ERROR, "standard error of the AUC"),
+    Metric("gauc", "GAUC", True, True, logged=True, in_summary=True, in_report="GAUC"),
+    Metric("auc_torchrec", "TorchRec's AUC", True, True, logged=True, in_summary=True, in_report="TorchRec's AUC"),
+    Metric(NE, "NE", False, logged=True, in_summary=True, compared=True),
+    Metric(LOGLOSS, "logloss", False, logged=True, in_summary=True, compared=True),
+    Metric(ACCURACY, "accuracy", True, logged=True, in_summary=True, compared=True),
+    Metric("pr_auc", "PR AUC", True, in_report="PR AUC (average precision)"),
+    Metric(
+        CALIBRATION,
+        "calibration",
+        logged=True,
+        in_summary=True,
+        in_report="Calibration (Σ probabilities ÷ Σ labels)",
+    ),
+    Metric("ece", "ECE", False, in_report="Expected calibration error"),
+    Metric(BASE_RATE, "base rate", logged=True, in_report="Base rate"),
+)
+METRICS = {row.name: row for row in _ROWS}
+OF_ROWS = tuple(row.name for row in _ROWS if not row.needs_users)
+COMPARED = tuple(row.name for row in _ROWS if row.compared)
+MEANS = {row.name: row.mean_of for row in _ROWS if row.mean_of}
+RANKED = tuple(row.name for row in _ROWS if row.larger_is_better is not None)  # those by which one model is better
