@@ -203,11 +203,11 @@ def replicated(
         )
     if config.types == "data_parallel" and not config.tables:
         return config
-    cause, mathematics = reason, ""
+    description, mathematics = reason, ""
     if reason is None:
         rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
-        cause = f"FBGEMM has no {name.value} on {device.type}"
+        description = f"FBGEMM has no {name.value} on {device.type}"
         mathematics = f", with the same mathematics over {rows_moved}"
     text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
-    log.info(text, cause, config.types, mathematics)
+    log.info(text, description, config.types, mathematics)
     return replace(config, types="data_parallel", kernels=None, tables={})

@@ -25,6 +25,7 @@ from app.sharding.plan import Plan
 from app.training.build import sharded_model
 from app.training.predictor import Predictor
 from app.training.window import FiniteChecks
+from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
 
@@ -55,9 +56,9 @@ class Session(Predictor):
                 f"runtime.compile={compiled.value}: cannot hold the exchange of model.batch_norm between "
                 f"{self.runtime.world_size} processes; give runtime.compile=none"
             )
-        if self.config.runtime.compile is Compile.dense:
+        if compiled is Compile.dense:
             self.model.module.compile_dense_layers()
-        elif self.config.runtime.compile is Compile.step:
+        elif compiled is Compile.step:
             device, features = self.runtime.device, list(self.manifest.num_embeddings)
             require_graphs(self.config.runtime, device.type)
             dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)

@@ -115,7 +115,7 @@ class Model:
                 x = functional.relu(x)
             rate = stack.rates[layer] if is_hidden else 0.0
             if rate and step is not None:
-                kept = mask(self.seed, step, self._dropouts, 0, *x.shape, rate)
+                kept = mask(self.seed, step, self._dropouts, 0, x.shape[0], x.shape[1], rate)
                 x = x * torch.from_numpy(kept) / (1 - rate)
             self._dropouts += rate > 0
         return x
@@ -136,7 +136,7 @@ class Model:
         loss = functional.binary_cross_entropy_with_logits(logits, labels.double())
         penalty = sum(self.decays.get(name, 0.0) / 2 * value.square().sum() for name, value in self.parameters.items())
         self.optimizer.zero_grad()
-        (loss + penalty).backward()  # type: ignore[no-untyped-call]
+        (loss + penalty).backward()
         if self.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.max_norm)
         self.optimizer.step()

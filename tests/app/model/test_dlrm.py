@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
+from torchrec.modules.crossnet import LowRankCrossNet
 
 from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
 from app.config.model import DenseInit
@@ -105,9 +106,10 @@ def test_cat_interaction_equals_the_oracle() -> None:
 def test_dcn_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
     ours = DCNInteraction(4 * DIM, num_layers=3, low_rank_dim=5).double()
-    for bias in ours.crossnet.bias:
-        torch.nn.init.normal_(bias)  # they begin as zeros
     net = ours.crossnet
+    assert isinstance(net, LowRankCrossNet)
+    for bias in net.bias:
+        torch.nn.init.normal_(bias)  # they begin as zeros
     layers = list(zip(net.W_kernels, net.V_kernels, net.bias, strict=True))
     _assert_equals_oracle(ours, lambda dense, sparse: reference.cross(dense, sparse, layers))
 
@@ -147,7 +149,7 @@ def _assert_equals_oracle(ours: torch.nn.Module, oracle: Callable[[Tensor, list[
 )
 def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, over_inputs: int) -> None:
     model = _model(interaction, itself)
-    assert model.over_arch[0].in_features == over_inputs
+    assert cast(nn.Sequential, model.over_arch)[0].in_features == over_inputs
     assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 

@@ -103,4 +103,4 @@ def test_what_stands_between_layers_is_not_skipped_in_large_batches() -> None:
     with_dropout = nn.Sequential(layers[0], nn.Dropout(1.0), layers[1])
     outputs = with_dropout(torch.randn(LARGE_BATCH, 37))
     assert is_by_onednn(outputs)
-    torch.testing.assert_close(outputs, nn.functional.relu(layers[1].bias).expand_as(outputs))
+    torch.testing.assert_close(outputs, nn.functional.relu(layers[1].get_parameter("bias")).expand_as(outputs))
