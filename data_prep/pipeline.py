@@ -52,6 +52,7 @@ from data_prep.job_setup import (
     keeps_texts,
     refuse_early,
 )
+from data_prep.parsing.event_yaml import schema_path
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
@@ -116,7 +117,7 @@ def preprocess(data: DataConfig) -> Manifest:
         with claimed(root) as work:
             sources = tuple(find_sources(data, root, work))
             rules = resolve_rules(data, len(sources))
-            table = None if data.schema is None else load_table(Path(data.schema), sources)
+            table = None if data.schema is None else load_table(schema_path(data.schema), sources)
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)

@@ -6,6 +6,17 @@ from common.errors import UserError
 from common.keys import key
 
 _CRITEO = [f"cat_{i}" for i in range(26)]
+
+
+def _even(columns: list[str], values: int) -> dict[str, int]:
+    """Tables of these columns, each with a row for what is unknown, where the number of values is known in all only.
+
+    Which column has how many changes no count of parameters.
+    """
+    each, left = divmod(values, len(columns))
+    return {column: each + 1 + (number < left) for number, column in enumerate(columns)}
+
+
 PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     # AMD's blog of 2024 as it prints its model: the columns of dac_sample with at most 10,000 values.
     "dac_sample": {
@@ -39,14 +50,24 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
         "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
         "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
     },
+    # reczoo/Datasets: the values of the training split, by the parameters that reczoo/BARS logs.
+    "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
+    "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
+    "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
+    "frappe_x1": _even(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country",
+                        "city"], 5_379),
 }  # fmt: skip
+
+
+NUM_DENSE = 13  # of Criteo's rows …
+WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1")  # … but for these
 
 
 @dataclass(frozen=True)
 class PublishedConfig:
     """Figures to compare a run with; null where there is none. They do not affect training.
 
-    A run on other data is not held to them: the report compares only where `train_rows` agrees.
+    A run on other data is not held to them: the report compares only where `train_rows` and `md5` agree.
     """
 
     recipe: str | None = key(None, "the recipe's name")
@@ -58,6 +79,9 @@ class PublishedConfig:
     hardware: str | None = key(None, "hardware and precision it was measured with")
     auc: float | None = key(None, "of the evaluated split", within="[0, 1]")
     logloss: float | None = key(None, "nats", above=0)
+    test_auc: float | None = key(None, "of the test split, where another is evaluated in training", within="[0, 1]")
+    test_logloss: float | None = key(None, "likewise, nats", above=0)
+    md5: list[str] = key([], "MD5 of the files that it was measured on, of train, val and test; []: any files")
     accuracy: float | None = key(None, "at a threshold of 0.5", within="[0, 1]")
     samples_per_second: float | None = key(None, "global, over all devices", above=0)
     num_devices: int | None = key(None, "that samples_per_second is of", at_least=1)
@@ -66,6 +90,11 @@ class PublishedConfig:
         None, "largest absolute difference in auc, logloss and accuracy that counts as reproduced", within="[0, 1]"
     )
     least_auc: float | None = key(None, "minimum AUC that the recipe promises on any machine", within="[0, 1]")
+
+
+def published_num_dense(name: str) -> int:
+    """Number of dense features beside published tables."""
+    return 0 if name in WITHOUT_DENSE else NUM_DENSE
 
 
 def published_tables(name: str) -> dict[str, int]:

@@ -73,6 +73,7 @@ class Dataset(OpenDocument, kw_only=True):
     label_rate: Number | UnsetType | None = UNSET
     encoding: str | UnsetType | None = UNSET
     sources: list[str | None] | UnsetType = UNSET
+    source_md5: list[str] | UnsetType | None = UNSET
     bayes: Json | UnsetType | None = UNSET
     unseen: str | UnsetType | None = UNSET
     rest: Json = rest()

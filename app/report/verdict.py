@@ -189,9 +189,14 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
 
 def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     """Why published figures, if there are any, do not apply to this run."""
-    rows = published.get("train_rows")
+    rows, files = published.get("train_rows"), published.get("md5")
     if rows is None or all(published.get(key) is None for key in COMPARED):
         return None
+    if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
+        return (
+            f"The published figures are for other files ({published.get('data')}, by their MD5), so this run is not "
+            "held to them."
+        )
     rows_of_run = (run.manifest.dataset.rows or {}).get("train")
     if rows_of_run is not None and abs(rows_of_run - rows) <= SAME_ROWS * rows:
         return None

@@ -12,7 +12,7 @@ from msgspec import structs
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, ModelConfig, to_plain
 from app.config.data import own_files
-from app.config.published import published_tables
+from app.config.published import published_num_dense, published_tables
 from app.data import prepare
 from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch
@@ -33,8 +33,6 @@ from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
 
-NUM_DENSE = 13  # of Criteo's rows, which all recipes use
-
 
 def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
@@ -50,7 +48,8 @@ def meta_model(config: AppConfig) -> DLRM | HSTU:
         UserError: as `published_arch` does.
     """
     tables, sizes, events = published_arch(config)
-    return make_model(config.model, tables, NUM_DENSE, len(sizes), events, config.data.events.num_tasks).to("meta")
+    num_dense = published_num_dense(str(config.data.published_tables))
+    return make_model(config.model, tables, num_dense, len(sizes), events, config.data.events.num_tasks).to("meta")
 
 
 def parameter_counts(model: DLRM | HSTU) -> dict[str, int]:

@@ -11,13 +11,13 @@ from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.table_spec import RULE
 
 OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have
-BUILT_IN = Path(__file__).parents[1] / "conf" / "events"
+BUILT_IN = Path(__file__).parents[1] / "conf"
 
 
 def schema_path(name: str) -> Path:
-    """The path of a schema, given by a path or by the name of one that comes with the program."""
-    built_in = BUILT_IN / f"{name}.yaml"
-    return built_in if not Path(name).exists() and built_in.exists() else Path(name)
+    """The path of a schema, of events or a table, given by a path or by the name of one that comes with the program."""
+    built_in = (BUILT_IN / kind / f"{name}.yaml" for kind in ("events", "tables"))
+    return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
 
 
 def describes_events(path: Path) -> bool:
