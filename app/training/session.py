@@ -212,6 +212,7 @@ class Session(Predictor):
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
+    cuts: int = field(default=0, init=False)  # of the rates, which evaluations have decided so far
 
     @property
     def is_logloss(self) -> bool:
@@ -245,8 +246,8 @@ class Session(Predictor):
             key = np.random.SeedSequence([self.config.train.seed, step, self.runtime.rank])
             torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
         rates, schedule = self.config.optimizer, self.config.schedule
-        lr = learning_rate(rates.lr, schedule, step)
-        set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
+        lr = learning_rate(rates.lr, schedule, step, self.cuts)
+        set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step, self.cuts))
         return lr
 
     def is_finite(self, loss: Tensor) -> bool:
