@@ -30,6 +30,7 @@ from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
+from app.training.monitor import require_validation
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
 from common import signals
@@ -114,11 +115,16 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     made = here.on_rank_0(lambda: _prepare(config.data, root)) is not None
     manifest, shared = agreement.load_same_manifest(root, here, made)
     prepare.require_agreement(config.data, manifest)
+    if not manifest.is_events:
+        evaluated = manifest.splits.get(config.eval.split)
+        require_validation(config, evaluated.rows if evaluated is not None else 0)
     splits = ["train", config.eval.split]
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
     if (unseen := unseen_values(manifest)) is not None:
         log.warning("%s: %s", root, unseen)
     run = TrainingRun(session.build(resolved(config, here, root, manifest), here, root, manifest), record, began)
+    if manifest.is_events:
+        require_validation(config, run.session.split_rows()[config.eval.split])
     if start is not None:
         run.restore(Path(start))
         status = here.on_rank_0(lambda: _status_if_done(run, record))

@@ -55,6 +55,7 @@ from app.runtime import process_group
 from app.sharding.documents import FORMAT, PlanFile
 from app.training import resume, session
 from app.training.loop import target_reached
+from app.training.monitor import early_stop
 from app.training.run import TrainingRun
 from app.training.state import RunLength, RunState, run_length
 from common.cli import EXIT_DONE
@@ -130,7 +131,7 @@ def _steps(directory: Path, checkpoints: dict[int, Path]) -> int:
 def _replay_config(trained: AppConfig, directory: Path, steps: int) -> AppConfig:
     """The run's configuration, up to that step, without checkpoints and early stops."""
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
-    train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None)
+    train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     evaluation = replace(trained.eval, train_split=bool(read_evaluations(directory, "eval_train")))
     return replace(trained, train=train, eval=evaluation, checkpoint=never, record=RecordConfig(tensorboard=False))
@@ -148,7 +149,8 @@ def _status(state: RunState, length: RunLength) -> str:
     """The status of a run that came this far and was not stopped."""
     if target_reached(state, length):
         return "target_reached"
-    return "completed" if state.step >= length.total_steps else "interrupted"
+    is_done = state.step >= length.total_steps or early_stop(state, length) is not None
+    return "completed" if is_done else "interrupted"
 
 
 def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) -> BitwiseDifference | None:

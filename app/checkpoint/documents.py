@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.metrics.documents import Best, EvaluationFigures
+from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.metrics.totals import Measured
 from common.documents import Json, Number, OpenDocument
 from common.files import FileDigest
@@ -40,6 +40,7 @@ class SavedState(OpenDocument, kw_only=True):
     skipped: int
     evaluation: EvaluationFigures | UnsetType | None = UNSET
     best: Best | UnsetType | None = UNSET
+    monitored: Monitored | UnsetType = UNSET
     seconds: dict[str, Number]
     world_size: int
     layout: Layout

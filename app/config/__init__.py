@@ -4,13 +4,14 @@ from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, to_plain, v
 from app.config.commands import EvaluateConfig, PlanAppConfig, PlanConfig, ReportConfig, TablePrecision, VerifyConfig
 from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
-from app.config.optimizer import OptimizerConfig, ScheduleConfig, ScheduleName
+from app.config.optimizer import OptimizerConfig, ScheduleConfig
 from app.config.published import PublishedConfig
 from app.config.record import MLPerfConfig, RecordConfig
 from app.config.runtime import Compile, EnvironmentConfig, Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig, TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, LossConfig, LossName, OnNan, Pipeline, RunConfig, TrainConfig
 from app.kinds.optimizers import OptimizerName
+from app.kinds.schedules import ScheduleName
 
 __all__ = [
     "CONFIG_DIR",

@@ -45,6 +45,7 @@ from app.config.train import (
     TrainConfig,
     validate_checkpoint,
     validate_loss,
+    validate_monitor,
     validate_new_name,
     validate_train,
 )
@@ -142,6 +143,8 @@ def validate(config: AppConfig) -> None:
     validate_model(config.model)
     if config.runtime.compile not in (None, Compile.none):
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
+    cuts_rate = config.schedule.name.schedule.by_metric
+    validate_monitor(config.train, config.checkpoint, cuts_rate, has_users=config.model.hstu is not None)
     require_source(config.data, config.model.hstu is not None)
     require_eval_split(config.data, config.eval.split)
     validate_loss(config.loss)

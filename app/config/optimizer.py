@@ -1,30 +1,13 @@
 """`optimizer` and `schedule`: the update rule and its learning rate."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from app.kinds.optimizers import OptimizerName
+from app.kinds.schedules import ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key
 
 SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and others do not have
-
-
-class ScheduleName(Enum):
-    """The course of the learning rate.
-
-    constant; warmup_poly: linear warm-up, hold and polynomial decay of power 2; cosine: linear warm-up, hold and
-    half a cosine (Loshchilov and Hutter 2017); warmup: linear from 0 at the first step, then hold (MLPerf's DLRMv4).
-    """
-
-    constant = "constant"
-    warmup_poly = "warmup_poly"
-    cosine = "cosine"
-    warmup = "warmup"
-
-
-WITH_DECAY = (ScheduleName.warmup_poly, ScheduleName.cosine)
-NOT_CONSTANT = (ScheduleName.warmup, *WITH_DECAY)
 
 
 @dataclass(frozen=True)
@@ -71,13 +54,33 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Factor on the learning rates at each step; all values in steps but `end_factor`."""
+    """Factor on the learning rates at each step."""
 
     name: ScheduleName = key(MISSING, "set by schedule=NAME")
-    warmup_steps: int = key(0, "steps of the linear warm-up", at_least=0, only_with=("name", *NOT_CONSTANT))
-    decay_start_step: int = key(0, "step at which the decay begins", at_least=0, only_with=("name", *WITH_DECAY))
-    decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with=("name", *WITH_DECAY))
-    end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with=("name", ScheduleName.cosine))
+    warmup_steps: int = key(0, "steps of the linear warm-up", at_least=0, only_with=("name", *with_key("warmup_steps")))
+    decay_start_step: int = key(
+        0, "step at which the decay begins", at_least=0, only_with=("name", *with_key("decay_start_step"))
+    )
+    decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with=("name", *with_key("decay_steps")))
+    end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with=("name", *with_key("end_factor")))
+    factor: float = key(
+        0.1, "plateau: rates are multiplied by it at a cut", within="(0, 1)", only_with=("name", *with_key("factor"))
+    )
+    patience: int = key(
+        0,
+        "plateau: evaluations without a gain that are passed over before a cut; 0: cut at the first",
+        at_least=0,
+        only_with=("name", *with_key("patience")),
+    )
+    threshold: float = key(
+        1e-6,
+        "plateau: the smallest gain of train.monitor that counts, for train.early_stop_patience too",
+        at_least=0,
+        only_with=("name", *with_key("threshold")),
+    )
+    min_lr: float = key(
+        1e-6, "plateau: no cut goes below this rate", at_least=0, only_with=("name", *with_key("min_lr"))
+    )
 
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:
@@ -103,10 +106,9 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
 
 def validate_schedule(schedule: ScheduleConfig) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
-    if schedule.name is ScheduleName.warmup and not schedule.warmup_steps:
-        raise UserError("schedule.warmup_steps=0: must be at least 1 with schedule=warmup")
-    if schedule.name is ScheduleName.cosine and not schedule.decay_steps:
-        raise UserError("schedule.decay_steps=0: schedule=cosine needs the steps that its decay takes")
+    for name, rule in schedule.name.schedule.needs.items():
+        if not getattr(schedule, name):
+            raise UserError(f"schedule.{name}=0: {rule}")
     if schedule.decay_steps and schedule.decay_start_step < schedule.warmup_steps:
         raise UserError(
             f"schedule.decay_start_step={schedule.decay_start_step}: the decay may not start before the warm-up ends "

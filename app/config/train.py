@@ -4,14 +4,19 @@ import math
 import unicodedata
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, TypeAlias
 
+from app.kinds.metrics import AUC, METRICS, RANKED
 from common.errors import UserError
-from common.keys import MISSING, key
+from common.keys import MISSING, key, shown
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
 MAX_NAME_BYTES = 200
 # Three times the samples before the first evaluation in MLPerf Training 6.1's rules for dlrmv4: at least, and per batch
 DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
+
+
+Monitor: TypeAlias = str | dict[str, float]  # of train.monitor
 
 
 class OnNan(Enum):
@@ -64,6 +69,12 @@ class TrainConfig:
     eval_grid: EvalGrid = key(EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",))
     target_auc: float | None = key(None, "stop once an evaluation reaches it", within="(0, 1]")
     target_accuracy: float | None = key(None, "likewise", within="(0, 1]")
+    monitor: Any = key(
+        AUC, "metric by which evaluations rank; or weights of a sum to be maximised, as {auc:1,logloss:-1}"
+    )
+    early_stop_patience: int | None = key(
+        None, "end the run at this number of evaluations in a row without a gain of monitor; null: never", at_least=1
+    )
     log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
     print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them")
     warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
@@ -93,7 +104,7 @@ class CheckpointConfig:
         None, "minutes between checkpoints; null: by every_steps, or one at the end", above=0
     )
     keep: int = key(2, "newest whole checkpoints that stay", at_least=1)
-    keep_best: bool = key(True, "and the one of the highest eval AUC; an evaluation that is the best so far saves it")
+    keep_best: bool = key(True, "and the best by train.monitor; an evaluation that is the best so far saves it")
     asynchronous: bool = key(True, "training waits for a copy in host memory only; a thread writes it")
     resume: str = key(
         "auto",
@@ -132,6 +143,46 @@ def validate_train(train: TrainConfig) -> None:
     if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
         raise UserError(
             f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
+        )
+
+
+def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
+    """The keys, with their values, by which evaluations decide; cuts_rate: whether the schedule goes by them."""
+    patience = train.early_stop_patience
+    stops = [] if patience is None else [f"train.early_stop_patience={patience}"]
+    return stops + ["schedule=plateau"] * cuts_rate
+
+
+def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, has_users: bool) -> None:
+    """Refuse what evaluations cannot decide.
+
+    cuts_rate: whether the schedule goes by them. has_users: whether rows have users.
+
+    Raises:
+        UserError: names the key and the remedy.
+    """
+    shown_monitor = f"train.monitor={shown(train.monitor)}"
+    weights = {train.monitor: 1.0} if isinstance(train.monitor, str) else train.monitor
+    for name, weight in weights.items() if isinstance(weights, dict) and weights else [("", 0.0)]:
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if name not in RANKED or not is_number or not math.isfinite(weight) or not weight:
+            raise UserError(
+                f"{shown_monitor}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
+            )
+        if METRICS[name].needs_users and not has_users:
+            raise UserError(
+                f"{shown_monitor}: {name} is over users, which only logs of events (model=hstu) have; use auc"
+            )
+    users = keys_by_evaluations(train, cuts_rate)
+    if users and train.eval_every_steps is None and train.eval_every_fraction is None:
+        raise UserError(
+            f"{users[0]}: has no effect without evaluations while training; add train.eval_every_fraction=1 for one an "
+            "epoch, or train.eval_every_steps"
+        )
+    if train.monitor != AUC and not users and not checkpoint.keep_best:
+        raise UserError(
+            f"{shown_monitor}: has no effect with checkpoint.keep_best=false; leave it out, or use "
+            "train.early_stop_patience or schedule=plateau"
         )
 
 

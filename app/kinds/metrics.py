@@ -18,6 +18,7 @@ class Metric:
         label: its name for readers.
         larger_is_better: None: neither larger nor smaller is.
         needs_users: whether only rows with users, a log's of events, have it.
+        needs_scores: whether it needs all scores at once, which of more than eval.exact_rows are not kept.
         logged: whether it stands in the log's line of an evaluation.
         in_summary: whether it stands among a run's last lines.
         compared: whether constant predictors, ground truth and publications have it too.
@@ -30,6 +31,7 @@ class Metric:
     label: str
     larger_is_better: bool | None = None
     needs_users: bool = False
+    needs_scores: bool = False
     logged: bool = False
     in_summary: bool = False
     compared: bool = False
@@ -45,12 +47,14 @@ class Metric:
 _ROWS = (
     Metric(AUC, "AUC", True, logged=True, in_summary=True, compared=True),
     Metric(STANDARD_ERROR, "standard error of the AUC"),
-    Metric("gauc", "GAUC", True, True, logged=True, in_summary=True, in_report="GAUC"),
-    Metric("auc_torchrec", "TorchRec's AUC", True, True, logged=True, in_summary=True, in_report="TorchRec's AUC"),
+    Metric("gauc", "GAUC", True, True, True, logged=True, in_summary=True, in_report="GAUC"),
+    Metric(
+        "auc_torchrec", "TorchRec's AUC", True, True, True, logged=True, in_summary=True, in_report="TorchRec's AUC"
+    ),
     Metric(NE, "NE", False, logged=True, in_summary=True, compared=True),
     Metric(LOGLOSS, "logloss", False, logged=True, in_summary=True, compared=True),
     Metric(ACCURACY, "accuracy", True, logged=True, in_summary=True, compared=True),
-    Metric("pr_auc", "PR AUC", True, in_report="PR AUC (average precision)"),
+    Metric("pr_auc", "PR AUC", True, needs_scores=True, in_report="PR AUC (average precision)"),
     Metric(
         CALIBRATION,
         "calibration",

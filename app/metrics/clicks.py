@@ -191,13 +191,14 @@ def shortcomings(evaluation: EvaluationFigures, best: Best | None, keeps_best: b
     keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best).
     """
     auc, remarks = evaluation.auc, []
-    if auc is not None and best is not None and best.auc - auc > OVERFIT:
+    by_auc = None if best is None or best.monitor else best.auc
+    if auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:
         remedy = (
             "evaluate that one with checkpoint=best" if keeps_best else "keep that one by checkpoint.keep_best=true"
         )
         remarks.append(
-            f"Overfitted: the best AUC was {best.auc:.5f} at step {best.step:,}, and the last is "
-            f"{best.auc - auc:.5f} lower, {auc:.5f}; {remedy}"
+            f"Overfitted: the best AUC was {by_auc:.5f} at step {best.step:,}, and the last is "
+            f"{by_auc - auc:.5f} lower, {auc:.5f}; {remedy}"
         )
     if auc is not None and auc <= 0.5:
         remarks.append(

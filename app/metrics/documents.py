@@ -18,11 +18,55 @@ def rest() -> Json:
 
 
 class Best(OpenDocument, kw_only=True):
-    """The evaluation with the highest AUC of a run."""
+    """The best evaluation of a run by train.monitor, with its AUC; monitor and value are not set where that is it."""
 
     step: int
-    auc: Number
+    auc: Number | None
+    monitor: str | UnsetType = UNSET
+    value: Number | UnsetType = UNSET
     rest: Json = rest()
+
+    @property
+    def label(self) -> str:
+        """What it is the best by."""
+        return "AUC" if self.monitor is UNSET else self.monitor
+
+    @property
+    def of_monitor(self) -> float | None:
+        """Its value of train.monitor."""
+        return self.auc if self.value is UNSET else self.value
+
+
+class Monitored(OpenDocument, kw_only=True):
+    """What the evaluations of a run have shown of train.monitor.
+
+    best: its highest value, negated where smaller is better; None before the first evaluation.
+    misses: evaluations in a row, up to the last, without a gain. since_cut: those since the last cut of the rate.
+    cuts: of the rate so far.
+    """
+
+    best: Number | None = None
+    misses: int = 0
+    since_cut: int = 0
+    cuts: int = 0
+    rest: Json = rest()
+
+
+class EarlyStop(OpenDocument, kw_only=True):
+    """Why a run ended early: the evaluations in a row without a gain of train.monitor; the best value and its step."""
+
+    monitor: str
+    misses: int
+    best_step: int | None
+    best: Number | None
+    rest: Json = rest()
+
+    @property
+    def reason(self) -> str:
+        """The reason in words."""
+        known = "" if self.best is None else f"; the best was {self.best:.5f} at step {self.best_step:,}"
+        times = "at the last evaluation" if self.misses == 1 else f"at {self.misses} evaluations in a row"
+        return f"no gain of train.monitor={self.monitor} {times}{known}"
 
 
 class EvaluationFigures(OpenDocument, kw_only=True):

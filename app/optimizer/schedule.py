@@ -2,28 +2,34 @@
 
 import math
 
-from app.config import ScheduleConfig, ScheduleName
+from app.config import ScheduleConfig
+from common.command import load
 
 
-def learning_rate(base: float, config: ScheduleConfig, step: int) -> float:
-    """Learning rate of a step (the first is 0), from the base rate.
+def learning_rate(base: float, config: ScheduleConfig, step: int, cuts: int = 0) -> float:
+    """Learning rate of a step (the first is 0), from the base rate; cuts: how often evaluations have cut it so far."""
+    rate = load(config.name.schedule.rate)(base, config, step, cuts)
+    assert isinstance(rate, float)
+    return rate
 
-    warmup_poly is facebookresearch/dlrm's LRPolicyScheduler to the bit, quirks included: its count starts at 1;
-    between warm-up and decay it holds the last rate of the warm-up, base * (warmup_steps - 1) / warmup_steps;
-    from decay_start_step on it falls as base * ((decay_steps - steps in decay) / decay_steps)^2, not below 1e-7,
-    and stays where it ended. Without decay_steps it holds the base rate after the warm-up.
-    cosine rises to the base rate at step warmup_steps - 1, holds it, and falls over decay_steps from
-    decay_start_step on as base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
-    warmup is base * min(1, step / warmup_steps): 0 in the first step.
+
+def constant(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """The base rate."""
+    return base
+
+
+def warmup(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """base * min(1, step / warmup_steps): 0 in the first step."""
+    return base * min(1.0, step / config.warmup_steps)
+
+
+def warmup_poly(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """facebookresearch/dlrm's LRPolicyScheduler to the bit, quirks included: its count starts at 1.
+
+    Between warm-up and decay it holds the last rate of the warm-up, base * (warmup_steps - 1) / warmup_steps; from
+    decay_start_step on it falls as base * ((decay_steps - steps in decay) / decay_steps)^2, not below 1e-7, and stays
+    where it ended. Without decay_steps it holds the base rate after the warm-up.
     """
-    if config.name is ScheduleName.constant:
-        return base
-    if config.name is ScheduleName.warmup:
-        return base * min(1.0, step / config.warmup_steps)
-    return _cosine(base, config, step) if config.name is ScheduleName.cosine else _warmup_poly(base, config, step)
-
-
-def _warmup_poly(base: float, config: ScheduleConfig, step: int) -> float:
     count = step + 1
     if count < config.warmup_steps:
         return base * (1.0 - (config.warmup_steps - count) / config.warmup_steps)
@@ -32,11 +38,23 @@ def _warmup_poly(base: float, config: ScheduleConfig, step: int) -> float:
     if count < config.decay_start_step:
         return base * (1.0 - 1.0 / config.warmup_steps) if config.warmup_steps > 1 else base
     in_decay = min(count - config.decay_start_step, config.decay_steps - 1)
-    return max(1e-7, base * ((config.decay_steps - in_decay) / config.decay_steps) ** 2)
+    return float(max(1e-7, base * ((config.decay_steps - in_decay) / config.decay_steps) ** 2))
 
 
-def _cosine(base: float, config: ScheduleConfig, step: int) -> float:
+def cosine(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """The base rate from step warmup_steps - 1 on, after a linear rise; then half a cosine over decay_steps.
+
+    From decay_start_step on: base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
+    """
     if step < config.warmup_steps:
         return base * (step + 1) / config.warmup_steps
     share = min(max(step - config.decay_start_step, 0) / config.decay_steps, 1.0)
     return base * (config.end_factor + (1 - config.end_factor) * (1 + math.cos(math.pi * share)) / 2)
+
+
+def plateau(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """torch's ReduceLROnPlateau: each cut multiplies the rate by `factor`, not below min_lr; a lower rate stays."""
+    rate = base
+    for _ in range(cuts):
+        rate = min(rate, max(rate * config.factor, config.min_lr))
+    return rate

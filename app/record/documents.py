@@ -5,7 +5,7 @@ The keys of each document are written in the order of its fields.
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.metrics.documents import Best, EvaluationFigures, Power, Throughput, rest
+from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Power, Throughput, rest
 from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument
 
@@ -170,6 +170,7 @@ class Summary(OpenDocument, kw_only=True):
     parameters: Parameters | UnsetType = UNSET
     train: TrainFigures | UnsetType = UNSET
     best: Best | UnsetType | None = UNSET
+    early_stop: EarlyStop | UnsetType = UNSET
     eval: EvaluationFigures
     throughput: Throughput
     covers: dict[str, Covered] | UnsetType = UNSET

@@ -27,9 +27,12 @@ def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
 class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
-    def __init__(self, total_steps: int, shown: bool, all_windows: bool = False) -> None:
-        """all_windows: a line for each window of steps (train.print_windows)."""
-        self._all_windows = all_windows
+    def __init__(self, total_steps: int, shown: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
+        """all_windows: a line for each window of steps (train.print_windows).
+
+        may_end_early: before the last step, so that what is left is so much at most.
+        """
+        self._all_windows, self._at_most = all_windows, "at most " * may_end_early
         self._bar: Any = None
         self._next_line = self._began = time.monotonic()
         self._shown, self._total, self._first = shown, total_steps, 0
@@ -39,7 +42,9 @@ class ProgressDisplay:
         self._began, self._first = time.monotonic(), step
         self._next_line = self._began + FIRST_SECONDS
         if self._shown and sys.stderr.isatty():
-            self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=BAR)
+            self._bar = tqdm(
+                total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=self._bar_format()
+            )
             self._bar.dynamic_ncols = _columns_but_those_of_a_key
 
     def update(
@@ -66,7 +71,13 @@ class ProgressDisplay:
         if self._all_windows or (self._bar is None and now >= self._next_line):
             self._next_line = now + QUIET_SECONDS
             left = (now - self._began) / max(1, step - self._first) * (self._total - step)
-            log.info("step %d/%d %s, %s to go", step, self._total, text, tqdm.format_interval(left))
+            log.info("step %d/%d %s, %s%s to go", step, self._total, text, self._at_most, tqdm.format_interval(left))
+
+    def _bar_format(self) -> str:
+        """The bar; its share of all steps is left out where the run may end before."""
+        if not self._at_most:
+            return BAR
+        return BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
 
     def close(self) -> None:
         """Leave the bar as it stands."""

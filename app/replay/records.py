@@ -119,7 +119,10 @@ def _pairs(
         yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(then, recorded, step, evaluated)}
         yield f"{SUMMARY}, eval", plain_object(recorded.eval), _evaluation(replayed, step)
     if recorded.best:
-        yield f"{SUMMARY}, best", plain_object(recorded.best), _evaluation(replayed, recorded.best.step)
+        best = recorded.best
+        same = again.best if again.best and again.best.step == best.step else None  # has the value of train.monitor
+        expected = _evaluation(replayed, best.step) | (plain_object(same) if same is not None else {})
+        yield f"{SUMMARY}, best", plain_object(best), expected
 
 
 def _part(summary: Summary, name: str) -> Json:

@@ -91,7 +91,11 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     best = run.best
     tiles = [
         ("AUC", evaluation.auc, f"{split}" + (f", ± {error:.4f}" if error else "")),
-        ("Best AUC", best.auc if best else None, f"at step {count(best.step)}" if best else NOT_MEASURED),
+        (
+            f"Best {best.label}" if best else "Best AUC",
+            best.of_monitor if best else None,
+            f"at step {count(best.step)}" if best else NOT_MEASURED,
+        ),
         ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
         ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),
         ("Accuracy", evaluation.figure(ACCURACY), f"majority {percent(_majority(evaluation))}"),

@@ -165,7 +165,10 @@ def figures(run: RunFiles) -> ReportTable:
         ],
         ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
         ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
-        ["Best AUC, and its step", f"{figure(best.auc if best else None)}, {count(best.step if best else None)}"],
+        [
+            f"Best {best.label if best else 'AUC'}, and its step",
+            f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
+        ],
         ["Mean power", f"{power.mean_watts:,.1f} W" if power and power.mean_watts is not None else NOT_MEASURED],
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],

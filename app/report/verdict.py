@@ -116,13 +116,19 @@ def sentences(run: RunFiles) -> list[tuple[str, str]]:
 def _status(run: RunFiles) -> tuple[str, str]:
     done = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
     sentences = {
-        "completed": ("good", f"Completed: {done}."),
+        "completed": ("good", f"Completed: {done}{_early(run)}."),
         "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {done}."),
         "interrupted": ("bad", f"Interrupted after {done}; the same command resumes from there."),
         "failed": ("bad", f"Failed after {done}: {_reason(run)}"),
         UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command resumes from there."),
     }
     return sentences.get(run.status, ("plain", f"{run.status}: {done}."))
+
+
+def _early(run: RunFiles) -> str:
+    """Why the run ended before its last step, if it did."""
+    early = run.summary.early_stop if run.summary else None
+    return f", stopped early: {early.reason}" if early else ""
 
 
 def _reason(run: RunFiles) -> str:

@@ -3,25 +3,30 @@
 Read `run` for the course of a run, `_step` for what happens to a batch, `_after_step` for what follows a step.
 """
 
+import logging
 import time
 from dataclasses import dataclass
 
 from app.config import OnNan
 from app.data.batch import Batch
 from app.kinds.metrics import ACCURACY
-from app.metrics.documents import Best
 from app.metrics.profiling import StepProfiler
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
+from app.optimizer.schedule import learning_rate
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
+from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunLength, RunState
 from app.training.stop import StopCheck
 from app.training.window import StepWindow
+from common.keys import shown
+
+log = logging.getLogger("clickwork")
 
 
 @dataclass
@@ -54,6 +59,7 @@ class TrainingLoop:
     def run(self) -> str:
         """Train to the end; return the run's status: completed, target_reached or interrupted."""
         state = self.state
+        self.session.cuts = state.monitored.cuts
         if 0 < state.step == self.length.total_steps:  # of another run: the directory has no checkpoint yet
             self.checkpointer.save(state)
         if self._evaluation_due():  # the checkpoint was saved at this step, before its evaluation
@@ -62,6 +68,8 @@ class TrainingLoop:
                 return status
         if target_reached(state, self.length):
             return "target_reached"
+        if early_stop(state, self.length) is not None:
+            return "completed"
         window = StepWindow(self.session.finite_checks(), self.timer, self.session.runtime, self.length, state)
         self.timer.start()
         while state.step < self.length.total_steps:
@@ -127,13 +135,42 @@ class TrainingLoop:
         except EvaluationInterrupted:
             self.checkpointer.save(state)
             return "interrupted"
-        auc = state.evaluation.auc
-        if auc is not None and (state.best is None or auc > state.best.auc):
-            state.best = Best(step=state.step, auc=auc)
+        monitor = self.length.train.monitor
+        best = best_of(state.evaluation, monitor)
+        if best is not None:
+            self._watch(monitored_value(state.evaluation, monitor))
+        if best is not None and (state.best is None or score_of(best, monitor) > score_of(state.best, monitor)):
+            state.best = best
             self.checkpointer.keep_best(state)
+        return self._end()
+
+    def _watch(self, value: float | None) -> None:
+        """Let an evaluation's value of train.monitor cut the rate."""
+        state, config, before = self.state, self.session.config, self.state.monitored
+        state.monitored = watch(before, value, config.train.monitor, config.schedule)
+        self.session.cuts = state.monitored.cuts
+        if state.monitored.cuts > before.cuts:
+            rates = (
+                learning_rate(config.optimizer.lr, config.schedule, state.step, seen.cuts)
+                for seen in (before, state.monitored)
+            )
+            log.info(
+                "schedule: step %d: no gain of train.monitor=%s, learning rate %g to %g",
+                state.step,
+                shown(config.train.monitor),
+                *rates,
+            )
+
+    def _end(self) -> str | None:
+        """Save and return the status if the state's evaluation ends the run, or nothing is left to train."""
+        state = self.state
         if target_reached(state, self.length):
             self.checkpointer.save(state)
             return "target_reached"
+        if (early := early_stop(state, self.length)) is not None:
+            self.checkpointer.save(state)
+            log.info("early stop: step %d: %s", state.step, early.reason)
+            return "completed"
         return "completed" if state.step == self.length.total_steps else None
 
     def _evaluation_due(self) -> bool:

@@ -36,7 +36,12 @@ class Recorder:
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
         self._batch_size, self._is_logloss = train.global_batch_size, session.is_logloss
-        self._progress = ProgressDisplay(total_steps, session.runtime.rank == 0, train.print_windows)
+        self._progress = ProgressDisplay(
+            total_steps,
+            session.runtime.rank == 0,
+            train.print_windows,
+            may_end_early=train.early_stop_patience is not None,
+        )
 
     def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
         """Write the run's configuration and manifest, and open its trackers; a collective call.

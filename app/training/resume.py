@@ -25,13 +25,15 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures
+from app.kinds.metrics import AUC
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
 from app.record.documents import Summary
 from app.record.reading import CONFIG, read_config, read_events, read_summary
 from app.runtime import rng
 from app.runtime.platform import Runtime
+from app.training.monitor import best_of, score_of
 from app.training.session import Session
 from app.training.state import RunState
 from common.compose import ConversionError
@@ -64,6 +66,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         skipped=state.skipped,
         evaluation=state.evaluation,
         best=state.best,
+        monitored=state.monitored,
         seconds=seconds,
         world_size=runtime.world_size,
         layout=_layout(session),
@@ -110,6 +113,7 @@ def restore(path: Path, session: Session) -> Resumed:
         skipped=values.skipped,
         evaluation=values.evaluation or None,
         best=values.best or None,
+        monitored=values.monitored or Monitored(),
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:
@@ -159,11 +163,12 @@ def adopt_evaluations(
         )
     kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
     candidates = [one for one in evaluations if last is not None and one.split == last.split]
-    ranked = [Best(step=one.step or 0, auc=one.auc) for one in candidates if one.auc is not None]
+    monitor = config.train.monitor
+    ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
         ranked = [one for one in ranked if checkpoint_name(one.step) in kept]
-    best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: one.auc, default=None)
+    best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [event for event in recorded if after_saving and event.step == state.step]
     spent = sum(event.eval_seconds or 0.0 for event in events)
@@ -232,7 +237,7 @@ def fingerprint(config: AppConfig) -> Json:
     if (hstu := plain["model"]["hstu"]) is not None:
         keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
         keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
-    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
+    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
     bags = plain["data"]["multi_hot"]
@@ -244,7 +249,7 @@ def fingerprint(config: AppConfig) -> Json:
 def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
     now = fingerprint(config)
-    then = {"data.shuffle_lanes": 1, **saved.fingerprint}  # older checkpoints lack it
+    then = {"data.shuffle_lanes": 1, "train.monitor": AUC, **saved.fingerprint}  # older checkpoints lack it
     return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from app.metrics.documents import OtherEvent
+from msgspec import UNSET
+
+from app.metrics.documents import Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
 from app.metrics.timing import StepTimer, step_time_histogram
@@ -22,6 +24,7 @@ from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
 from app.training.loop import TrainingLoop, target_reached
+from app.training.monitor import early_stop, monitored_value, watch
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunLength, RunState, run_length
@@ -79,7 +82,9 @@ class TrainingRun:
                 lambda: encode(resume.adopt_evaluations(state, directory, self.config, spent))
             )
             adopted = decode(text, resume.Adopted)
-            if adopted.after_saving:
+            if adopted.after_saving and adopted.evaluation is not None:
+                value = monitored_value(adopted.evaluation, self.config.train.monitor)
+                state.monitored = watch(state.monitored, value, self.config.train.monitor, self.config.schedule)
                 state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
                 state.take_unreported()  # the event of the evaluation has it
             self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
@@ -89,6 +94,7 @@ class TrainingRun:
             self.checkpointer.saved_step = self.state.step
         else:  # evaluations of another run have no checkpoints here
             self.state.evaluation = self.state.best = None
+            self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
         self._measured_before = len(self.state.all_step_seconds())
 
     def is_done(self, before: Summary) -> bool:
@@ -97,7 +103,10 @@ class TrainingRun:
         if before.steps != state.step or before.status not in ("completed", "target_reached"):
             return False
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
-        return evaluated and (state.step >= self.length.total_steps or target_reached(state, self.length))
+        if not evaluated:
+            return False
+        ends = target_reached(state, self.length) or early_stop(state, self.length) is not None
+        return ends or state.step >= self.length.total_steps
 
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
@@ -122,8 +131,9 @@ class TrainingRun:
 
     def _log_beginning(self) -> None:
         counts = self.session.parameter_counts()
-        log.info("run: %s, %d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
-                 self._directory.path, self.length.total_steps, self.config.train.global_batch_size,
+        at_most = "" if self.config.train.early_stop_patience is None else "at most "
+        log.info("run: %s, %s%d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
+                 self._directory.path, at_most, self.length.total_steps, self.config.train.global_batch_size,
                  f"{counts['total']:,}", f"{counts['embedding']:,}", self.runtime.world_size,
                  self.runtime.platform.value)  # fmt: skip
         log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
@@ -165,6 +175,7 @@ class TrainingRun:
         )
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.throughput.slowdown = find_slowdown(events)
+        figures.early_stop = early_stop(self.state, self.length) or UNSET
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)

@@ -36,6 +36,7 @@ class Session(Predictor):
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
+    cuts: int = field(default=0, init=False)  # of the rates, which evaluations have decided so far
 
     @property
     def is_logloss(self) -> bool:
@@ -73,8 +74,8 @@ class Session(Predictor):
         train, runtime = self.config.train, self.runtime
         self.model.module.begin_step(train.seed, step, runtime.rank, train.global_batch_size // runtime.world_size)
         rates, schedule = self.config.optimizer, self.config.schedule
-        lr = learning_rate(rates.lr, schedule, step)
-        set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step))
+        lr = learning_rate(rates.lr, schedule, step, self.cuts)
+        set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step, self.cuts))
         return lr
 
     def undo_step(self) -> None:

@@ -11,7 +11,7 @@ from app.config import TrainConfig
 from app.config.train import evaluation_steps
 from app.data.events import EventSplit
 from app.data.split import SplitReader
-from app.metrics.documents import Best, EvaluationFigures
+from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.metrics.totals import Measured
 from common.errors import UserError
 
@@ -33,7 +33,8 @@ class RunState:
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
     skipped: int = 0  # steps without an update, since their loss was not finite (train.on_nan=skip)
     evaluation: EvaluationFigures | None = None  # the last one, with its step
-    best: Best | None = None  # step and AUC of the evaluation with the highest one
+    best: Best | None = None  # the evaluation that is the best by train.monitor
+    monitored: Monitored = field(default_factory=Monitored)  # replaced, not changed, by each evaluation
 
     @property
     def evaluated_at(self) -> int:

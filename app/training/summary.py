@@ -141,8 +141,13 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
     yield from _quality_rows(evaluation)
-    if best is not None and evaluation.step not in (UNSET, best.step):
-        yield "best AUC", f"{best.auc:.5f} at step {best.step:,}{' (checkpoint=best)' if keeps_best else ''}"
+    if summary.early_stop:
+        yield "early stop", summary.early_stop.reason
+    if best is not None and best.of_monitor is not None and evaluation.step not in (UNSET, best.step):
+        yield (
+            f"best {best.label}",
+            f"{best.of_monitor:.5f} at step {best.step:,}{' (checkpoint=best)' if keeps_best else ''}",
+        )
     for sentence in clicks.shortcomings(evaluation, best, keeps_best):
         yield "attention", coloured(sentence, "yellow", sys.stderr)
     if summary.throughput.slowdown:

@@ -36,6 +36,7 @@ DIFFICULTY: Limits = ([0.09, INF], [0.1, 1e9], "in [0.1, inf)")
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
 OF_RUNS: dict[str, Limits] = {
     **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.eval_every_steps", "train.log_every_steps",
+                     "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.workers",
                      "data.events.window_seconds", "data.events.eval_window", "data.events.history_length",
                      "data.events.scan_events", "data.events.max_history", "data.shuffle_block_rows",
@@ -46,7 +47,7 @@ OF_RUNS: dict[str, Limits] = {
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
                      "eval.exact_rows", "data.events.min_history", "data.frequency_threshold", "data.synthetic.seed",
                      "data.multi_hot.seed", "schedule.warmup_steps", "schedule.decay_start_step",
-                     "schedule.decay_steps",
+                     "schedule.decay_steps", "schedule.patience", "schedule.threshold", "schedule.min_lr",
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),
     **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
                      "optimizer.eps", "optimizer.max_grad_norm", "published.logloss", "published.samples_per_second",
@@ -69,6 +70,7 @@ OF_RUNS: dict[str, Limits] = {
     "data.max_ind_range": ([0, 2**31], [1, 2**31 - 1], "in [1, 2147483647]"),
     "data.synthetic.max_cardinality": ([2], [3], "at least 3"),
     "data.synthetic.click_rate": INSIDE,
+    "schedule.factor": INSIDE,
     "data.synthetic.difficulty": DIFFICULTY,
     "data.synthetic.interaction": ([-0.1, 10.1], [0.0, 10.0], "in [0, 10]"),
     "data.synthetic.drift": ([-0.1, 1.571], [0.0, 1.57], "in [0, 1.5707963267948966]"),

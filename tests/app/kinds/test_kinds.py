@@ -7,12 +7,14 @@ import pytest
 
 from app.kinds.metrics import METRICS
 from app.kinds.optimizers import OptimizerName
+from app.kinds.schedules import ScheduleName
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("app", "common", "data_prep")
 TABLES = "app/kinds/"
 # Files that may have a kind's name, and why.
 OPTIMIZER_EXCEPTIONS: dict[str, str] = {}
+SCHEDULE_EXCEPTIONS: dict[str, str] = {}
 METRIC_EXCEPTIONS = {
     "app/metrics/clicks.py": "computes them",
     "app/metrics/users.py": "computes them",
@@ -40,8 +42,12 @@ def files_with(names: set[str]) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(
     ("names", "exceptions"),
-    [({row.value for row in OptimizerName}, OPTIMIZER_EXCEPTIONS), (set(METRICS), METRIC_EXCEPTIONS)],
-    ids=["optimizers", "metrics"],
+    [
+        ({row.value for row in OptimizerName}, OPTIMIZER_EXCEPTIONS),
+        ({row.value for row in ScheduleName}, SCHEDULE_EXCEPTIONS),
+        (set(METRICS), METRIC_EXCEPTIONS),
+    ],
+    ids=["optimizers", "schedules", "metrics"],
 )
 def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, str]) -> None:
     elsewhere = {path: present for path, present in files_with(names).items() if path not in exceptions}

@@ -1,0 +1,96 @@
+"""What a run's evaluations decide by train.monitor: the best, when the rate is cut, and whether to stop early."""
+
+from app.config import AppConfig, ScheduleConfig
+from app.config.train import Monitor, keys_by_evaluations
+from app.kinds.metrics import AUC, METRICS
+from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Monitored
+from app.training.state import RunLength, RunState
+from common.errors import UserError
+from common.keys import shown
+
+
+def require_validation(config: AppConfig, rows: int) -> None:
+    """Refuse a run by a split that cannot decide anything; rows: of eval.split.
+
+    Raises:
+        UserError: it has no rows, or too many for a metric of train.monitor.
+    """
+    keys = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
+    if keys and not rows:
+        raise UserError(
+            f"{keys[0]}: the dataset has no rows in split {config.eval.split}; prepare it with a validation split "
+            f"(data.split.method), give another in eval.split, or leave {keys[0].partition('=')[0]} out"
+        )
+    monitor = config.train.monitor
+    needed = [name for name in ([monitor] if isinstance(monitor, str) else monitor) if METRICS[name].needs_scores]
+    if needed and rows > config.eval.exact_rows:
+        raise UserError(
+            f"train.monitor={shown(monitor)}: {needed[0]} is not computed of the {rows:,} rows of split "
+            f"{config.eval.split}, more than eval.exact_rows={config.eval.exact_rows}; use auc, or "
+            f"eval.exact_rows={rows}"
+        )
+
+
+def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | None:
+    """The metric that train.monitor names, or its weighted sum of metrics; None if one of them is undefined."""
+    if isinstance(monitor, str):
+        return evaluation.figure(monitor)
+    values = [(weight, evaluation.figure(name)) for name, weight in monitor.items()]
+    if any(value is None for _, value in values):
+        return None
+    return float(sum(weight * (value or 0.0) for weight, value in values))
+
+
+def score(value: float, monitor: Monitor) -> float:
+    """The value of train.monitor, negated where smaller is better: the best has the highest score."""
+    return -value if isinstance(monitor, str) and METRICS[monitor].larger_is_better is False else value
+
+
+def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
+    """An evaluation as the best of a run; None if train.monitor is undefined for it."""
+    value = monitored_value(evaluation, monitor)
+    if value is None:
+        return None
+    best = Best(step=evaluation.step or 0, auc=evaluation.auc)
+    if monitor != AUC:
+        best.monitor, best.value = shown(monitor), value
+    return best
+
+
+def score_of(best: Best, monitor: Monitor) -> float:
+    """The score of a run's best evaluation."""
+    value = best.of_monitor
+    return -float("inf") if value is None else score(value, monitor)
+
+
+def watch(before: Monitored, value: float | None, monitor: Monitor, schedule: ScheduleConfig) -> Monitored:
+    """After one more evaluation; an undefined value changes nothing.
+
+    A miss is a value below the best so far plus schedule.threshold, or where smaller is better above the best minus it.
+    One after more than schedule.patience others since the last hit or cut cuts the rate of schedule=plateau. As FuxiCTR
+    has it, and torch's ReduceLROnPlateau with threshold_mode=abs, to which an equal value is a miss.
+    """
+    if value is None:
+        return before
+    new = score(value, monitor)
+    if before.best is None or new >= before.best + schedule.threshold:
+        return Monitored(best=new, cuts=before.cuts)
+    is_cut = schedule.name.schedule.by_metric and before.since_cut >= schedule.patience
+    return Monitored(
+        best=before.best,
+        misses=before.misses + 1,
+        since_cut=0 if is_cut else before.since_cut + 1,
+        cuts=before.cuts + is_cut,
+    )
+
+
+def early_stop(state: RunState, length: RunLength) -> EarlyStop | None:
+    """Why the state's evaluation ends the run before its last step; None if it does not."""
+    train, evaluation, misses = length.train, state.evaluation, state.monitored.misses
+    is_evaluated = evaluation is not None and evaluation.step == state.step
+    if not is_evaluated or state.step >= length.total_steps:
+        return None
+    if train.early_stop_patience is None or misses < train.early_stop_patience:
+        return None
+    best_step, value = (None, None) if state.best is None else (state.best.step, state.best.of_monitor)
+    return EarlyStop(monitor=shown(train.monitor), misses=misses, best_step=best_step, best=value)

@@ -1,0 +1,40 @@
+"""Progress of a run whose end is not known: steps and time left are said as the most that there can be."""
+
+import io
+
+import pytest
+
+from app.record import progress
+from app.record.progress import ProgressDisplay
+
+
+class Terminal(io.StringIO):
+    """In place of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("may_end_early", [True, False])
+def test_lines_and_the_bar_say_at_most(
+    may_end_early: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress.log, "propagate", True)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    display = ProgressDisplay(100, shown=True, all_windows=True, may_end_early=may_end_early)
+    display.start(0)
+    with caplog.at_level("INFO", "clickwork"):
+        display.update(10, 0, 0.5, 0.8, 1e3, 0.0, None)
+    assert ("at most 00:00 to go" in caplog.text) is may_end_early
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    bar = ProgressDisplay(100, shown=True, may_end_early=may_end_early)
+    bar.start(0)
+    bar.update(10, 0, 0.5, 0.8, 1e3, 0.0, None)
+    bar.close()
+    drawn = terminal.getvalue()
+    assert ("step 10 of at most 100" in drawn) is may_end_early
+    assert ("%|" not in drawn) is may_end_early

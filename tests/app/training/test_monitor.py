@@ -1,0 +1,232 @@
+"""Rate and end of a run by train.monitor: against torch's scheduler, a few plain lines, and runs killed at any step."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.config import CONFIG_DIR, AppConfig, ScheduleConfig, ScheduleName, TrainConfig, validate_new_run
+from app.metrics.documents import Best, EvaluationFigures, Monitored
+from app.optimizer.schedule import learning_rate
+from app.report.read import read_run
+from app.report.verdict import sentences
+from app.runtime.platform import Runtime
+from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
+from app.training.session import Session
+from app.training.state import RunLength, RunState
+from common.compose import compose_config
+from common.errors import UserError
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import write_dataset
+from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
+from tests.app.run_files import events, summary
+
+LAST = 60
+STOPPING = [*SMALL, "optimizer=adagrad", "optimizer.lr=1", "schedule=plateau", "schedule.factor=0.5",
+            "train.early_stop_patience=3", "train.eval_every_steps=3", f"train.max_steps={LAST}",
+            "checkpoint.every_steps=6", "record.tensorboard=false", "train.epochs=100"]  # fmt: skip
+
+
+@pytest.mark.parametrize("monitor", ["auc", "logloss"])
+@pytest.mark.parametrize("patience", [0, 1, 3])
+def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None:
+    rng = np.random.default_rng(patience)
+    config = ScheduleConfig(ScheduleName.plateau, factor=0.3, patience=patience, threshold=0.02, min_lr=1e-3)
+    for _ in range(20):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, "max" if monitor == "auc" else "min", factor=0.3, patience=patience, threshold=0.02,
+            threshold_mode="abs", min_lr=1e-3,
+        )  # fmt: skip
+        seen = Monitored()
+        for value in rng.normal(0.6, 0.05, 25) + rng.normal(0, 0.01) * np.arange(25):
+            seen = watch(seen, float(value), monitor, config)
+            theirs.step(float(value))
+            assert learning_rate(0.4, config, 7, seen.cuts) == optimizer.param_groups[0]["lr"]
+
+
+def test_a_rate_below_the_least_one_stays() -> None:
+    config = ScheduleConfig(ScheduleName.plateau, min_lr=1e-3)
+    assert learning_rate(1e-4, config, 0, cuts=3) == 1e-4
+
+
+def plain_stop(values: list[float], patience: int, sign: int) -> int | None:
+    """FuxiCTR's rule: the number of evaluations after which it ends."""
+    best, misses = -float("inf"), 0
+    for number, value in enumerate(values, start=1):
+        misses = misses + 1 if sign * value < best + 1e-6 else 0
+        best = best if misses else sign * value
+        if misses >= patience:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(("monitor", "sign"), [("auc", 1), ("ne", -1), ({"auc": 1, "logloss": -1}, 1)])
+def test_it_ends_where_fuxictr_does(monitor: Any, sign: int) -> None:
+    rng, stopped = random.Random(1), 0
+    for patience in (1, 2, 3):
+        train = TrainConfig(monitor=monitor, early_stop_patience=patience)
+        length = RunLength(10, 1_000, train)
+        for _ in range(40):
+            values = [round(rng.uniform(0.5, 0.6) + sign * 0.02 * number, 3) for number in range(15)]
+            state, ended = RunState(), None
+            for number, value in enumerate(values, start=1):
+                state.step, state.evaluation = number, EvaluationFigures(step=number, auc=value)
+                state.monitored = watch(state.monitored, value, monitor, ScheduleConfig(ScheduleName.constant))
+                if early_stop(state, length) is not None:
+                    ended = number
+                    break
+            assert ended == plain_stop(values, patience, sign)
+            stopped += ended is not None
+    assert stopped > 20
+
+
+def test_a_sum_is_weighted_and_undefined_with_any_of_its_parts() -> None:
+    evaluation = EvaluationFigures(step=3, auc=0.7, rest={"logloss": 0.5, "ne": None})
+    assert monitored_value(evaluation, {"auc": 2, "logloss": -1}) == pytest.approx(0.9)
+    assert monitored_value(evaluation, {"auc": 1, "ne": -1}) is None
+    before = Monitored(best=1.0, misses=1, since_cut=1, cuts=2)
+    assert watch(before, None, "ne", ScheduleConfig(ScheduleName.plateau)) == before
+
+
+def test_the_best_is_ranked_by_the_monitor() -> None:
+    less_loss, more_auc = (EvaluationFigures(step=step, auc=auc, rest={"logloss": loss})
+                           for step, auc, loss in ((1, 0.6, 0.3), (2, 0.8, 0.4)))  # fmt: skip
+    by_loss = [best_of(each, "logloss") for each in (less_loss, more_auc)]
+    assert max((each for each in by_loss if each), key=lambda one: score_of(one, "logloss")).step == 1
+    assert best_of(more_auc, "auc") == Best(step=2, auc=0.8)  # without further keys, as before
+    assert best_of(less_loss, "logloss") == Best(step=1, auc=0.6, monitor="logloss", value=0.3)
+
+
+def result(run: Path) -> tuple[Any, ...]:
+    """What must not depend on interruptions."""
+    figures = summary(run)
+    rates = {event["step"]: event["lr"] for event in events(run, "train")}
+    evaluations = {event["step"]: event["auc"] for event in events(run, "eval")}
+    return figures["digest"], figures["steps"], figures["early_stop"], figures["best"], rates, evaluations
+
+
+@pytest.fixture(scope="module")
+def whole(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended early."""
+    run = tmp_path_factory.mktemp("whole")
+    assert train_here(here, *STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={run}") == "completed"
+    return run
+
+
+def test_a_run_cuts_and_ends_as_its_evaluations_say(
+    here: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aucs = [(event["step"], event["auc"]) for event in events(whole, "eval")]
+    ended = plain_stop([auc for _, auc in aucs], 3, 1)
+    figures = summary(whole)
+    assert ended == len(aucs)
+    assert figures["steps"] == aucs[-1][0] < LAST
+    assert figures["status"] == "completed"
+    best_step, best = max(aucs, key=lambda one: one[1])
+    assert figures["early_stop"] == {"monitor": "auc", "misses": 3, "best_step": best_step, "best": best}
+    rate, high, rates = 1.0, -1.0, {}
+    for step in range(1, figures["steps"] + 1):
+        rates[step] = rate
+        auc = dict(aucs).get(step)
+        if auc is not None:
+            rate, high = (rate * 0.5, high) if auc < high + 1e-6 else (rate, auc)
+    assert {event["step"]: event["lr"] for event in events(whole, "train")} == rates
+    assert len(set(rates.values())) > 1
+    ending = f"no gain of train.monitor=auc at 3 evaluations in a row; the best was {best:.5f} at step {best_step}"
+    assert sentences(read_run(whole))[0][1].endswith(f"stopped early: {ending}.")
+    again = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
+    assert train_here(here, *again) == NOTHING_TO_DO
+    assert command_here(here, "verify", f"run={whole}") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
+
+
+def steps() -> Iterator[Any]:
+    """Before, at and after evaluations, checkpoints and the end."""
+    fast = (19, 22)
+    yield from (pytest.param(step, marks=() if step in fast else pytest.mark.slow) for step in range(1, 24))
+
+
+@pytest.mark.parametrize("step", list(steps()))
+def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
+    step: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
+    begin = Session.begin_step
+
+    def begun(this: Session, number: int) -> float:
+        if number == step:
+            raise Killed
+        return begin(this, number)
+
+    if summary(whole)["steps"] <= step:
+        pytest.skip("it had ended by then")
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "begin_step", begun)
+        with pytest.raises(Killed):
+            train_here(here, *overrides)
+    assert train_here(here, *overrides) == "completed"
+    assert result(tmp_path / "run") == result(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    done = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
+    assert done.returncode == 0, done.stderr
+    aucs = [event["auc"] for event in events(tmp_path / "runs/two", "eval")]
+    assert plain_stop(aucs, 3, 1) == len(aucs)
+    steps_done = summary(tmp_path / "runs/two")["steps"]
+    assert steps_done == 3 * len(aucs)
+    assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in done.stderr
+    assert f"at most {LAST} steps of 64 samples" in done.stderr
+    assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in done.stderr
+
+
+def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}", "train.monitor=logloss",
+                 "train.max_steps=20", "checkpoint.keep=1"]  # fmt: skip
+    train_here(here, *overrides)
+    step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
+    best = summary(tmp_path)["best"]
+    assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
+    assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
+
+
+def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", {"train": 300, "test": 100})
+    run = [*STOPPING, "run.name=x", f"run.dir={tmp_path}/run"]
+    with pytest.raises(UserError, match=r"train.early_stop_patience=3: the dataset has no rows in split val; prepare"):
+        train_here(here, *run, f"data.path={tmp_path}/data")
+    with pytest.raises(UserError, match=r"train.monitor=pr_auc: pr_auc is not computed of the 501 rows of split val"):
+        train_here(here, *run, f"data.path={dataset}", "train.monitor=pr_auc", "eval.exact_rows=500")
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+REFUSED = [
+    (["train.early_stop_patience=2"], "train.early_stop_patience=2: has no effect without evaluations while training; "
+     "add train.eval_every_fraction=1"),
+    (["schedule=plateau"], "schedule=plateau: has no effect without evaluations while training; "
+     "add train.eval_every_fraction=1"),
+    (["train.monitor=gauc"], "train.monitor=gauc: gauc is over users, which only logs of events"),
+    (["train.monitor=acu"], "train.monitor=acu: must be one of auc, gauc"),
+    (["train.monitor={auc:1,loss:-1}"], "train.monitor={auc:1,loss:-1}: must be one of auc, gauc"),
+    (["train.monitor={auc:0}"], "train.monitor={auc:0}: must be one of auc, gauc"),
+    (["train.monitor={}"], "train.monitor={}: must be one of auc, gauc"),
+    (["train.monitor=calibration"], "train.monitor=calibration: must be one of"),
+    (["train.monitor=ne", "checkpoint.keep_best=false"], "train.monitor=ne: has no effect with checkpoint.keep_best"),
+    (["schedule.factor=0.5"], "schedule.factor=0.5: has no effect with schedule=constant"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=lambda value: value[0] if value[1:] else None)
+def test_what_evaluations_cannot_decide_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        validate_new_run(
+            compose_config(AppConfig, CONFIG_DIR, ["train.eval_every_steps=null", *overrides, "run.name=x"])
+        )
+    assert str(error.value).startswith(message)
