@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from app.config import AppConfig
 from app.metrics import clicks, users
-from app.metrics.documents import EvaluationFigures, Power
+from app.metrics.documents import Best, EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation
@@ -29,6 +29,7 @@ INTERRUPTED = "saved; the same command resumes from here"
 def summarise(
     session: Session,
     state: RunState,
+    served: EvaluationFigures | None,
     status: str,
     seconds: dict[str, float],
     meter: str,
@@ -36,11 +37,13 @@ def summarise(
 ) -> Summary:
     """The content of summary.json; a collective call.
 
-    meter: what energy was measured by. communication_seconds: of a step's exchanges on this process, where measured.
+    served: the evaluation of the model that is served, on rank 0. meter: what energy was measured by.
+    communication_seconds: of a step's exchanges on this process, where measured.
     """
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     summary = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
+    summary.eval = served or summary.eval
     tables, rate = session.model.module.sparse_arch.tables, summary.throughput.samples_per_second_per_device
     summary.status = status
     summary.memory = Memory(
@@ -59,10 +62,13 @@ def summarise(
     return summary
 
 
-def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> Summary:
+def summarise_failure(
+    session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
+) -> Summary:
     """The summary of a run that failed, by one process without the others."""
     counts, world_size = session.parameter_counts(), session.runtime.world_size
     summary = _of_one_process(_figures(session.config, state, counts, world_size, session.is_logloss), seconds)
+    summary.eval = served or summary.eval
     summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
     return summary
 
@@ -80,7 +86,7 @@ def _figures(
     losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     last = losses[-config.train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
-    undefined: Json = {name: None for name in clicks.NAMES if name != "auc"}
+    newest = state.evaluation or undefined_evaluation()
     return Summary(
         status="completed",
         version=SUMMARY_VERSION,
@@ -90,7 +96,8 @@ def _figures(
         parameters=convert(parameters, Parameters),
         train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
         best=state.best,
-        eval=state.evaluation or EvaluationFigures(auc=None, rest=undefined),
+        eval=newest,
+        last=newest,
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),
@@ -101,6 +108,12 @@ def _figures(
             "memory": Covered(launches="last"),
         },
     )
+
+
+def undefined_evaluation() -> EvaluationFigures:
+    """All figures of an evaluation as None."""
+    undefined: Json = {name: None for name in clicks.NAMES if name != "auc"}
+    return EvaluationFigures(auc=None, rest=undefined)
 
 
 def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
@@ -136,13 +149,11 @@ def closing_lines(summary: Summary, measured_before: int, keeps_best: bool = Tru
 
 
 def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
-    evaluation, best, seconds = summary.eval, summary.best or None, summary.seconds or {}
+    best, seconds = summary.best or None, summary.seconds or {}
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
-    yield from _quality_rows(evaluation)
-    if best is not None and evaluation.step not in (UNSET, best.step):
-        yield "best AUC", f"{best.auc:.5f} at step {best.step:,}{' (checkpoint=best)' if keeps_best else ''}"
-    for sentence in clicks.shortcomings(evaluation, best, keeps_best):
+    yield from _quality_rows(summary, best)
+    for sentence in clicks.shortcomings(summary.newest, best, keeps_best):
         yield "attention", coloured(sentence, "yellow", sys.stderr)
     if summary.throughput.slowdown:
         yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)
@@ -157,8 +168,9 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
         yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
 
 
-def _quality_rows(evaluation: EvaluationFigures) -> Iterator[tuple[str, str]]:
-    """The last evaluation, if there was one."""
+def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
+    """The evaluation of the model that is served, if there was one; the last, and the best, if they are others."""
+    evaluation, last = summary.eval, summary.newest
     if evaluation.figure("logloss") is None:
         return
     names = {
@@ -171,7 +183,13 @@ def _quality_rows(evaluation: EvaluationFigures) -> Iterator[tuple[str, str]]:
     }
     values = [(label, evaluation.figure(key)) for key, label in names.items()]
     figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
-    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples)"
+    is_last = evaluation.step == last.step
+    of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
+    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples{of})"
+    if not is_last and last.auc is not None:
+        yield "last AUC", f"{last.auc:.5f} at step {last.step:,} (checkpoint=last)"
+    if best is not None and evaluation.step not in (UNSET, best.step):
+        yield "best AUC", f"{best.auc:.5f} at step {best.step:,}"
 
 
 def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
