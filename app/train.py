@@ -139,7 +139,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         require_steps_left(run.length, run.state.step, Path(start))
     run.checkpointer.require_space(run.state.step, run.length)
     if start is not None and run.continues:
-        best = run.state.best.step if run.state.best else None
+        best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
         here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     return run
 

@@ -183,11 +183,12 @@ def training_row(name: str, inputs: Path, directory: Path) -> dict[str, Any]:
     run = directory / "run"
     summary = json.loads((run / "summary.json").read_bytes())
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = summary["last"]
     losses = [_short(event["loss"]) for event in events if event["event"] == "train"]
     return {
         "overrides": RUNS[name], "steps": summary["steps"], "parameters": summary["digest"]["parameters"],
         "losses": summary["digest"]["losses"], "first_losses": losses[:FIRST_LOSSES], "last_loss": losses[-1],
-        "logloss": _short(summary["eval"]["logloss"]), "auc": _short(summary["eval"]["auc"]),
+        "logloss": _short(last["logloss"]), "auc": _short(last["auc"]),
     }  # fmt: skip
 
 

@@ -185,24 +185,27 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
     return float(np.sqrt(sum(variances)))
 
 
-def shortcomings(evaluation: EvaluationFigures, best: Best | None, keeps_best: bool) -> list[str]:
-    """What a run's last evaluation falls short of, its own best and chance, in sentences without a full stop.
+def shortcomings(last: EvaluationFigures, best: Best | None, keeps_best: bool) -> list[str]:
+    """What a run's evaluations fall short of, its own best and chance, in sentences without a full stop.
 
-    keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best).
+    keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
     """
-    auc, remarks = evaluation.auc, []
+    auc, remarks = last.auc, []
     by_auc = None if best is None or best.monitor else best.auc
     if auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:
         remedy = (
-            "evaluate that one with checkpoint=best" if keeps_best else "keep that one by checkpoint.keep_best=true"
+            "evaluate, recommend and export take that one (checkpoint=best)"
+            if keeps_best
+            else "keep that one by checkpoint.keep_best=true"
         )
         remarks.append(
             f"Overfitted: the best AUC was {by_auc:.5f} at step {best.step:,}, and the last is "
             f"{by_auc - auc:.5f} lower, {auc:.5f}; {remedy}"
         )
-    if auc is not None and auc <= 0.5:
+    served = best.auc if keeps_best and best is not None else auc
+    if served is not None and served <= 0.5:
         remarks.append(
-            f"Learned nothing: AUC {auc:.5f} is no better than chance, 0.5; train on more rows or for more "
+            f"Learned nothing: AUC {served:.5f} is no better than chance, 0.5; train on more rows or for more "
             "steps (data.scale=tiny only shows that a recipe runs)"
         )
     return remarks

@@ -10,7 +10,9 @@ from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument
 
 FORMAT_NAME = "clickwork-run"
-SUMMARY_VERSION = 1  # of summary.json: `eval` is the newest evaluation. Older ones name no version and mean the same
+# Of summary.json. 2: `eval` is of the model that is served, `last` the newest evaluation. 1, and older ones, which name
+# no version: `eval` is the newest.
+SUMMARY_VERSION = 2
 
 
 class Code(OpenDocument, kw_only=True):
@@ -159,7 +161,11 @@ class Covered(Struct, kw_only=True):
 
 
 class Summary(OpenDocument, kw_only=True):
-    """A run's final figures; what was not measured is None or not set."""
+    """A run's final figures; what was not measured is None or not set.
+
+    eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
+    newest evaluation (not set by older versions, whose `eval` is that).
+    """
 
     status: str
     error: str | UnsetType = UNSET
@@ -172,6 +178,7 @@ class Summary(OpenDocument, kw_only=True):
     best: Best | UnsetType | None = UNSET
     early_stop: EarlyStop | UnsetType = UNSET
     eval: EvaluationFigures
+    last: EvaluationFigures | UnsetType = UNSET
     throughput: Throughput
     covers: dict[str, Covered] | UnsetType = UNSET
     memory: Memory | UnsetType | None = UNSET
@@ -181,3 +188,8 @@ class Summary(OpenDocument, kw_only=True):
     power: Power | UnsetType | None = UNSET
     seconds: dict[str, Number] | UnsetType = UNSET
     digest: Digests | UnsetType = UNSET
+
+    @property
+    def newest(self) -> EvaluationFigures:
+        """The newest evaluation, in a summary of any version."""
+        return self.last or self.eval

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from app.kinds.metrics import AUC, BASE_RATE, CALIBRATION, LOGLOSS, NE
 from app.metrics.documents import TrainEvent
 from app.record.documents import Summary
-from app.record.reading import METRICS, SUMMARY, read_events, read_summary
+from app.record.reading import METRICS, SUMMARY, read_config, read_events, read_summary
 from common.documents import Json, convert, plain_object
 from common.errors import UserError
 
@@ -38,7 +38,7 @@ RELATIVE = ("loss", LOGLOSS, "lr")
 SMOOTH = (*RELATIVE, NE, CALIBRATION, BASE_RATE)
 ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
 CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
-EVALUATION_OF = {1: "the newest"}  # which evaluation `eval` of summary.json is, by its version
+NEWEST_IS_EVAL, SERVED_IS_EVAL = 1, 2  # versions of summary.json: which evaluation its `eval` is
 
 
 class Difference(NamedTuple):
@@ -118,6 +118,10 @@ def _pairs(
     if step is not UNSET:
         yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(then, recorded, step, evaluated)}
         yield f"{SUMMARY}, eval", plain_object(recorded.eval), _evaluation(replayed, step)
+    if recorded.last and recorded.last.step is not UNSET:
+        last = recorded.last.step
+        yield f"{SUMMARY}, last", {"step": last}, {"step": max(evaluated, default=last)}
+        yield f"{SUMMARY}, last", plain_object(recorded.last), _evaluation(replayed, last)
     if recorded.best:
         best = recorded.best
         same = again.best if again.best and again.best.step == best.step else None  # has the value of train.monitor
@@ -133,9 +137,10 @@ def _part(summary: Summary, name: str) -> Json:
 def _step_of_eval(run: Path, recorded: Summary, step: int, evaluated: list[int]) -> int:
     """The step that `eval` of a summary should be of, by the meaning of its version."""
     version = recorded.version or 1
-    if version not in EVALUATION_OF:
+    if version not in (NEWEST_IS_EVAL, SERVED_IS_EVAL):
         raise UserError(f"run={run}: {SUMMARY} is of version {version}, which is not known here; use a newer release")
-    return max(evaluated, default=step)
+    keeps_best = version == SERVED_IS_EVAL and (read_config(run).get("checkpoint") or {}).get("keep_best")
+    return recorded.best.step if keeps_best and recorded.best else max(evaluated, default=step)
 
 
 def _evaluation(replayed: Mapping[tuple[str, int], Json], step: int) -> Json:

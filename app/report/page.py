@@ -88,14 +88,16 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     split = evaluation.split or "no evaluation"
     rate = rates.samples_per_second
     per_device = rates.samples_per_second_per_device
-    best = run.best
+    best, last = run.best, run.last_evaluation
+    of = f", step {count(evaluation.figure('step'))}" if evaluation.figure("step") is not None else ""
     tiles = [
-        ("AUC", evaluation.auc, f"{split}" + (f", ± {error:.4f}" if error else "")),
+        ("AUC", evaluation.auc, split + of + (f", ± {error:.4f}" if error else "")),
         (
             f"Best {best.label}" if best else "Best AUC",
             best.of_monitor if best else None,
             f"at step {count(best.step)}" if best else NOT_MEASURED,
         ),
+        ("Last AUC", last.auc, f"at step {count(last.figure('step'))}" if last.auc is not None else NOT_MEASURED),
         ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
         ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),
         ("Accuracy", evaluation.figure(ACCURACY), f"majority {percent(_majority(evaluation))}"),

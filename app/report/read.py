@@ -57,9 +57,16 @@ class RunFiles:
 
     @property
     def evaluation(self) -> EvaluationFigures:
-        """The last evaluation; without a split and samples if there was none."""
+        """That of the model that is served, in older runs the last; without a split and samples if there was none."""
         if self.summary and self.summary.eval.auc is not None:
             return self.summary.eval
+        return self.last_evaluation
+
+    @property
+    def last_evaluation(self) -> EvaluationFigures:
+        """The newest evaluation; without a split and samples if there was none."""
+        if self.summary and self.summary.newest.auc is not None:
+            return self.summary.newest
         evaluations = self.evaluations
         return evaluations[-1].figures() if evaluations else EvaluationFigures(auc=None)
 
@@ -73,9 +80,10 @@ class RunFiles:
 
     @property
     def auc_standard_error(self) -> float | None:
-        """DeLong's, of the last evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
+        """DeLong's, of the evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
         error = self.evaluation.figure(STANDARD_ERROR)
-        if error is None and self.curves is not None and self.curves.samples == self.curves.of:
+        is_last = self.evaluation.step == self.last_evaluation.step  # which the curves are of
+        if error is None and is_last and self.curves is not None and self.curves.samples == self.curves.of:
             error = self.curves.auc_standard_error or None
         return error
 

@@ -142,7 +142,7 @@ def figures(run: RunFiles) -> ReportTable:
         seconds, phases, used = summary.seconds or {}, summary.phase_seconds or {}, summary.utilisation or {}
         parameters, power, train = summary.parameters or None, summary.power or None, summary.train or train
     total, in_tables = (count(parameters and getattr(parameters, key)) for key in ("total", "embedding"))
-    best = run.best
+    best, last = run.best, run.last_evaluation
     rows = [
         ["Samples trained on", count((summary.samples or 0) if summary else None)],
         ["Parameters", f"{total} ({in_tables} in tables)"],
@@ -165,6 +165,8 @@ def figures(run: RunFiles) -> ReportTable:
         ],
         ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
         ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
+        ["Step of the model that is served", count(evaluation.figure("step"))],
+        ["Last AUC, and its step", f"{figure(last.auc)}, {count(last.figure('step'))}"],
         [
             f"Best {best.label if best else 'AUC'}, and its step",
             f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",

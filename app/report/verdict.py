@@ -149,7 +149,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
-    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(evaluation, run.best, keeps_best)]
+    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
     if unseen := run.manifest.dataset.unseen:
         sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
     known = truth(run)

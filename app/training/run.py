@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from app.metrics.documents import Monitored, OtherEvent
+from app.checkpoint import files
+from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
 from app.metrics.timing import StepTimer, step_time_histogram
@@ -17,7 +18,7 @@ from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import Summary
-from app.record.reading import read_events
+from app.record.reading import read_evaluations, read_events
 from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
@@ -30,6 +31,7 @@ from app.training.session import Session
 from app.training.state import RunLength, RunState, run_length
 from app.training.stop import StopCheck
 from common.documents import decode, encode
+from common.errors import UserError
 from common.signals import StopRequest
 
 log = logging.getLogger("clickwork")
@@ -151,8 +153,11 @@ class TrainingRun:
         try:
             yield
         except Exception as error:
-            figures = summary.summarise_failure(self.session, self.state, error, self.recorder.seconds())
             self.checkpointer.close()  # a checkpoint that fills the disk is removed then, which makes space for these
+            served = None
+            with contextlib.suppress(UserError, OSError):  # the failure is what has to be reported
+                served = self._served()
+            figures = summary.summarise_failure(self.session, self.state, served, error, self.recorder.seconds())
             with ignoring_full_disk():
                 self._directory.summary(figures)
                 self.recorder.trackers.close(figures)
@@ -168,6 +173,7 @@ class TrainingRun:
         figures = summary.summarise(
             self.session,
             self.state,
+            self._served(),
             status,
             self.recorder.seconds(),
             self.recorder.energy.source,
@@ -182,6 +188,14 @@ class TrainingRun:
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
         log.info("\n".join(summary.closing_lines(figures, self._measured_before, self.config.checkpoint.keep_best)))
+
+    def _served(self) -> EvaluationFigures | None:
+        """On rank 0 the recorded evaluation of the checkpoint that `best` names, if there is one; else None."""
+        best = files.pointed_to(self._directory.checkpoints, files.BEST) if self.runtime.rank == 0 else None
+        if best is None:
+            return None
+        evaluations = {files.checkpoint_name(one.step): one for one in read_evaluations(self._directory.path)}
+        return evaluations[best.name].figures() if best.name in evaluations else None
 
     def _profiler(self) -> StepProfiler:
         """Traces as configured; among several processes, exchanges of a warm-up step are measured too."""

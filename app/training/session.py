@@ -1,7 +1,7 @@
 """What training needs on this process: the sharded model, its optimizer and loss, and the rates of a step."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from app.config import AppConfig
 from app.kinds.metrics import AUC, LOGLOSS, METRICS, OF_ROWS
 from app.metrics import clicks
-from app.metrics.documents import EvaluationFigures, Power
+from app.metrics.documents import Best, EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation
@@ -30,6 +30,7 @@ INTERRUPTED = "saved; the same command resumes from here"
 def summarise(
     session: Session,
     state: RunState,
+    served: EvaluationFigures | None,
     status: str,
     seconds: dict[str, float],
     meter: str,
@@ -37,11 +38,13 @@ def summarise(
 ) -> Summary:
     """The content of summary.json; a collective call.
 
-    meter: what energy was measured by. communication_seconds: of a step's exchanges on this process, where measured.
+    served: the evaluation of the model that is served, on rank 0. meter: what energy was measured by.
+    communication_seconds: of a step's exchanges on this process, where measured.
     """
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     summary = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
+    summary.eval = served or summary.eval
     tables, rate = session.model.module.sparse_arch.tables, summary.throughput.samples_per_second_per_device
     summary.status = status
     summary.memory = Memory(
@@ -60,10 +63,13 @@ def summarise(
     return summary
 
 
-def summarise_failure(session: Session, state: RunState, error: Exception, seconds: dict[str, float]) -> Summary:
+def summarise_failure(
+    session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
+) -> Summary:
     """The summary of a run that failed, by one process without the others."""
     counts, world_size = session.parameter_counts(), session.runtime.world_size
     summary = _of_one_process(_figures(session.config, state, counts, world_size, session.is_logloss), seconds)
+    summary.eval = served or summary.eval
     summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
     return summary
 
@@ -81,7 +87,7 @@ def _figures(
     losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
     last = losses[-config.train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
-    undefined: Json = {name: None for name in OF_ROWS if name != AUC}
+    newest = state.evaluation or undefined_evaluation()
     return Summary(
         status="completed",
         version=SUMMARY_VERSION,
@@ -91,7 +97,8 @@ def _figures(
         parameters=convert(parameters, Parameters),
         train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
         best=state.best,
-        eval=state.evaluation or EvaluationFigures(auc=None, rest=undefined),
+        eval=newest,
+        last=newest,
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),
@@ -102,6 +109,12 @@ def _figures(
             "memory": Covered(launches="last"),
         },
     )
+
+
+def undefined_evaluation() -> EvaluationFigures:
+    """All figures of an evaluation as None."""
+    undefined: Json = {name: None for name in OF_ROWS if name != AUC}
+    return EvaluationFigures(auc=None, rest=undefined)
 
 
 def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
@@ -137,18 +150,13 @@ def closing_lines(summary: Summary, measured_before: int, keeps_best: bool = Tru
 
 
 def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
-    evaluation, best, seconds = summary.eval, summary.best or None, summary.seconds or {}
+    best, seconds = summary.best or None, summary.seconds or {}
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
-    yield from _quality_rows(evaluation)
+    yield from _quality_rows(summary, best)
     if summary.early_stop:
         yield "early stop", summary.early_stop.reason
-    if best is not None and best.of_monitor is not None and evaluation.step not in (UNSET, best.step):
-        yield (
-            f"best {best.label}",
-            f"{best.of_monitor:.5f} at step {best.step:,}{' (checkpoint=best)' if keeps_best else ''}",
-        )
-    for sentence in clicks.shortcomings(evaluation, best, keeps_best):
+    for sentence in clicks.shortcomings(summary.newest, best, keeps_best):
         yield "attention", coloured(sentence, "yellow", sys.stderr)
     if summary.throughput.slowdown:
         yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)
@@ -163,14 +171,21 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
         yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
 
 
-def _quality_rows(evaluation: EvaluationFigures) -> Iterator[tuple[str, str]]:
-    """The last evaluation, if there was one."""
+def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
+    """The evaluation of the model that is served, if there was one; the last, and the best, if they are others."""
+    evaluation, last = summary.eval, summary.newest
     if evaluation.figure(LOGLOSS) is None:
         return
     shown = [metric for metric in METRICS.values() if metric.in_summary]
     values = [(metric.label, evaluation.figure(metric.name)) for metric in shown]
     figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
-    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples)"
+    is_last = evaluation.step == last.step
+    of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
+    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples{of})"
+    if not is_last and last.auc is not None:
+        yield "last AUC", f"{last.auc:.5f} at step {last.step:,} (checkpoint=last)"
+    if best is not None and best.of_monitor is not None and evaluation.step not in (UNSET, best.step):
+        yield f"best {best.label}", f"{best.of_monitor:.5f} at step {best.step:,}"
 
 
 def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ SUMMARY_KEYS = {
     "parameters",
     "train",
     "eval",
+    "last",
     "throughput",
     "memory",
     "power",

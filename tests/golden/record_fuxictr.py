@@ -164,5 +164,5 @@ if __name__ == "__main__":
     arrays: dict[str, np.ndarray] = {}
     for each in CASES:
         arrays |= record(Path(sys.argv[1]), each)
-    np.savez_compressed(OUT, **arrays)
+    np.savez_compressed(OUT, allow_pickle=False, **arrays)
     print(OUT, len(arrays), OUT.stat().st_size)

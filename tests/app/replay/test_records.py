@@ -113,6 +113,8 @@ CHANGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "its skipped steps": (in_summary("train", "skipped_steps", 1), "skipped_steps"),
     "its training loss": (in_summary("train", "loss", 0.5), "loss"),
     "the step of its evaluation": (in_summary("eval", "step", 10), "step"),
+    "its last evaluation": (in_summary("last", "ne", 0.5), "ne"),
+    "the step of its last evaluation": (in_summary("last", "step", 10), "step"),
     "its best": (in_summary("best", "auc", 0.99), "auc"),
     "the loss of a window": (in_event("train", 8, "loss", lambda loss: 0.01), "loss"),
     "a loss a little": (in_event("train", 8, "loss", lambda loss: loss * 1.001), "loss"),
@@ -120,7 +122,13 @@ CHANGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "an earlier evaluation": (in_event("eval", 5, "pr_auc", lambda auc: auc + 0.1), "pr_auc"),
     "an evaluation of the training split": (in_event("eval_train", 10, "accuracy", lambda old: old - 0.1), "accuracy"),
 }
-FAST = ("the AUC of the summary", "its status", "a loss a little", "an evaluation of the training split")
+FAST = (
+    "the AUC of the summary",
+    "its last evaluation",
+    "its status",
+    "a loss a little",
+    "an evaluation of the training split",
+)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +157,14 @@ def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[
     assert verified()[1]["verdict"] == "identical"
     in_event("eval", 5, "auc", lambda auc: auc + 0.1)(run)
     assert verified()[0] == 1
+
+
+def test_a_summary_of_the_version_before_is_compared_by_its_own_meaning(
+    run: Path, verified: Callable[..., tuple[int, Report]]
+) -> None:
+    """Its `eval` is the newest evaluation, and there is no other."""
+    rewritten(run / "summary.json", lambda old: {**old, "version": 1, "eval": old.pop("last")})
+    assert verified()[1]["verdict"] == "identical"
 
 
 def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Path) -> None:

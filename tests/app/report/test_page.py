@@ -98,6 +98,18 @@ def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
     assert evil in Page(text).text
 
 
+def test_the_served_and_the_last_evaluation_have_their_tiles(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", best={"step": 60, "auc": 0.8125})
+    summary = json.loads((directory / "summary.json").read_bytes())
+    last = summary["eval"]
+    served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
+    (directory / "summary.json").write_text(json.dumps({**summary, "version": 2, "eval": served, "last": last}))
+    text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
+    for shown in ("AUC 0.8125 val, step 60, ± 0.0123", "Normalised entropy 0.8765",
+                  f"Last AUC {last['auc']:.4f} at step {last['step']}"):  # fmt: skip
+        assert shown.replace(" ", "") in text.replace(" ", ""), shown
+
+
 def test_the_best_auc_has_its_tile(tmp_path: Path) -> None:
     page = write_report(write_run(tmp_path / "run", best={"step": 60, "auc": 0.91234})).read_text()
     assert '<p class="what">Best AUC</p><p class="value">0.9123</p><p class="note">at step 60</p>' in page

@@ -55,9 +55,14 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
 
 def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     auc = {**SUMMARY["eval"], "step": 300}
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
-    assert "0.80000 at step 100 (checkpoint=best)" in lines
+    best = {**SUMMARY["eval"], "step": 100, "auc": 0.8}
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": best, "last": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    assert "AUC 0.80000" in lines
+    assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
+    assert "0.75000 at step 300 (checkpoint=last)" in lines
     assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
+    older = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    assert "best AUC     0.80000 at step 100" in older
     assert "checkpoint=best" not in "\n".join(
         closing_lines({**SUMMARY, "eval": auc, "best": {"step": 300, "auc": 0.75}}, 0)
     )

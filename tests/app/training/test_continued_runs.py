@@ -1,5 +1,6 @@
 """Runs that are repeated with other settings: longer, shorter, on another split, from another run's checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from msgspec import structs
 
 from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
 from app.config import Precision, RuntimeConfig
+from app.record.reading import read_summary
 from app.runtime.platform import Runtime
 from app.training import resume, stop
 from app.training.checkpointer import Checkpointer
@@ -16,7 +18,7 @@ from app.training.predictor import Evaluation
 from app.training.session import Session
 from common.errors import UserError
 from tests.app.conftest import SMALL
-from tests.app.in_process import NOTHING_TO_DO, Killed, train_here
+from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
 from tests.app.run_files import contents, events, summary
 
 
@@ -57,6 +59,60 @@ def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
         assert best_of(Path("runs/x")) == 6
         assert summary(Path("runs/x"))["best"] == {"step": 6, "auc": 0.7}
     assert [event["step"] for event in events(Path("runs/x"), "eval")] == [3, 6, 8, 9]
+
+
+def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its figures are the ones that evaluate finds, which takes the best too; the rest is the newest's."""
+    with monkeypatch.context() as measured:
+        set_aucs(measured, 0.6, 0.7, 0.65)
+        assert train_here(here, *base, "train.max_steps=9", "train.eval_every_steps=3") == "completed"
+    figures, run = summary(Path("runs/x")), Path("runs/x")
+    recorded = {event["step"]: event for event in events(run, "eval")}
+    assert (figures["steps"], figures["eval"]["step"], figures["last"]["step"]) == (9, 6, 9)
+    for part in ("eval", "last"):
+        known = recorded[figures[part]["step"]]
+        assert figures[part] == {key: known[key] for key in figures[part] if key != "samples"} | {"samples": 501}
+    assert recorded[6]["logloss"] != recorded[9]["logloss"]
+    for given, step in (([], 6), (["checkpoint=last"], 9)):
+        command_here(here, "evaluate", "run=runs/x", "split=val", "out=x.json", *given)
+        found = json.loads(Path("x.json").read_bytes())
+        assert (found["step"], found["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
+
+
+def test_without_a_best_the_summary_s_evaluation_is_the_last(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed without checkpoint.keep_best keeps no best from before either."""
+    several = [*base, "train.eval_every_steps=3"]
+    set_aucs(monkeypatch, 0.7, 0.6, 0.5, 0.4)
+    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    assert best_of(Path("runs/x")) == summary(Path("runs/x"))["eval"]["step"] == 3
+    never = [*several, "checkpoint.keep_best=false"]
+    assert train_here(here, *never, "train.max_steps=9") == "completed"
+    figures = summary(Path("runs/x"))
+    assert best_of(Path("runs/x")) is None
+    assert figures["eval"] == figures["last"]
+    assert figures["eval"]["step"] == 9
+    assert figures["best"] == {"step": 3, "auc": 0.7}
+
+
+def test_a_summary_of_an_older_version_names_the_newest_evaluation(
+    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what a resumption adopts where the record's events are gone."""
+    set_aucs(monkeypatch, 0.6, 0.7)
+    assert train_here(here, *base, "train.max_steps=6") == "completed"
+    path = Path("runs/x/summary.json")
+    document = json.loads(path.read_bytes())
+    del document["last"]
+    path.write_text(json.dumps({**document, "version": 1}))
+    older = read_summary(Path("runs/x"))
+    assert older is not None
+    assert older.newest.step == 6
+    Path("runs/x/metrics.jsonl").write_text("")
+    assert train_here(here, *base, "train.max_steps=6") == NOTHING_TO_DO
 
 
 @pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -170,13 +170,14 @@ class Walk:
             assert pointer is not None
             assert pointer.name == files.checkpoint_name(expected)
             files.verify(pointer)
+            assert (figures["eval"]["step"], figures["eval"]["auc"]) == (expected, counted[expected])
             if kind not in ("over", "redirect", "back"):
                 assert counted[expected] >= self.best.get(name, -math.inf)
             self.best[name] = counted[expected]
         evaluated = [event["step"] for event in events(run, "eval")]
         assert evaluated == sorted(set(evaluated))
         if figures["status"] == "completed":
-            assert figures["eval"]["step"] == figures["steps"]
+            assert figures["last"]["step"] == figures["steps"]
         windows = [(event["step"] - event["steps"], event["step"]) for event in events(run, "train")]
         assert all(a[1] == b[0] for a, b in itertools.pairwise(windows)), windows
         np.testing.assert_allclose(self.losses_of(name), self.losses[: saved[-1]], rtol=1e-5)
