@@ -15,7 +15,7 @@ from app.config.data import (
     require_source,
     validate_data,
 )
-from app.config.model import ModelConfig, require_dlrm, validate_model
+from app.config.model import ModelConfig, require_dlrm, require_own_scores, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
     ScheduleConfig,
@@ -144,6 +144,20 @@ def validate(config: AppConfig) -> None:
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     require_source(config.data, config.model.hstu is not None)
     require_eval_split(config.data, config.eval.split)
+    _validate_last_batch(config)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
+
+
+def _validate_last_batch(config: AppConfig) -> None:
+    """Raises UserError where train.drop_last=false cannot work."""
+    if config.train.drop_last:
+        return
+    require_dlrm(config.model, "train.drop_last=false")
+    require_own_scores(config.model, "train.drop_last=false")
+    if config.runtime.compile is Compile.step:
+        raise UserError(
+            "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
+            "runtime.compile=none"
+        )

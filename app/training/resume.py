@@ -52,7 +52,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     runtime = session.runtime
     values = SavedState(
         step=state.step,
-        samples=state.step * session.config.train.global_batch_size,
+        samples=session.samples(state.step),
         epoch=state.epoch,
         step_in_epoch=state.step_in_epoch,
         input_wait=state.measured.input_wait,
@@ -229,7 +229,7 @@ def fingerprint(config: AppConfig) -> Json:
     if (hstu := plain["model"]["hstu"]) is not None:
         keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
         keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
-    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size")}
+    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "drop_last")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
     bags = plain["data"]["multi_hot"]
@@ -241,7 +241,7 @@ def fingerprint(config: AppConfig) -> Json:
 def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
     now = fingerprint(config)
-    then = {"data.shuffle_lanes": 1, **saved.fingerprint}  # older checkpoints lack it
+    then = {"data.shuffle_lanes": 1, "train.drop_last": True, **saved.fingerprint}  # older checkpoints lack them
     return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
 
 

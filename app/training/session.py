@@ -15,6 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.config import AppConfig, Compile, Precision
 from app.config.runtime import require_graphs
+from app.config.train import samples_of
 from app.data.batch import Batch, copied_ahead, layout_of
 from app.data.events import EventReader
 from app.data.shards import SPLITS_OF_EVENTS
@@ -107,7 +108,9 @@ class Predictor:
         if name not in self._splits:
             config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
             if config.model.hstu is None:
-                self._splits[name] = SplitReader(self.root, self.manifest, name, config.data, rank, world_size)
+                self._splits[name] = SplitReader(
+                    self.root, self.manifest, name, config.data, rank, world_size, config.train.drop_last
+                )
             else:
                 self._splits[name] = self._events.split(name)
         return self._splits[name]
@@ -117,6 +120,11 @@ class Predictor:
         rank, world_size, hstu = self.runtime.rank, self.runtime.world_size, self.config.model.hstu
         assert hstu is not None
         return EventReader(self.root, self.manifest, self.config.data, rank, world_size, hstu)
+
+    def samples(self, steps: int) -> int:
+        """Samples of the run's first steps."""
+        train = self.config.train
+        return samples_of(train, 0 if train.drop_last else self.manifest.splits["train"].rows, steps)
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""
@@ -212,6 +220,14 @@ class Session(Predictor):
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
+
+    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The training loss of a batch, of which the mean of all processes is that over the global batch's rows."""
+        if batch.share == 1:
+            return self.loss(logits, batch.labels)
+        if not batch.num_valid:
+            return logits.sum() * 0  # other processes' backward waits for this one's
+        return batch.share * self.loss(logits[: batch.num_valid], batch.labels[: batch.num_valid])
 
     @property
     def is_logloss(self) -> bool:
