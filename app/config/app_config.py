@@ -15,7 +15,7 @@ from app.config.data import (
     require_source,
     validate_data,
 )
-from app.config.model import ModelConfig, require_dlrm, validate_model
+from app.config.model import ModelConfig, require_dlrm, require_own_scores, validate_model
 from app.config.optimizer import (
     OptimizerConfig,
     ScheduleConfig,
@@ -147,6 +147,30 @@ def validate(config: AppConfig) -> None:
     validate_monitor(config.train, config.checkpoint, cuts_rate, has_users=config.model.hstu is not None)
     require_source(config.data, config.model.hstu is not None)
     require_eval_split(config.data, config.eval.split)
+    _validate_last_batch(config)
+    _validate_batch_norm(config)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
+
+
+def _validate_batch_norm(config: AppConfig) -> None:
+    """Raises UserError for batches that batch norm has no variance of."""
+    if config.model.batch_norm and config.train.global_batch_size == 1:
+        raise UserError(
+            "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
+            "or model.batch_norm=false"
+        )
+
+
+def _validate_last_batch(config: AppConfig) -> None:
+    """Raises UserError where train.drop_last=false cannot work."""
+    if config.train.drop_last:
+        return
+    require_dlrm(config.model, "train.drop_last=false")
+    require_own_scores(config.model, "train.drop_last=false")
+    if config.runtime.compile is Compile.step:
+        raise UserError(
+            "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
+            "runtime.compile=none"
+        )

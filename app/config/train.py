@@ -62,6 +62,7 @@ class TrainConfig:
     max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
     max_minutes: float | None = key(None, "stop resumably after this time", above=0)
     seed: int = key(0, "initial values and data order", at_least=0, below=2**63)
+    drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
     eval_every_steps: int | None = key(None, "null: only at the end", at_least=1)
     eval_every_fraction: float | None = key(
         None, "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end", within="(0, 1]"
@@ -204,6 +205,27 @@ def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
 
 
+def steps_per_epoch(train: TrainConfig, rows: int) -> int:
+    """Steps of an epoch over rows that are not of events."""
+    return rows // train.global_batch_size if train.drop_last else -(-rows // train.global_batch_size)
+
+
+def samples_of(train: TrainConfig, rows: int, steps: int) -> int:
+    """Samples of a run's first steps; rows: of the training split."""
+    if train.drop_last:
+        return steps * train.global_batch_size
+    epochs, others = divmod(steps, steps_per_epoch(train, rows))
+    return epochs * rows + others * train.global_batch_size
+
+
+def steps_within(train: TrainConfig, rows: int, samples: int) -> int:
+    """The most steps that have no more samples than that; rows: of the training split."""
+    if train.drop_last:
+        return samples // train.global_batch_size
+    epochs, others = divmod(samples, rows)
+    return epochs * steps_per_epoch(train, rows) + others // train.global_batch_size
+
+
 def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
     """The distance of evaluations in steps, at least 1, and a number of steps before which there is none.
 
@@ -214,7 +236,7 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
     if share is None:
         return train.eval_every_steps, 0
     if train.eval_grid is EvalGrid.down:
-        return max(1.0, share * (rows // batch)), 0
+        return max(1.0, share * steps_per_epoch(train, rows)), 0
     every = max(1, math.ceil(share * rows / batch))
     return every, math.ceil((DLRMV4_FIRST_EVAL + DLRMV4_FIRST_EVAL_PER_BATCH * batch) // 3 / (every * batch)) * every
 

@@ -110,9 +110,10 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1; [B, tasks] where there are several (data.events.tasks), the label's first.
-        num_valid: number of samples before the padding (evaluation only).
+        num_valid: number of samples before the padding (of evaluation, and of an epoch's last batch).
         sequences: of a dataset of events, whose sparse_features app/data/events.py describes.
         layout: of sparse_features, if it is that of other batches too.
+        share: what a mean over these samples counts beside those of the other processes, 1 where all have as many.
     """
 
     dense_features: Tensor
@@ -121,6 +122,7 @@ class Batch(Pipelineable):
     num_valid: int
     sequences: Sequences | None = None
     layout: Layout | None = None
+    share: float = 1.0
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:

@@ -2,7 +2,8 @@
 
 Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within
 windows of a few blocks. Global batch k is rows [k * G, (k + 1) * G) of that order whatever the number of processes;
-process r takes the r-th equal part of it, and reads no other rows.
+process r takes the r-th equal part of it, and reads no other rows. The rows left over are dropped, or (train.drop_last)
+the last batch of the epoch: process r takes the r-th part of them, each part as long as the first, rounded up.
 
 With several lanes, the order of blocks is cut into that many equal parts, each with windows of its own, and each lane
 gives its equal part of every global batch: a process permutes the windows of its own lanes only.
@@ -10,7 +11,7 @@ gives its equal part of every global batch: a process permutes the windows of it
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -87,9 +88,16 @@ class SplitReader:
     """One split of a dataset, opened for one process."""
 
     def __init__(
-        self, root: Path, manifest: Manifest, name: str, config: DataConfig, rank: int, world_size: int
+        self,
+        root: Path,
+        manifest: Manifest,
+        name: str,
+        config: DataConfig,
+        rank: int,
+        world_size: int,
+        drop_last: bool = True,
     ) -> None:
-        """Open the shards of split `name`.
+        """Open the shards of split `name`; drop_last: as of train.drop_last.
 
         Raises:
             UserError: there is no such split, or a file differs from the manifest.
@@ -98,23 +106,46 @@ class SplitReader:
         self.rows = self._shards.rows
         self.features = list(manifest.num_embeddings)
         self.dense_names = list(manifest.schema["dense"])
-        self._config, self._rank, self._world_size = config, rank, world_size
+        self._config, self._rank, self._world_size, self._drop_last = config, rank, world_size, drop_last
         self._maker = BatchMaker(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
-        """Whole global batches in an epoch; the rows left over are dropped (others in each epoch)."""
-        return self.rows // global_batch_size
+        """Global batches in an epoch: the whole ones, and, unless it is dropped, one of the rows left over."""
+        return self.rows // global_batch_size if self._drop_last else -(-self.rows // global_batch_size)
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
-        shuffle, lanes = self._config.shuffle, self._config.shuffle_lanes
-        return self._batches(global_batch_size, range(first, self.num_batches(global_batch_size)),
-                             self._order(lanes, seed, epoch, shuffle))  # fmt: skip
+        order, whole = self._train_order(seed, epoch), self.rows // global_batch_size
+        yield from self._batches(global_batch_size, range(first, whole), order)
+        if max(first, whole) < self.num_batches(global_batch_size):
+            yield self._last_batch(global_batch_size, order)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Every row once, in the order on disk; the last batch is padded to the size of the others."""
         return self._batches(global_batch_size, range(-(-self.rows // global_batch_size)),
                              self._order(1, 0, 0, shuffle=False))  # fmt: skip
+
+    def _train_order(self, seed: int, epoch: int) -> Order:
+        return self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
+
+    def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
+        """This process's part of the rows that fill no whole batch: those after all others of the last lane.
+
+        Parts are equal, as sharded tables need them to be. What is missing of one are copies of the batch's last row,
+        which touch no row of a table that the batch does not, and have no share in the loss.
+        """
+        whole, left = divmod(self.rows, global_batch_size)
+        local, lane = -(-left // self._world_size), order.lanes - 1
+        share = range(lane * global_batch_size // order.lanes, global_batch_size)
+        begin = self._rank * local
+        own = np.minimum(np.arange(begin, begin + local), left - 1) + whole * len(share)
+        parts = []
+        for window in order.windows(lane, share, whole):
+            rows = own[(own >= window.first) & (own < window.first + window.size)] - window.first
+            if len(rows):
+                parts.append(self._shards.read(window.ranges, order.permutation(window)[rows]))
+        batch, valid = self._maker.of_size(local).batch(join_rows(parts)), min(max(left - begin, 0), local)
+        return replace(batch, num_valid=valid, share=valid * self._world_size / left)
 
     def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
         config = self._config
@@ -130,7 +161,7 @@ class SplitReader:
             parts = []
             for lane, share in enumerate(map(range, cuts, cuts[1:])):
                 if own := range(max(share.start, mine.start), min(share.stop, mine.stop)):
-                    windows = order.windows(lane, share, self.num_batches(global_batch_size))
+                    windows = order.windows(lane, share, self.rows // global_batch_size)
                     rows = self._read(pool, order, windows, share, own, batches)
                     parts.append(self._cut(rows, len(own), len(batches)))
             for part in zip(*parts, strict=True):

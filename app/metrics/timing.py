@@ -136,7 +136,7 @@ def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
 def throughput(
     step_seconds: NDArray[np.float32],
     input_wait: float,
-    global_batch_size: int,
+    global_batch_size: float,
     devices: float,
     excluded: int,
 ) -> Throughput:

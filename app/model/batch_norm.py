@@ -14,11 +14,7 @@ EPSILON, MOMENTUM = 1e-5, 0.1  # torch's
 
 
 class BatchNorm(nn.Module):
-    """torch.nn.BatchNorm1d over [B, C], with samples of all processes; padded ones do not count.
-
-    Attributes:
-        num_valid: samples of this process's next batch before its padding; None: all.
-    """
+    """torch.nn.BatchNorm1d over [B, C], with samples of all processes; padded ones do not count."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -28,24 +24,28 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(num_channels)), nn.Parameter(torch.zeros(num_channels))
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
-        self.num_valid: int | None = None
+        self._num_valid: int | None = None
         self._before: tuple[Tensor, Tensor] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[B, C] to the same, float32."""
         inputs = inputs.float()  # autocast has made them of bf16
         mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
-        if not self.training or (num_processes() == 1 and self.num_valid is None):
+        if not self.training or (num_processes() == 1 and self._num_valid is None):
             return nn.functional.batch_norm(inputs, mean, var, weight, bias, self.training, MOMENTUM, EPSILON)
-        num_valid = len(inputs) if self.num_valid is None else self.num_valid
+        num_valid = len(inputs) if self._num_valid is None else self._num_valid
         outputs, batch_mean, batch_var = _GlobalBatchNorm.apply(inputs, weight, bias, num_valid)
         with torch.no_grad():
             mean.lerp_(batch_mean, MOMENTUM)
             var.lerp_(batch_var, MOMENTUM)
         return outputs
 
-    def begin_step(self) -> None:
-        """Keep the running statistics, for a step that is skipped after its forward."""
+    def begin_step(self, num_valid: int | None = None) -> None:
+        """Keep the running statistics, for a step that is skipped after its forward.
+
+        num_valid: samples of this process's batch before its padding; None: all.
+        """
+        self._num_valid = num_valid
         self._before = self.running_mean.clone(), self.running_var.clone()
 
     def undo_step(self) -> None:

@@ -45,20 +45,23 @@ class DLRM(nn.Module):
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(initialise)
 
-    def begin_step(self, seed: int, step: int, rank: int, rows: int) -> None:
-        """Draw the dropout masks of a step, in which each process has `rows` rows of the global batch."""
+    def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
+        """Draw the dropout masks of a step, in which each process has `rows` rows of the global batch.
+
+        num_valid: those of this process before its padding; None: all.
+        """
         for number, dropout in enumerate(self._all(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
-        self._keep_statistics()
+        self._keep_statistics(num_valid)
 
     def undo_step(self) -> None:
         """Set what the forward changed, the statistics of batch norm, to what it was before the step."""
         for norm in self._all(BatchNorm):
             norm.undo_step()
 
-    def _keep_statistics(self) -> None:
+    def _keep_statistics(self, num_valid: int | None = None) -> None:
         for norm in self._all(BatchNorm):
-            norm.begin_step()
+            norm.begin_step(num_valid)
 
     def statistics(self) -> dict[str, Tensor]:
         """Running statistics of batch norm by name, float32."""

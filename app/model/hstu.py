@@ -213,8 +213,8 @@ class HSTU(nn.Module):
         for part in (self.item, self.head):
             _initialise(part, nn.init.xavier_uniform_)
 
-    def begin_step(self, seed: int, step: int, rank: int, rows: int) -> None:
-        """Have the dropout of a step draw from its own numbers; `rows` of a process have no effect."""
+    def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
+        """Have the dropout of a step draw from its own numbers; a process's rows have no effect."""
         if self._config.input_dropout or self._config.linear_dropout:
             key = np.random.SeedSequence([seed, step, rank])
             torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.config import AppConfig
+from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
 from common.documents import Json, Number, decode
@@ -50,7 +51,7 @@ class MLPerf:
 
         self._keys = constants
         self._config, self._rows, self._world_size = config, rows, world_size
-        self._steps_per_epoch = max(1, rows["train"] // config.train.global_batch_size)
+        self._steps_per_epoch = max(1, steps_per_epoch(config.train, rows["train"]))
         past, entries = _until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
         blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
@@ -110,7 +111,7 @@ class MLPerf:
 
     def _at(self, step: int) -> Json:
         """Where a line is; epochs of blocks are counted in samples of the training split, as in the reference."""
-        samples = step * self._config.train.global_batch_size
+        samples = samples_of(self._config.train, self._rows["train"], step)
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
         return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
 
@@ -219,7 +220,7 @@ class _Entry(Struct):
     metadata: _At
 
 
-def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list[_Entry]]:
+def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_Entry]]:
     """The lines of a log up to a step, without the end of the run that is resumed; and what they say.
 
     A line that was cut off by a kill is left out.
@@ -233,7 +234,7 @@ def _until(path: Path, step: int, steps_per_epoch: int) -> tuple[list[str], list
         except ValueError:
             continue
         at, epochs = entry.metadata.step, entry.metadata.epoch_num
-        partial = entry.key == "epoch_stop" and at < epochs * steps_per_epoch
+        partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
         past = at <= step and entry.key != "run_stop" and not partial
         if past and line.endswith("\n"):
             kept.append(line)

@@ -94,7 +94,7 @@ class TrainingLoop:
         session.optimizer.zero_grad()
         logits = session.forward(batch)
         self.data.forward_done()
-        loss = session.loss(logits, batch.labels)
+        loss = session.loss_of(logits, batch)
         self.timer.phase_done("forward")
         if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
             session.undo_step()
@@ -105,7 +105,7 @@ class TrainingLoop:
             self.timer.phase_done("backward")
             session.optimizer.step()
             self.timer.phase_done("optimizer")
-        window.add(loss, logits, batch.labels)
+        window.add(loss, logits, batch)
         state.step += 1
         state.step_in_epoch += 1
 

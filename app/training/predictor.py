@@ -14,6 +14,7 @@ from torch import Tensor
 
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Precision
+from app.config.train import samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.events import EventLog, EventSplit
 from app.data.shards import SPLITS_OF_EVENTS
@@ -91,7 +92,9 @@ class Predictor:
         if name not in self._splits:
             config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
             if config.model.hstu is None:
-                self._splits[name] = SplitReader(self.root, self.manifest, name, config.data, rank, world_size)
+                self._splits[name] = SplitReader(
+                    self.root, self.manifest, name, config.data, rank, world_size, config.train.drop_last
+                )
             else:
                 self._splits[name] = self._log.split(name, rank, world_size)
         return self._splits[name]
@@ -99,6 +102,11 @@ class Predictor:
     @cached_property
     def _log(self) -> EventLog:
         return EventLog(self.root, self.manifest, self.config.data, self.config.model.hstu)
+
+    def samples(self, steps: int) -> int:
+        """Samples of the run's first steps."""
+        train = self.config.train
+        return samples_of(train, 0 if train.drop_last else self.manifest.splits["train"].rows, steps)
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""

@@ -35,7 +35,7 @@ class Recorder:
         self.seconds_before: dict[str, float] = {}  # a resumption
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
-        self._batch_size, self._is_logloss = train.global_batch_size, session.is_logloss
+        self._is_logloss = session.is_logloss
         self._progress = ProgressDisplay(
             total_steps,
             session.runtime.rank == 0,
@@ -85,7 +85,7 @@ class Recorder:
 
     def event(self, event: AnyEvent) -> None:
         """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
-        event.samples, event.seconds = event.step * self._batch_size, self.seconds()["total"]
+        event.samples, event.seconds = self._session.samples(event.step), self.seconds()["total"]
         self.directory.event(event)
         self.trackers.event(event)
 
@@ -93,7 +93,8 @@ class Recorder:
         """Report a window of steps; the state's step is the last of them."""
         loss, accuracy = mean_loss(figures.losses), float(figures.accuracies.mean(dtype=np.float64))
         total = float(figures.seconds.sum(dtype=np.float64))
-        rate = self._batch_size * len(figures.seconds) / total
+        samples = self._session.samples
+        rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
         wait = figures.input_wait / total
         self.measure_energy()
         measured = state.take_unreported()

@@ -25,7 +25,6 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
-from app.kinds.metrics import AUC
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
@@ -39,6 +38,7 @@ from app.training.state import RunState
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
+from common.keys import MISSING
 from data_prep.dataset.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
@@ -57,7 +57,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     runtime = session.runtime
     values = SavedState(
         step=state.step,
-        samples=state.step * session.config.train.global_batch_size,
+        samples=session.samples(state.step),
         epoch=state.epoch,
         step_in_epoch=state.step_in_epoch,
         input_wait=state.measured.input_wait,
@@ -237,7 +237,7 @@ def fingerprint(config: AppConfig) -> Json:
     if (hstu := plain["model"]["hstu"]) is not None:
         keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
         keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
-    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor")}
+    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor", "drop_last")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
     bags = plain["data"]["multi_hot"]
@@ -249,7 +249,8 @@ def fingerprint(config: AppConfig) -> Json:
 def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
     now = fingerprint(config)
-    then = {"data.shuffle_lanes": 1, "train.monitor": AUC, **saved.fingerprint}  # older checkpoints lack it
+    defaults = {key: value for key, value in fingerprint(AppConfig()).items() if value != MISSING}
+    then = {**defaults, "data.shuffle_lanes": 1, **saved.fingerprint}  # older checkpoints lack some
     return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
 
 

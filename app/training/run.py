@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from app.checkpoint import files
+from app.config import AppConfig
 from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
@@ -33,6 +34,7 @@ from app.training.stop import StopCheck
 from common.documents import decode, encode
 from common.errors import UserError
 from common.signals import StopRequest
+from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -57,6 +59,7 @@ class TrainingRun:
         """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
+        _require_rows_for_batch_norm(self.config, session.manifest)
         self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
@@ -203,3 +206,15 @@ class TrainingRun:
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
         return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
+
+
+def _require_rows_for_batch_norm(config: AppConfig, manifest: Manifest) -> None:
+    """Raises UserError if an epoch ends with a batch of one row, which batch norm has no variance of."""
+    if not config.model.batch_norm or config.train.drop_last:
+        return
+    rows, batch = manifest.splits["train"].rows, config.train.global_batch_size
+    if rows % batch == 1:
+        raise UserError(
+            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} has one, and model.batch_norm=true "
+            f"needs at least two; use train.global_batch_size={batch + 1}, or train.drop_last=true"
+        )

@@ -13,7 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.config import AppConfig, Compile
 from app.config.runtime import require_graphs
-from app.data.batch import layout_of
+from app.data.batch import Batch, layout_of
 from app.model.losses import make_loss
 from app.model.tables import table_of
 from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
@@ -36,7 +36,16 @@ class Session(Predictor):
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
+    _step: int = field(default=0, init=False)  # that was begun last
     cuts: int = field(default=0, init=False)  # of the rates, which evaluations have decided so far
+
+    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The training loss of a batch, of which the mean of all processes is that over the global batch's rows."""
+        if batch.share == 1:
+            return self.loss(logits, batch.labels)
+        if not batch.num_valid:
+            return logits.sum() * 0  # other processes' backward waits for this one's
+        return batch.share * self.loss(logits[: batch.num_valid], batch.labels[: batch.num_valid])
 
     @property
     def is_logloss(self) -> bool:
@@ -71,12 +80,21 @@ class Session(Predictor):
 
     def begin_step(self, step: int) -> float:
         """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""
-        train, runtime = self.config.train, self.runtime
-        self.model.module.begin_step(train.seed, step, runtime.rank, train.global_batch_size // runtime.world_size)
+        self._begin_model(step, self.config.train.global_batch_size // self.runtime.world_size, None)
         rates, schedule = self.config.optimizer, self.config.schedule
         lr = learning_rate(rates.lr, schedule, step, self.cuts)
         set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step, self.cuts))
         return lr
+
+    def forward(self, batch: Batch) -> Tensor:
+        """As the predictor's; in training after `begin_step`."""
+        if batch.share != 1 and self.model.training:  # fewer rows than `begin_step` has taken it to have
+            self._begin_model(self._step, len(batch.labels), batch.num_valid)
+        return super().forward(batch)
+
+    def _begin_model(self, step: int, rows: int, num_valid: int | None) -> None:
+        self._step = step
+        self.model.module.begin_step(self.config.train.seed, step, self.runtime.rank, rows, num_valid)
 
     def undo_step(self) -> None:
         """Take back what a step's forward has changed."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import TrainConfig
-from app.config.train import evaluation_steps
+from app.config.train import evaluation_steps, samples_of, steps_within
 from app.data.events import EventSplit
 from app.data.split import SplitReader
 from app.metrics.documents import Best, EvaluationFigures, Monitored
@@ -80,6 +80,7 @@ class RunLength(NamedTuple):
     distance: float | None = None
     evaluations: frozenset[int] | None = None
     reports: frozenset[int] | None = None
+    rows: int = 0  # of the training split
 
     def reported(self, step: int) -> bool:
         """Return whether a window of steps ends with this step."""
@@ -102,12 +103,15 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     """Raises UserError if a run that starts from the checkpoint `start` of that step is to be shorter than that."""
     if step <= length.total_steps:
         return
-    train = length.train
-    batch, epochs = train.global_batch_size, -(-step // length.steps_per_epoch)
-    limits = (("max_steps", train.max_steps, 1, step), ("max_samples", train.max_samples, batch, step * batch))
+    train, rows = length.train, length.rows
+    within = None if train.max_samples is None else steps_within(train, rows, train.max_samples)
+    limits = (
+        ("max_steps", train.max_steps, train.max_steps, step),
+        ("max_samples", train.max_samples, within, samples_of(train, rows, step)),
+    )
     key, value, _, remedy = next(
-        (limit for limit in limits if limit[1] is not None and limit[1] // limit[2] == length.total_steps),
-        ("epochs", train.epochs or 1, 0, epochs),
+        (limit for limit in limits if limit[2] == length.total_steps),
+        ("epochs", train.epochs or 1, 0, -(-step // length.steps_per_epoch)),
     )
     raise UserError(
         f"train.{key}={value}: {start} is at step {step} already, and the run would end after {length.total_steps}; "
@@ -127,15 +131,15 @@ def run_length(train: TrainConfig, split: SplitReader | EventSplit, world_size: 
             f"train.global_batch_size={batch}: not divisible by the {world_size} processes; every process takes an "
             "equal part"
         )
-    steps_per_epoch = split.num_batches(batch)  # the rows left over are dropped, different ones in each epoch
+    steps_per_epoch = split.num_batches(batch)
     if train.max_steps != 0 and not steps_per_epoch:
         raise UserError(
             f"train.global_batch_size={batch}: no whole batch in the training split of {split.rows:,} rows; use a "
             "smaller batch"
         )
-    by_samples = None if train.max_samples is None else train.max_samples // batch
+    by_samples = None if train.max_samples is None else steps_within(train, split.rows, train.max_samples)
     limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
     distance, first = evaluation_steps(train, split.rows)
-    return RunLength(steps_per_epoch, min(limits), train, first, distance)
+    return RunLength(steps_per_epoch, min(limits), train, first, distance, rows=split.rows)

@@ -43,7 +43,7 @@ def summarise(
     """
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    summary = _figures(session.config, state, session.parameter_counts(), runtime.world_size, session.is_logloss)
+    summary = _figures_of(session, state)
     summary.eval = served or summary.eval
     tables, rate = session.model.module.sparse_arch.tables, summary.throughput.samples_per_second_per_device
     summary.status = status
@@ -67,8 +67,7 @@ def summarise_failure(
     session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
 ) -> Summary:
     """The summary of a run that failed, by one process without the others."""
-    counts, world_size = session.parameter_counts(), session.runtime.world_size
-    summary = _of_one_process(_figures(session.config, state, counts, world_size, session.is_logloss), seconds)
+    summary = _of_one_process(_figures_of(session, state), seconds)
     summary.eval = served or summary.eval
     summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
     return summary
@@ -77,14 +76,21 @@ def summarise_failure(
 def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
     """The summary of a run that was built and not trained."""
     spent = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    return _of_one_process(_figures(config, RunState(), parameters, world_size, is_logloss=True), spent)
+    return _of_one_process(_figures(config, RunState(), 0, parameters, world_size, is_logloss=True), spent)
+
+
+def _figures_of(session: Session, state: RunState) -> Summary:
+    """The figures that one process of a session knows without the others."""
+    world_size, samples = session.runtime.world_size, session.samples(state.step)
+    return _figures(session.config, state, samples, session.parameter_counts(), world_size, session.is_logloss)
 
 
 def _figures(
-    config: AppConfig, state: RunState, parameters: dict[str, int], world_size: int, is_logloss: bool
+    config: AppConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
 ) -> Summary:
-    """The figures that one process knows without the others."""
-    losses, seconds, batch_size = state.all_losses(), state.all_step_seconds(), config.train.global_batch_size
+    """The figures that one process knows without the others; samples: of all steps."""
+    losses, seconds = state.all_losses(), state.all_step_seconds()
+    batch_size = samples / max(state.step, 1)
     last = losses[-config.train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
     newest = state.evaluation or undefined_evaluation()
@@ -92,7 +98,7 @@ def _figures(
         status="completed",
         version=SUMMARY_VERSION,
         steps=state.step,
-        samples=state.step * batch_size,
+        samples=samples,
         world_size=world_size,
         parameters=convert(parameters, Parameters),
         train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),

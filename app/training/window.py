@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from app.config import OnNan
+from app.data.batch import Batch
 from app.metrics.timing import PHASES, StepTimer
 from app.metrics.totals import Measured, of_steps
 from app.runtime.platform import Runtime
@@ -74,11 +75,16 @@ class StepWindow:
         self._phases = Measured()  # of all these steps, counted or not
         self._skipped: list[int] = []  # the last consecutive steps that were skipped
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def add(self, loss: Tensor, logits: Tensor, batch: Batch) -> None:
         """Note a step's results, without waiting for them."""
+        labels = batch.labels
         if labels.ndim > 1:  # of several tasks the label's
             logits, labels = logits[:, 0], labels[:, 0]
-        accuracy = ((logits.detach() > 0) == (labels > 0.5)).float().mean()
+        hits = ((logits.detach() > 0) == (labels > 0.5)).float()
+        if batch.share == 1:
+            accuracy = hits.mean()
+        else:
+            accuracy = batch.share * hits[: batch.num_valid].sum() / max(batch.num_valid, 1)
         self._values.append(torch.cat([self._checks(loss), accuracy.unsqueeze(0)]))
 
     def skip(self) -> None:

@@ -53,7 +53,7 @@ def test_padded_samples_do_not_count() -> None:
     ours, reference = both()
     for inputs in batches():
         padded, weights = torch.cat([inputs, torch.full((7, CHANNELS), 1e3)]), torch.randn(ROWS + 7, CHANNELS)
-        ours.num_valid = ROWS
+        ours.begin_step(ROWS)
         outputs, gradient = trained(ours, padded, weights)
         expected, of_inputs = trained(reference, inputs, weights[:ROWS])
         torch.testing.assert_close(outputs[:ROWS], expected, rtol=1e-5, atol=1e-5)
@@ -71,10 +71,11 @@ def _of_this_process(out: str) -> None:
     results = []
     for number, inputs in enumerate(batches()):
         parts = inputs.split([10, 14] if number < 2 else [24, 0])
-        ours.num_valid = len(parts[rank])
+        num_valid = len(parts[rank])
+        ours.begin_step(num_valid)
         padded = torch.cat([parts[rank], torch.zeros(24 - len(parts[rank]), CHANNELS)])
         outputs, gradient = trained(ours, padded, torch.ones(24, CHANNELS) * (rank + 1))
-        results.append([outputs[: ours.num_valid].tolist(), gradient[: ours.num_valid].tolist()])
+        results.append([outputs[:num_valid].tolist(), gradient[:num_valid].tolist()])
     state = [ours.running_mean.tolist(), ours.running_var.tolist(), ours.weight.grad.tolist()]  # type: ignore[union-attr]
     Path(f"{out}.{rank}").write_text(json.dumps([results, state]))
     dist.barrier()

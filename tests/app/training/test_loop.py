@@ -13,8 +13,6 @@ from tests.app import loops
 class OneLayer:
     """In place of a session: one linear layer, its learning rate other at each step."""
 
-    loss = staticmethod(nn.functional.binary_cross_entropy_with_logits)
-
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.model = nn.Linear(3, 1)
@@ -28,6 +26,9 @@ class OneLayer:
         logits = self.model(batch.dense_features).squeeze(1)
         self.computed.append((logits.detach().double().numpy(), batch.labels.numpy()))
         return logits
+
+    def loss_of(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
 
     def finite_checks(self) -> "OneLayer":
         return self

@@ -1,0 +1,259 @@
+"""The rows of an epoch that fill no whole batch, trained on: against NumPy's order of rows and a plain model."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from app.config import CONFIG_DIR, AppConfig, DataConfig, TrainConfig, validate
+from app.config.train import samples_of, steps_within
+from app.data.split import SplitReader
+from app.runtime.platform import Runtime
+from app.training import session
+from app.training.state import run_length
+from common.compose import compose_config
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, shard_path
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import NUM_EMBEDDINGS, write_dataset
+from tests.app.group import run_whole
+from tests.app.run_files import events, losses, summary
+from tests.once import made_once
+from tests.oracles.dlrm import Feature, OracleDLRM
+
+BATCH, BLOCK, WINDOW = 64, 40, 2
+ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13}
+EPOCHS = 2
+CONFIG = DataConfig(shuffle_block_rows=BLOCK, shuffle_window_blocks=WINDOW)
+LAST = [
+    "train.drop_last=false",
+    f"train.epochs={EPOCHS}",
+    f"data.shuffle_block_rows={BLOCK}",
+    f"data.shuffle_window_blocks={WINDOW}",
+    "record.tensorboard=false",
+]
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    def make(directory: Path) -> None:
+        for name, rows in ROWS.items():
+            write_dataset(directory / name, {"train": rows, "val": 60, "test": 0}, shard_rows=100)
+
+    directory = made_once(tmp_path_factory, "last_batches", make)
+    return {name: directory / name for name in ROWS}
+
+
+def plain_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Blocks in a drawn order, and rows in a drawn order inside each window of consecutive ones."""
+    starts = np.arange(0, rows, BLOCK)
+    np.random.default_rng([seed, epoch, 0]).shuffle(starts)
+    order = []
+    for number in range(-(-len(starts) // WINDOW)):
+        blocks = starts[number * WINDOW : (number + 1) * WINDOW]
+        of_window = np.concatenate([np.arange(start, min(start + BLOCK, rows)) for start in blocks])
+        places = np.arange(len(of_window))
+        np.random.default_rng([seed, epoch, 1 + number]).shuffle(places)
+        order.append(of_window[places])
+    return np.concatenate(order)
+
+
+def plain_batches(rows: int, seed: int, epoch: int) -> list[list[int]]:
+    order = plain_order(rows, seed, epoch).tolist()
+    return [order[start : start + BATCH] for start in range(0, rows, BATCH)]
+
+
+def read_batches(root: Path, rank: int = 0, processes: int = 1, lanes: int = 1, first: int = 0) -> list[list[int]]:
+    """The rows of each of an epoch's batches, known from dense feature 0, without what is padded."""
+    split = SplitReader(
+        root, load_manifest(root), "train", replace(CONFIG, shuffle_lanes=lanes), rank, processes, drop_last=False
+    )
+    found = []
+    for batch in split.train_batches(BATCH, 3, 1, first):
+        numbers = np.rint(batch.dense_features[:, 0].numpy() * split.rows).astype(int).tolist()
+        assert len(batch.labels) == len(numbers)
+        assert len(set(numbers)) >= min(batch.num_valid, 1)
+        found.append(numbers[: batch.num_valid])
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("name", ROWS)
+def test_batches_are_numpys(name: str, processes: int, roots: dict[str, Path]) -> None:
+    parts = [read_batches(roots[name], rank, processes) for rank in range(processes)]
+    together = [list(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
+    assert together == plain_batches(ROWS[name], 3, 1)
+
+
+@pytest.mark.parametrize("lanes", [3, 8])
+def test_lanes_lose_no_row(lanes: int, roots: dict[str, Path]) -> None:
+    for name, rows in ROWS.items():
+        alone = read_batches(roots[name], lanes=lanes)
+        parts = [read_batches(roots[name], rank, 2, lanes) for rank in range(2)]
+        assert [first + second for first, second in zip(*parts, strict=True)] == alone
+        assert [len(batch) for batch in alone] == [len(batch) for batch in plain_batches(rows, 3, 1)]
+        assert sorted(itertools.chain(*alone)) == list(range(rows))
+        data = replace(CONFIG, shuffle_lanes=lanes)
+        whole = SplitReader(roots[name], load_manifest(roots[name]), "train", data, 0, 1)
+        assert len(list(whole.train_batches(BATCH, 3, 1, 0))) == rows // BATCH  # as ever
+
+
+@pytest.mark.parametrize("first", range(7))
+def test_the_rest_of_an_epoch(first: int, roots: dict[str, Path]) -> None:
+    assert read_batches(roots["odd"], first=first) == plain_batches(ROWS["odd"], 3, 1)[first:]
+
+
+def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
+    """Of sharded tables parts are equal; a row of a table that the batch does not have is never touched."""
+    for name in ("odd", "one"):
+        parts = []
+        for rank in range(2):
+            split = SplitReader(roots[name], load_manifest(roots[name]), "train", CONFIG, rank, 2, drop_last=False)
+            parts.append(list(split.train_batches(BATCH, 3, 1, 0))[-1])
+        left = ROWS[name] % BATCH
+        assert [len(part.labels) for part in parts] == [-(-left // 2)] * 2
+        assert sum(part.num_valid for part in parts) == left
+        assert sum(part.share for part in parts) == pytest.approx(2)
+        last = np.rint(parts[1].dense_features[:, 0].numpy() * ROWS[name]).astype(int)
+        assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
+
+
+def plain_losses(root: Path, here: Runtime, overrides: list[str]) -> list[float]:
+    """Of the plain model in float64, from the same initial values, over all epochs."""
+    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
+    manifest = load_manifest(root)
+    this = session.build(config, here, root, manifest)
+    parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
+    features = {one.features[0]: Feature([one.tables[0].name]) for one in this.model.module.sparse_arch.embeddings}
+    rows = manifest.splits["train"].rows
+    steps, optimizer = EPOCHS * -(-rows // BATCH), config.optimizer
+    oracle = OracleDLRM(
+        parameters,
+        features,
+        "dot",
+        [optimizer.lr] * steps,
+        [optimizer.table_lr] * steps,
+        optimizer.name.value,
+        optimizer.eps or 0.0,
+        (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
+    )
+    shards = manifest.splits["train"].shards
+    labels, dense, sparse = (
+        torch.from_numpy(np.concatenate([np.load(shard_path(root, "train", shard.name, kind)) for shard in shards]))
+        for kind in ("labels", "dense", "sparse")
+    )
+    for epoch in range(EPOCHS):
+        for batch in plain_batches(rows, config.train.seed, epoch):
+            bags = {name: [ids[i : i + 1].long() for ids in sparse[batch]] for i, name in enumerate(NUM_EMBEDDINGS)}
+            oracle.step(dense[batch], bags, labels[batch, 0].float())
+    return oracle.losses
+
+
+def model(optimizer: str) -> list[str]:
+    """Overrides of a model that the plain one repeats."""
+    overrides = [*SMALL, *LAST, f"optimizer={optimizer}", "optimizer.lr=0.01", "optimizer.sparse_lr=0.02"]
+    overrides += ["model.interaction=dot", "train.eval_every_fraction=1", "train.eval_every_steps=null"]
+    return overrides if optimizer == "sgd" else [*overrides, "optimizer.eps=1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("odd", "adam"), pytest.param("few", "rowwise_adagrad", marks=pytest.mark.slow)]
+)
+def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, roots: dict[str, Path]) -> None:
+    root, overrides = roots[name], model(optimizer)
+    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
+    this = session.build(config, here, root, load_manifest(root))
+    found: list[float] = []
+    for epoch in range(EPOCHS):
+        for batch in this.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
+            this.begin_step(len(found))
+            this.optimizer.zero_grad()
+            loss = this.loss_of(this.forward(batch), batch)
+            loss.backward()
+            this.optimizer.step()
+            found.append(loss.item())
+    np.testing.assert_allclose(found, plain_losses(root, here, overrides), rtol=3e-5)
+    assert this.samples(len(found)) == EPOCHS * ROWS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "optimizer", "processes"),
+    [
+        ("odd", "adam", 1),
+        ("odd", "adam", 2),
+        ("one", "adam", 2),
+        ("few", "rowwise_adagrad", 2),
+        ("none", "adam", 1),
+        ("odd", "rowwise_adagrad", 2),
+        ("few", "adam", 1),
+        ("odd", "sgd", 4),
+        ("one", "adam", 4),
+    ],
+)
+def test_losses_are_the_plain_models(
+    name: str, optimizer: str, processes: int, here: Runtime, roots: dict[str, Path], tmp_path: Path
+) -> None:
+    overrides = [*model(optimizer), "sharding.types=row_wise"]
+    run = [*overrides, "run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
+    run_whole([run], processes, tmp_path / "results.json")
+    expected = plain_losses(roots[name], here, overrides)
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=3e-5)
+    epoch_steps = -(-ROWS[name] // BATCH)
+    assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]
+    figures = summary(tmp_path / "run")
+    assert (figures["steps"], figures["samples"]) == (2 * epoch_steps, 2 * ROWS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(5,), (4, 5, 6), (9,)])
+def test_a_run_resumes_beside_a_last_batch(
+    stops: tuple[int, ...], run_app: Command, roots: dict[str, Path], tmp_path: Path
+) -> None:
+    """Stopped before, at or after it: the bits of one that was not, and a replay of both is the same."""
+    overrides = [*SMALL, *LAST, f"data.path={roots['odd']}", "optimizer=adam"]
+    whole = run_app("train", *overrides, "run.name=whole")
+    assert whole.returncode == 0, whole.stderr
+    for step in (*stops, 10):
+        done = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
+        assert done.returncode == 0, done.stderr
+    runs = tmp_path / "runs"
+    assert summary(runs / "parts")["digest"] == summary(runs / "whole")["digest"]
+    assert losses(runs / "parts") == losses(runs / "whole")
+    if len(stops) > 1:
+        verified = run_app("verify", "run=runs/parts")
+        assert verified.returncode == 0, verified.stderr
+        refused = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
+        assert refused.returncode == 2
+        assert "train.drop_last" in refused.stderr
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
+    rows, train = ROWS["odd"], TrainConfig(global_batch_size=BATCH, drop_last=drop_last, epochs=3)
+    sizes = [BATCH] * 4 + ([] if drop_last else [45])
+    counted = [0, *itertools.accumulate(sizes * 3)]
+    assert [samples_of(train, rows, step) for step in range(len(counted))] == counted
+    for samples in range(0, counted[-1] + 1, 7):
+        expected = max(step for step, count in enumerate(counted) if count <= samples)
+        assert steps_within(train, rows, samples) == expected
+    split = SplitReader(roots["odd"], load_manifest(roots["odd"]), "train", CONFIG, 0, 1, drop_last)
+    assert run_length(train, split, 1).total_steps == 3 * len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["model=hstu", "data.source=synthetic_events"], "model=hstu: train.drop_last=false is for DLRM alone"),
+        (["model.interaction=scalar_pairs", "model.mixes_samples=true"], "train.drop_last=false has no meaning"),
+        (["runtime.compile=step"], "train.drop_last=false: not with runtime.compile=step, .*give runtime.compile=none"),
+    ],
+)
+def test_what_it_does_not_go_with(given: list[str], message: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [*given, "train.drop_last=false", "data.path=x"])
+    with pytest.raises(UserError, match=message):
+        validate(config)
