@@ -121,11 +121,11 @@ def preprocess(data: DataConfig) -> Manifest:
             schema = CRITEO if table is None else table.schema
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
-            expected = given_md5s(data.checksums, sources)
+            md5s = given_md5s(data.checksums, sources)
             found = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
             if found is not None:
                 if found.has_given_splits:
-                    refuse_other_md5(sources, expected, found.extra[SOURCE_MD5])
+                    refuse_other_md5(sources, md5s, found.extra[SOURCE_MD5])
                 return found
             report_differences(rules)
             refuse_foreign_files(root, work, [Path(source.path) for source in sources])
@@ -333,8 +333,8 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
             by_source[record.source].append(DenseRange(low, high))
     ranges = [join_ranges(each) for each in by_source]
     if job.rules.dense is DenseTransform.minmax:
-        fitted = {record.source for record in fitted_records(job, result.records)}
-        result.ranges = [join_ranges([ranges[source] for source in sorted(fitted)])]
+        sources = {record.source for record in fitted_records(job, result.records)}
+        result.ranges = [join_ranges([ranges[source] for source in sorted(sources)])]
         return result.ranges * len(job.sources)
     result.ranges = ranges
     return ranges

@@ -85,8 +85,8 @@ def refuse_given_splits(data: DataConfig) -> None:
             raise UserError("data.checksums: has no effect without data.train; leave it out")
         return
     if data.train is None:
-        given = next(split for split in SPLITS if getattr(data, split) is not None)
-        raise UserError(f"data.{given}: needs data.train, the files of the rows to train on")
+        first = next(split for split in SPLITS if getattr(data, split) is not None)
+        raise UserError(f"data.{first}: needs data.train, the files of the rows to train on")
     if data.raw is not None:
         raise UserError(
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "

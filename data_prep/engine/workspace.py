@@ -169,8 +169,8 @@ def _difference(
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
     """Whether the raw files are those of the manifest: by name, size and times, or if need be by their checksum."""
-    recorded = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
-    if recorded != [(source.name, source.bytes, source.split) for source in sources]:
+    of_manifest = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
+    if of_manifest != [(source.name, source.bytes, source.split) for source in sources]:
         return False
     return all(
         (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))

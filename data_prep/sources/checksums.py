@@ -79,16 +79,16 @@ def _remedy(known: KnownSum) -> str:
     return f"delete it to have it fetched again, or, if it is right, take its name out of {known.given_by}"
 
 
-def given_md5s(given: Any, sources: Sequence[Source]) -> list[str | None]:
+def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
     """The MD5 that each file must have by data.checksums, a mapping of names or paths; None where none is given.
 
     Raises:
         UserError: not a mapping, not an MD5, or a name that is not of one file.
     """
-    if not isinstance(given or {}, Mapping):
-        raise UserError(f"data.checksums={given}: give {{NAME: MD5}}")
+    if not isinstance(checksums or {}, Mapping):
+        raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
     sums: list[str | None] = [None] * len(sources)
-    for name, md5 in (given or {}).items():
+    for name, md5 in (checksums or {}).items():
         if not MD5.fullmatch(str(md5)):
             raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
         path = own_path(str(name)).resolve()
@@ -104,12 +104,12 @@ def given_md5s(given: Any, sources: Sequence[Source]) -> list[str | None]:
     return sums
 
 
-def refuse_other_md5(sources: Sequence[Source], expected: Sequence[str | None], md5s: Sequence[str]) -> None:
+def refuse_other_md5(sources: Sequence[Source], known: Sequence[str | None], md5s: Sequence[str]) -> None:
     """Raises UserError for a file of another MD5 than expected."""
-    for source, known, md5 in zip(sources, expected, md5s, strict=True):
-        if known not in (None, md5):
+    for source, other, md5 in zip(sources, known, md5s, strict=True):
+        if other not in (None, md5):
             raise UserError(
-                f"{source.path}: MD5 {md5} where data.checksums has {known}; get the right file, or, if it is right, "
+                f"{source.path}: MD5 {md5} where data.checksums has {other}; get the right file, or, if it is right, "
                 "correct data.checksums"
             )
 

@@ -104,16 +104,16 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     return [replace(_inspect(path, key), split=split) for path in paths]
 
 
-def resolve_splits(given: Mapping[str, Any]) -> list[Source]:
+def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     """The files given for each split, as `resolve_sources`, in the order of the splits.
 
     Args:
-        given: split to its files, None where it has none.
+        files: split to its files, None where it has none.
 
     Raises:
         UserError: as there, or one file is of two splits.
     """
-    sources = [each for split, raw in given.items() if raw is not None for each in resolve_sources(raw, split)]
+    sources = [each for split, raw in files.items() if raw is not None for each in resolve_sources(raw, split)]
     names: dict[str, Source] = {}
     inodes: dict[tuple[int, int], Source] = {}
     for source in sources:

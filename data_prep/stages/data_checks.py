@@ -17,10 +17,10 @@ SHOWN_COLUMNS = 8
 def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
     """Yield a line about splits without rows or with one class, rows sorted by label, and columns of one value."""
     splits = manifest.splits
-    given = manifest.has_given_splits
-    if given and not splits["val"].rows and not splits["test"].rows:
+    has_files = manifest.has_given_splits
+    if has_files and not splits["val"].rows and not splits["test"].rows:
         yield "there is nothing to evaluate on; give data.val or data.test"
-    elif not given and not splits["test"].rows:
+    elif not has_files and not splits["test"].rows:
         yield "test has no rows, so there is nothing to evaluate on; give more rows, or a larger data.split.held_out"
     one_class = [name for name, split in splits.items() if split.label_rate in (0.0, 1.0)]
     rates = [split.label_rate for split in splits.values() if split.label_rate is not None and split.rows >= MIN_ROWS]
@@ -30,7 +30,7 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         shown = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)
         about = f"only one class in {' and '.join(one_class)}, so AUC is undefined there; " if one_class else ""
         remedy = "check that the files are of the same rule of labels"
-        remedy = remedy if given else "if the rows are sorted by label, set data.split.method=random"
+        remedy = remedy if has_files else "if the rows are sorted by label, set data.split.method=random"
         yield f"label rates differ ({shown}): {about}{remedy}"
     if constant:
         more = ", …" if len(constant) > SHOWN_COLUMNS else ""

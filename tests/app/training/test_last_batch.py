@@ -72,13 +72,13 @@ def read_batches(root: Path, rank: int = 0, processes: int = 1, lanes: int = 1, 
     split = SplitReader(
         root, load_manifest(root), "train", replace(CONFIG, shuffle_lanes=lanes), rank, processes, drop_last=False
     )
-    found = []
+    batches = []
     for batch in split.train_batches(BATCH, 3, 1, first):
         numbers = np.rint(batch.dense_features[:, 0].numpy() * split.rows).astype(int).tolist()
         assert len(batch.labels) == len(numbers)
         assert len(set(numbers)) >= min(batch.num_valid, 1)
-        found.append(numbers[: batch.num_valid])
-    return found
+        batches.append(numbers[: batch.num_valid])
+    return batches
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
@@ -167,17 +167,17 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, ro
     root, overrides = roots[name], model(optimizer)
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
     this = session.build(config, here, root, load_manifest(root))
-    found: list[float] = []
+    losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
         for batch in this.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
-            this.begin_step(len(found))
+            this.begin_step(len(losses_of_steps))
             this.optimizer.zero_grad()
             loss = this.loss_of(this.forward(batch), batch)
             loss.backward()
             this.optimizer.step()
-            found.append(loss.item())
-    np.testing.assert_allclose(found, plain_losses(root, here, overrides), rtol=3e-5)
-    assert this.samples(len(found)) == EPOCHS * ROWS[name]
+            losses_of_steps.append(loss.item())
+    np.testing.assert_allclose(losses_of_steps, plain_losses(root, here, overrides), rtol=3e-5)
+    assert this.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
 
 @pytest.mark.slow
