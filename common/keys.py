@@ -133,7 +133,8 @@ def check_keys(config: Any, prefix: str = "") -> None:
         if value is None or value == declared.default:
             continue
         if declared.rule and not declared.allows(value):
-            numbers = "a list of numbers of " if isinstance(value, list) else ""
+            numbers = "a list of numbers " if isinstance(value, list) else ""
+            numbers += "of " if numbers and not declared.rule.startswith("in ") else ""
             raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise UserError(f"{name}={value}: must be below 2^63")

@@ -22,7 +22,7 @@ from app import bench
 from app.checkpoint import files
 from app.data import events, histories, shards
 from app.record import directory
-from app.training import loop, session, stop
+from app.training import loop, predictor, session, stop
 from common import signals
 
 
@@ -221,9 +221,9 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the step": lambda n: at_call(session.Session, "begin_step", n, terminate),
     "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
     "two signals": lambda n: at_call(session.Session, "begin_step", n, terminate_twice),
-    "signal in the evaluation": lambda n: at_call(session.Session, "forward", n, terminate, in_evaluation),
-    "process 1 has no memory": lambda n: at_call(session.Session, "forward", n, refuse_memory, in_process_1),
-    "process 1 is lost": lambda n: at_call(session.Session, "forward", n, kill, in_process_1),
+    "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
+    "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
+    "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "disk taken": lambda n: at_call(dcp, "save", n, take_disk),

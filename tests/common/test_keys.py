@@ -20,9 +20,11 @@ from tests.changed import changed
 INF = math.inf
 Limits = tuple[Sequence[Any], Sequence[Any], str]
 ONE: Limits = ([0, -3], [1, 7], "at least 1")
+RATES: Limits = ([[-0.01], [0.2, 1.0]], [[0.0], [0.5, 0.99]], "a list of numbers in [0, 1)")
 LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
 NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
 ZERO: Limits = ([-1], [0, 9], "at least 0")
+DECAY: Limits = ([-1e-9, math.nan], [0.0, 10.0], "at least 0")
 TOLERANCE: Limits = ([-1.0, math.nan], [0.0, 1.0], "at least 0")
 POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
 SHARE: Limits = ([-0.01, 1.01, math.nan], [0.0, 1.0], "in [0, 1]")
@@ -50,11 +52,15 @@ OF_RUNS: dict[str, Limits] = {
                      "schedule.decay_steps", "schedule.patience", "schedule.threshold", "schedule.min_lr",
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),
     **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
-                     "optimizer.eps", "optimizer.max_grad_norm", "published.logloss", "published.samples_per_second",
+                     "optimizer.eps", "optimizer.max_grad_norm", "published.logloss", "published.test_logloss",
+                     "published.samples_per_second",
                      "topology.memory_gib", "topology.memory_gb_per_s", "topology.host_memory_gib",
                      "topology.host_memory_gb_per_s", "topology.host_link_gb_per_s", "topology.intra_host_gb_per_s",
                      "topology.inter_host_gb_per_s", "model.tables.init_std"), POSITIVE),
-    **dict.fromkeys(("published.auc", "published.accuracy", "published.least_auc", "published.tolerance",
+    **dict.fromkeys(("optimizer.weight_decay", "optimizer.sparse_weight_decay"), DECAY),
+    **dict.fromkeys(("model.dropout", "model.dense_dropout"), RATES),
+    **dict.fromkeys(("published.auc", "published.test_auc", "published.accuracy", "published.least_auc",
+                     "published.tolerance",
                      "schedule.end_factor"), SHARE),
     **dict.fromkeys(("optimizer.beta1", "optimizer.beta2", "topology.reserve"), BELOW_1),
     **dict.fromkeys(("train.target_auc", "train.target_accuracy", "train.eval_every_fraction",

@@ -42,6 +42,41 @@ def cross(width: int, layers: int, rank: int) -> int:
     return layers * (2 * width * rank + width)
 
 
+# reczoo/BARS: parameters as logged (of DNN counting the perceptron once), validation and test AUC, and settings.
+MODELS = ("dlrm", "dcnv2", "crossnetv2", "dnn", "lr")
+BARS: dict[str, list[tuple[int, float, float, str]]] = {
+    "criteo_x1": [
+        (21_664_241, 0.813497, 0.813804, "dot [400,400,400,10] [400,400,400,1] bn 0.2 1e-05"),
+        (22_018_021, 0.813887, 0.814195, "dcn 3 [500,500,500] 0.1 1e-05"),
+        (21_626_001, 0.812447, 0.812727, "dcn 5 1e-05"),
+        (21_340_761, 0.813374, 0.813668, "cat [400,400,400,1] 0.1 1e-05"),
+        (2_086_317, 0.788466, 0.788625, "sum 5e-07"),
+    ],
+    "avazu_x1": [
+        (13_402_391, 0.745650, 0.763934, "dot [400,400,400,1] bn 0.3 0.01"),
+        (13_641_311, 0.746875, 0.765607, "dcn 5 [400,400,400] bn 0.2 0.05"),
+        (13_180_691, 0.747329, 0.762511, "dcn 4 0.0001"),
+        (13_395_591, 0.746336, 0.763827, "cat [400,400,400,1] 0.1 0.01"),
+        (1_298_600, 0.735522, 0.751625, "sum 5e-07"),
+    ],
+    "movielenslatest_x1": [
+        (1_238_391, 0.969119, 0.969071, "cat [400,400,400,1] bn 0.2 0.01"),
+        (1_243_071, 0.969117, 0.969098, "dcn 5 [400,400,400] bn 0.2 0.01"),
+        (909_861, 0.960746, 0.960600, "dcn 8 0.001"),
+        (1_238_391, 0.967808, 0.967764, "cat [400,400,400,1] bn 0.4 0.005"),
+        (90_240, 0.934752, 0.934189, "sum 5e-06"),
+    ],
+    "frappe_x1": [
+        (417_891, 0.985190, 0.983995, "cat [400,400,400,1] bn 0.4 0.1"),
+        (458_391, 0.984840, 0.984478, "dcn 4 [400,400,400] bn 0.4 0.05"),
+        (94_391, 0.973658, 0.972914, "dcn 4 0.001"),
+        (417_891, 0.984869, 0.983323, "cat [400,400,400,1] bn 0.2 0.05"),
+        (5_390, 0.937734, 0.935584, "sum 1e-05"),
+    ],
+}
+BARS_ROWS = {"criteo_x1": 33_003_326, "avazu_x1": 28_300_276, "movielenslatest_x1": 1_404_801, "frappe_x1": 202_027}
+CONFIGURATIONS = [(name, model, number) for name in BARS for number, model in enumerate(MODELS)]
+
 # From the sources' own descriptions, not from our configuration.
 MLPERF_V2 = 204_184_588 * 128 + perceptron(13, 512, 256, 128) + cross(27 * 128, 3, 512)
 MLPERF_V2 += perceptron(27 * 128, 1024, 1024, 512, 256, 1)
@@ -54,6 +89,7 @@ PARAMETERS = {
     "mlperf_v2": MLPERF_V2,
     "amd_2026": MLPERF_V2,
     "mlperf_v4": 293_051_712 * 512 + 15_243_057,
+    **{f"bars_{name}": bars[0][0] for name, bars in BARS.items()},
 }
 
 
@@ -85,11 +121,40 @@ def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> Non
         assert set(yaml.safe_load(text)["published"]) >= {"recipe"}
 
 
+@pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
+def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: int) -> None:
+    parameters, val, test, settings = BARS[name][number]
+    config = compose_config(AppConfig, CONFIG_DIR, [f"recipe=bars_{name}", f"model={model}"])
+    validate(config)
+    own, optimizer, train = config.model, config.optimizer, config.train
+    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == parameters
+    assert config.published.parameters == parameters
+    assert (config.published.auc, config.published.test_auc) == (val, test)
+    assert config.published.train_rows == BARS_ROWS[name]
+    assert config.run.name == f"bars_{name}" + (f"_{model}" if model != "dlrm" else "")
+    parts: list[Any] = [own.interaction.value, own.dcn_num_layers, own.dense_arch, own.over_arch, own.deep_arch]
+    parts += ["bn" if own.batch_norm else None, *own.dropout, optimizer.sparse_weight_decay]
+    shown = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
+    assert " ".join(shown) == settings
+    assert own.embedding_dim == (1 if model == "lr" else 10)
+    assert (own.dense_init.value, own.tables.init.value, own.tables.init_std) == ("xavier_normal", "normal", 1e-4)
+    assert own.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
+    assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
+    assert (optimizer.max_grad_norm, optimizer.clip_tables) == (10.0, True)
+    assert (train.seed, train.global_batch_size, train.epochs, train.drop_last) == (2021, 4096, 100, False)
+    assert (train.monitor, train.early_stop_patience, train.eval_every_fraction) == ("auc", 2, 1.0)
+    cuts = config.schedule
+    assert (cuts.name.value, cuts.factor, cuts.patience, cuts.threshold, cuts.min_lr) == ("plateau", 0.1, 0, 1e-6, 1e-6)
+
+
 def test_published_sizes_add_up() -> None:
     """To the totals that their sources give."""
     totals = {name: sum(tables.values()) for name, tables in PUBLISHED_TABLES.items()}
     assert totals == {"dac_sample": 34_405, "criteo_kaggle": 33_762_577, "deepspark_3day": 4_057_300,
-                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588, "mlperf_v4": 293_051_712}  # fmt: skip
+                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588, "mlperf_v4": 293_051_712,
+                      "criteo_x1": 2_086_277 + 26, "avazu_x1": 1_298_577 + 22, "movielenslatest_x1": 90_236 + 3,
+                      "frappe_x1": 5_379 + 10}  # fmt: skip
 
 
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
@@ -113,9 +178,10 @@ def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
     assert "data.raw=" in done.stderr
 
 
-def test_a_recipe_without_tiny_values_refuses_the_scale() -> None:
+def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("run: {name: own}\n")
     with pytest.raises(UserError, match="has no tiny form"):
-        compose_config(AppConfig, CONFIG_DIR, ["data.scale=tiny", "~recipe", "run.name=x"])
+        compose_config(AppConfig, CONFIG_DIR, ["data.scale=tiny", f"recipe={tmp_path}/own.yaml"])
 
 
 # The models are as large as published, on three thousand rows: a minute for all of them.
@@ -123,6 +189,7 @@ def test_a_recipe_without_tiny_values_refuses_the_scale() -> None:
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
     fewer = {"amd_2026": "data.prep.random.rows=2000", "mlperf_v4": "data.prep.synthetic_events.users=50"}
+    fewer |= {f"bars_{name}": "data.prep.random.rows=3000" for name in BARS if name != "criteo_x1"}
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512",
                  "run.name=tiny", fewer.get(recipe, "data.synthetic.rows=3000"),
                  "train.target_auc=null", "runtime.num_threads=2"]  # fmt: skip
@@ -137,7 +204,9 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
-    assert len(features) == {"amd_blog_2024": 19, "amd_blog_2024_fixed": 19, "mlperf_v4": 7}.get(recipe, 26)
+    columns = {"amd_blog_2024": 19, "amd_blog_2024_fixed": 19, "mlperf_v4": 7,
+               "bars_avazu_x1": 22, "bars_movielenslatest_x1": 3, "bars_frappe_x1": 10}  # fmt: skip
+    assert len(features) == columns.get(recipe, 26)
     if recipe.startswith("amd_blog"):
         assert re.search(
             r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", done.stderr

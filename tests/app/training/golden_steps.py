@@ -87,10 +87,10 @@ def _our_columns(num_vectors: int, itself: bool) -> NDArray[np.int64]:
 
 
 def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Dense parameters by the reference's names; linear layers are every second module."""
+    """Dense parameters by the reference's names."""
     for ours, theirs in (("dense_arch", "bot"), ("over_arch", "top")):
         for layer in (0, 1):
-            linear: Any = getattr(this.model.module, ours)[2 * layer]
+            linear: Any = getattr(this.model.module, ours)[layer]
             yield f"{theirs}_{layer}_w", linear.weight
             yield f"{theirs}_{layer}_b", linear.bias
 
