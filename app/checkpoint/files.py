@@ -260,7 +260,7 @@ def undamaged(run: Path) -> list[Path]:
     return good
 
 
-def find_checkpoint(run: Path, wanted: str | None) -> str:
+def find_checkpoint(run: Path, choice: str | None) -> str:
     """The path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
 
     None: the best where the run keeps one, else the last. The last is the newest that is not damaged.
@@ -269,26 +269,26 @@ def find_checkpoint(run: Path, wanted: str | None) -> str:
         UserError: there is none, or the one that is named is damaged.
     """
     checkpoints = run / CHECKPOINTS
-    if wanted is None and (best := pointed_to(checkpoints, BEST)) is not None:
+    if choice is None and (best := pointed_to(checkpoints, BEST)) is not None:
         try:
             verify(best)
             return str(best)
         except UserError as error:
             log.warning("checkpoint: skipped the best: %s", error)
-    if wanted in (None, LAST, LATEST):
+    if choice in (None, LAST, LATEST):
         return str(_last(run))
-    if wanted == BEST:
+    if choice == BEST:
         named = pointed_to(checkpoints, BEST)
         if named is None:
             raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); use checkpoint={LAST}")
-    elif wanted.isdecimal():
-        named = checkpoints / checkpoint_name(int(wanted))
-        there = whole_checkpoints(checkpoints)
-        if named not in there:
-            steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in there) or "none"
-            raise UserError(f"checkpoint={wanted}: {run} has no checkpoint of this step; it has of steps: {steps}")
+    elif choice.isdecimal():
+        named = checkpoints / checkpoint_name(int(choice))
+        existing = whole_checkpoints(checkpoints)
+        if named not in existing:
+            steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in existing) or "none"
+            raise UserError(f"checkpoint={choice}: {run} has no checkpoint of this step; it has of steps: {steps}")
     else:
-        named = Path(wanted)
+        named = Path(choice)
     verify(named)
     return str(named)
 

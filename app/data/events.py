@@ -72,11 +72,11 @@ class EventLog:
         shard = manifest.splits[EVENTS].shards[0]
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
         self._stamps = {path: file_stamp(path) for path in mapped}
-        chosen = self.config
-        self.min_history = schema.min_history if chosen.min_history is None else chosen.min_history
-        self.anchors = Anchors(self.events, self.min_history, chosen.window_seconds or schema.window_seconds)
+        settings = self.config
+        self.min_history = schema.min_history if settings.min_history is None else settings.min_history
+        self.anchors = Anchors(self.events, self.min_history, settings.window_seconds or schema.window_seconds)
         windows = len(self.anchors.counts)
-        self.eval_window = windows - 1 if chosen.eval_window is None else chosen.eval_window
+        self.eval_window = windows - 1 if settings.eval_window is None else settings.eval_window
         if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
             filled = np.flatnonzero(self.anchors.counts)
             few = "set a smaller data.events.window_seconds"
@@ -91,11 +91,11 @@ class EventLog:
         if room < 1:
             raise UserError(f"model.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
                             f"has {self._around} other positions; set at least {self._around + 1}")  # fmt: skip
-        self._max_history = min(chosen.max_history or chosen.scan_events, room)
+        self._max_history = min(settings.max_history or settings.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
-        self._masks, self._quota = _kinds(chosen.history, len(schema.actions), chosen.history_length)
+        self._masks, self._quota = _kinds(settings.history, len(schema.actions), settings.history_length)
         self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
-        tasks = [*chosen.tasks]
+        tasks = [*settings.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
             raise UserError(f"data.events.tasks={tasks}: must be actions of the log other than its label "
                             f"{schema.label}, each once: {', '.join(schema.actions)}")  # fmt: skip

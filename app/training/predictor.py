@@ -163,8 +163,8 @@ class Predictor:
         Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
         """
         split, runtime = self.split(name), self.runtime
-        wanted = min(self.config.eval.global_batch_size, split.rows)
-        batch_size = max(1, -(-wanted // runtime.world_size)) * runtime.world_size
+        samples = min(self.config.eval.global_batch_size, split.rows)
+        batch_size = max(1, -(-samples // runtime.world_size)) * runtime.world_size
         logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         if split.rows > self.config.eval.exact_rows:

@@ -285,13 +285,13 @@ class TrainedRun(NamedTuple):
         log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, own, others)
 
 
-def open_checkpoint(run: Path, wanted: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
+def open_checkpoint(run: Path, choice: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
     """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
         UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
     """
-    path = Path(here.on_rank_0(lambda: find_checkpoint(run, wanted)))
+    path = Path(here.on_rank_0(lambda: find_checkpoint(run, choice)))
     state = read(path).state
     if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
         key, now, then = difference

@@ -31,10 +31,10 @@ def damage(run: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
+    ("choice", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
 )
-def test_each_name_has_its_checkpoint(run: Path, wanted: str | None, step: int) -> None:
-    assert find_checkpoint(run, wanted) == str(run / "checkpoints" / checkpoint_name(step))
+def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) -> None:
+    assert find_checkpoint(run, choice) == str(run / "checkpoints" / checkpoint_name(step))
 
 
 def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
@@ -57,15 +57,15 @@ def test_a_damaged_one_is_skipped_with_a_warning_and_refused_by_name(
     damage(run, 48)
     assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
     assert "skipped the best" in caplog.text
-    for wanted in ("best", "48"):
+    for choice in ("best", "48"):
         with pytest.raises(UserError, match="damaged"):
-            find_checkpoint(run, wanted)
+            find_checkpoint(run, choice)
 
 
-@pytest.mark.parametrize("wanted", ["7", "600"])
-def test_a_step_without_one_is_refused_with_those_there_are(run: Path, wanted: str) -> None:
-    with pytest.raises(UserError, match=rf"^checkpoint={wanted}: .* has no checkpoint of this step; .*48, 60$"):
-        find_checkpoint(run, wanted)
+@pytest.mark.parametrize("choice", ["7", "600"])
+def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
+    with pytest.raises(UserError, match=rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$"):
+        find_checkpoint(run, choice)
 
 
 def test_the_choice_is_logged(

@@ -77,8 +77,8 @@ def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
     assert recorded[6]["logloss"] != recorded[9]["logloss"]
     for given, step in (([], 6), (["checkpoint=last"], 9)):
         command_here(here, "evaluate", "run=runs/x", "split=val", "out=x.json", *given)
-        found = json.loads(Path("x.json").read_bytes())
-        assert (found["step"], found["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
+        scored = json.loads(Path("x.json").read_bytes())
+        assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
 
 
 def test_without_a_best_the_summary_s_evaluation_is_the_last(
