@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
+from app.kinds.trackers import TENSORBOARD
 from app.metrics.documents import Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
@@ -18,7 +19,6 @@ from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import Summary
 from app.record.reading import read_events
-from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
