@@ -236,6 +236,24 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
     assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
 
 
+def test_a_sum_is_recorded_resumed_and_replayed(
+    here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}",
+                 "train.monitor={auc:1,logloss:-0.5}"]  # fmt: skip
+    train_here(here, *overrides, "train.max_steps=7")
+    train_here(here, *overrides, "train.max_steps=12")
+    values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
+    assert sorted(values) == [3, 6, 7, 9, 12]
+    best = summary(tmp_path)["best"]
+    assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
+    assert best["value"] == values[best["step"]]
+    assert command_here(here, "verify", f"run={tmp_path}") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
+    with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
+        train_here(here, *overrides, "train.monitor=auc", "train.max_steps=13")
+
+
 def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, dataset: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", {"train": 300, "test": 100})
     run = [*STOPPING, "run.name=x", f"run.dir={tmp_path}/run"]
