@@ -30,7 +30,7 @@ class ProgressDisplay:
     def __init__(self, total_steps: int, shown: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
         """all_windows: a line for each window of steps (train.print_windows).
 
-        may_end_early: before the last step, so that what is left is so much at most.
+        may_end_early: whether the run may end before its last step: what is left is said as "at most".
         """
         self._all_windows, self._at_most = all_windows, "at most " * may_end_early
         self._bar: Any = None

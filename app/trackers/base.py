@@ -1,9 +1,12 @@
 """The interface of trackers, and a run's figures and settings in their form."""
 
 import importlib.util
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
+from app.config import AppConfig
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from common.documents import plain_object
@@ -26,6 +29,31 @@ class Tracker(Protocol):
 
     def close(self, summary: Summary | None) -> None:
         """Show the summary, if there is one, and let go."""
+
+
+class Setting(NamedTuple):
+    """What a tracker is opened for: the run's directory, its configuration, whole and flat, and where it starts.
+
+    file: the tracker's own in the directory. rows: of each split of the dataset.
+    """
+
+    directory: Path
+    file: Path
+    config: AppConfig
+    settings: Mapping[str, str | int | float | bool]
+    rows: Mapping[str, int]
+    world_size: int
+    from_step: int
+
+
+@contextmanager
+def one_line_errors(key: str, value: str) -> Iterator[None]:
+    """Context in which a client's failure to start is reported in one line."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error
 
 
 def figures(event: AnyEvent) -> dict[str, float]:

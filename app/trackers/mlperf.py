@@ -13,11 +13,11 @@ from app.config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
+from app.trackers.base import Setting
 from common.documents import Json, Number, decode
 from common.files import write_atomically
 from common.redact import RedactingFormatter
 
-FILE = "mllog.txt"
 PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
 PRECISIONS = {"bf16": "bfloat16"}
@@ -206,6 +206,11 @@ class MLPerf:
             keys.MICRO_BATCH_SIZE: config.train.global_batch_size // self._world_size,
             keys.CONFIG_FILENAME: "config.yaml",
         }
+
+
+def start(setting: Setting) -> MLPerf:
+    """Write the log, or continue it."""
+    return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 
 class _At(Struct):

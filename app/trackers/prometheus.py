@@ -1,5 +1,6 @@
 """The newest figures as Prometheus reads them: text over HTTP at /metrics, while the run lasts."""
 
+import logging
 import re
 import threading
 import time
@@ -7,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers.base import figures
+from app.trackers.base import Setting, figures
 from common.errors import UserError
+
+log = logging.getLogger("clickwork")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text exposition format
 
@@ -66,3 +69,12 @@ class Prometheus:
     def close(self, summary: Summary | None) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def start(setting: Setting) -> Prometheus:
+    """Serve at the configured address. Raises UserError as `Prometheus` does."""
+    record = setting.config.record
+    assert record.prometheus_port is not None
+    tracker = Prometheus(record.prometheus_host, record.prometheus_port, setting.config.run.name)
+    log.info("prometheus: http://%s:%d/metrics", record.prometheus_host, record.prometheus_port)
+    return tracker

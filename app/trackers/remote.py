@@ -9,7 +9,7 @@ from typing import Any
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers.base import figures
+from app.trackers.base import Setting, figures, one_line_errors
 
 Settings = Mapping[str, str | int | float | bool]
 
@@ -73,3 +73,18 @@ class WeightsAndBiases:
     def close(self, summary: Summary | None) -> None:
         done = summary is not None and summary.status in ("completed", "target_reached")
         self._run.finish(exit_code=0 if done else 1)
+
+
+def start_mlflow(setting: Setting) -> MLflow:
+    """Begin or continue MLflow's run. Raises UserError if its client cannot."""
+    record, run = setting.config.record, setting.config.run.name
+    uri = str(record.mlflow)
+    with one_line_errors("record.mlflow", uri):
+        return MLflow(uri, record.mlflow_experiment, run, setting.settings, setting.file)
+
+
+def start_wandb(setting: Setting) -> WeightsAndBiases:
+    """Begin or continue the run of Weights & Biases. Raises UserError if its client cannot."""
+    project = str(setting.config.record.wandb)
+    with one_line_errors("record.wandb", project):
+        return WeightsAndBiases(project, setting.config.run.name, setting.settings, setting.file)

@@ -1,37 +1,29 @@
 """Views of a run for other tools: TensorBoard, MLflow, Weights & Biases, Prometheus; app.record has its own files."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from app.config import AppConfig
+from app.kinds.trackers import TRACKERS, TrackerKind
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers import base, mlperf, tensorboard
-from app.trackers.base import Tracker
-from app.trackers.mlperf import MLPerf
-from app.trackers.prometheus import Prometheus
-from app.trackers.remote import MLflow, WeightsAndBiases
-from app.trackers.tensorboard import TensorBoard
-from common.errors import UserError
+from app.trackers import base
+from app.trackers.base import Setting, Tracker
+from common.command import load
+from common.keys import shown
 
 log = logging.getLogger("clickwork")
 
-TENSORBOARD, MLFLOW_ID, WANDB_ID = "tensorboard", ".mlflow_run", ".wandb_run"
-FILES = (
-    TENSORBOARD,
-    MLFLOW_ID,
-    WANDB_ID,
-    mlperf.FILE,
-)  # in a run's directory, removed by a run from the start
+FILES = tuple(kind.file for kind in TRACKERS if kind.file)  # in a run's directory, removed by a run from the start
 
 
 class Trackers:
     """The configured trackers; one that fails is logged and dropped, and the run continues."""
 
     def __init__(self) -> None:
-        self._open: list[Tracker] = []
+        self._open: list[tuple[TrackerKind, Tracker]] = []
 
     def start(
         self,
@@ -49,33 +41,21 @@ class Trackers:
         Raises:
             UserError: an address that cannot be listened at, or a client that cannot begin.
         """
-        name, asked = config.run.name, config.record
         settings = base.settings(plain, world_size)
-        if asked.tensorboard and not tensorboard.AVAILABLE:
-            log.warning("tensorboard: the package is not installed, so no events are written; "
-                        "pip install tensorboard, or record.tensorboard=false")  # fmt: skip
-        elif asked.tensorboard:
-            self._open.append(TensorBoard(directory / TENSORBOARD, settings, from_step))
-        if config.mlperf.enabled:
-            self._open.append(MLPerf(directory / mlperf.FILE, config, rows, world_size, from_step))
-        if asked.prometheus_port is not None:
-            self._open.append(Prometheus(asked.prometheus_host, asked.prometheus_port, name))
-            log.info("prometheus: http://%s:%d/metrics", asked.prometheus_host, asked.prometheus_port)
-        if asked.mlflow is not None:
-            with _one_line_errors("record.mlflow", asked.mlflow):
-                kept = directory / MLFLOW_ID
-                self._open.append(MLflow(asked.mlflow, asked.mlflow_experiment, name, settings, kept))
-        if asked.wandb is not None:
-            with _one_line_errors("record.wandb", asked.wandb):
-                self._open.append(WeightsAndBiases(asked.wandb, name, settings, directory / WANDB_ID))
+        for kind in TRACKERS:
+            if _is_wanted(kind, config):
+                file = directory / kind.file
+                setting = Setting(directory, file, config, settings, rows, world_size, from_step)
+                tracker: Tracker | None = load(kind.start)(setting)
+                self._open += [] if tracker is None else [(kind, tracker)]
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
         self._each(lambda tracker: tracker.event(event))
 
     def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
-        """Show the last step's events again in TensorBoard, whose files were cut back; other trackers have them."""
-        for board in [tracker for tracker in self._open if isinstance(tracker, TensorBoard)]:
+        """Show the last step's events again in trackers whose files were cut back; others have them."""
+        for board in [tracker for kind, tracker in self._open if kind.is_cut_back]:
             for event in events:
                 board.event(event)
             if curves is not None and any(event.event == "eval" for event in events):
@@ -92,29 +72,23 @@ class Trackers:
         self._open.clear()
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._open):
+        for entry in list(self._open):
+            _, tracker = entry
             try:
                 action(tracker)
             except Exception as error:  # noqa: BLE001  # a server that is down must not end a training
                 log.warning("%s: no more is sent (%s: %s)", tracker.name, type(error).__name__, error)
-                self._open.remove(tracker)
+                self._open.remove(entry)
 
 
-@contextmanager
-def _one_line_errors(key: str, value: str) -> Iterator[None]:
-    """Context in which a client's failure to start is reported in one line."""
-    try:
-        yield
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error
+def _is_wanted(kind: TrackerKind, config: AppConfig) -> bool:
+    """Whether a configuration asks for a tracker."""
+    value = attrgetter(kind.key)(config)
+    return value is not None and value is not False
 
 
 def require_clients(config: AppConfig) -> None:
     """Raises UserError if the client of a configured tracker is not installed."""
-    if config.mlperf.enabled:
-        base.require_package("mlperf.enabled", "true", "mlperf_logging")
-    if config.record.mlflow is not None:
-        base.require_package("record.mlflow", config.record.mlflow, "mlflow")
-    if config.record.wandb is not None:
-        base.require_package("record.wandb", config.record.wandb, "wandb")
+    for kind in TRACKERS:
+        if kind.package and _is_wanted(kind, config):
+            base.require_package(kind.key, shown(attrgetter(kind.key)(config)), kind.package)

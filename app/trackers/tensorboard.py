@@ -1,5 +1,6 @@
 """TensorBoard: scalars of every event, histograms at evaluations, hyper-parameters."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers.base import figures
+from app.trackers.base import Setting, figures
+
+log = logging.getLogger("clickwork")
 
 try:
     from torch.utils.tensorboard import SummaryWriter
@@ -61,3 +64,14 @@ class TensorBoard:
     def _add(self, summary: Any) -> None:
         writer: Any = self._writer.file_writer
         writer.add_summary(summary)
+
+
+def start(setting: Setting) -> TensorBoard | None:
+    """Write events; None, with a warning, if the package is not installed."""
+    if AVAILABLE:
+        return TensorBoard(setting.file, setting.settings, setting.from_step)
+    log.warning(
+        "tensorboard: the package is not installed, so no events are written; pip install tensorboard, or "
+        "record.tensorboard=false"
+    )
+    return None

@@ -113,7 +113,7 @@ def restore(path: Path, session: Session) -> Resumed:
         skipped=values.skipped,
         evaluation=values.evaluation or None,
         best=values.best or None,
-        monitored=values.monitored or Monitored(),
+        monitored=values.monitored or Monitored(best=values.best.auc if values.best else None),
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from app.checkpoint import files
 from app.config import AppConfig
+from app.kinds.trackers import TENSORBOARD
 from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
 from app.metrics.slowdown import find_slowdown
@@ -20,7 +21,6 @@ from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import Summary
 from app.record.reading import read_evaluations, read_events
-from app.trackers.run_trackers import TENSORBOARD
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from app.optimizer.schedule import learning_rate
 from app.report.read import read_run
 from app.report.verdict import sentences
 from app.runtime.platform import Runtime
+from app.training.checkpointer import Checkpointer
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
+from app.training.recorder import Recorder
+from app.training.run import TrainingRun
 from app.training.session import Session
 from app.training.state import RunLength, RunState
 from common.compose import compose_config
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command
+from tests.app import inject
+from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
 from tests.app.run_files import events, summary
@@ -148,7 +153,7 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
 
 def steps() -> Iterator[Any]:
     """Before, at and after evaluations, checkpoints and the end."""
-    fast = (19, 22)
+    fast = (19,)
     yield from (pytest.param(step, marks=() if step in fast else pytest.mark.slow) for step in range(1, 24))
 
 
@@ -174,6 +179,35 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     assert result(tmp_path / "run") == result(whole)
 
 
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ((Checkpointer, "keep_best"), 2),  # after the evaluation is recorded
+        pytest.param((Recorder, "evaluation"), 6, marks=pytest.mark.slow),  # before it is
+        pytest.param((Checkpointer, "save"), 6, marks=pytest.mark.slow),
+        pytest.param((Checkpointer, "save"), 7, marks=pytest.mark.slow),
+        pytest.param((TrainingRun, "_finish"), 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
+    moment: tuple[type, str], number: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path
+) -> None:
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        owner, name = moment
+        patched.setattr(owner, name, getattr(owner, name))  # put back at the end
+        inject.at_call(owner, name, number, kill)
+        with pytest.raises(Killed):
+            train_here(here, *overrides)
+    assert train_here(here, *overrides) == "completed"
+    assert result(tmp_path / "run") == result(whole)
+
+
 @pytest.mark.slow
 def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     done = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
@@ -185,6 +219,11 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
     assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in done.stderr
     assert f"at most {LAST} steps of 64 samples" in done.stderr
     assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in done.stderr
+    killed = [*STOPPING, f"data.path={dataset}", "run.name=killed"]
+    forks = forked("train", *killed, cwd=tmp_path, processes=2, fault="in the step:14")
+    assert ended(forks, tmp_path).returncode == -signal.SIGKILL
+    assert run_app("train", *killed, processes=2).returncode == 0
+    assert result(tmp_path / "runs/killed") == result(tmp_path / "runs/two")
 
 
 def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: Path) -> None:
@@ -195,6 +234,24 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
     best = summary(tmp_path)["best"]
     assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
     assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
+
+
+def test_a_sum_is_recorded_resumed_and_replayed(
+    here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}",
+                 "train.monitor={auc:1,logloss:-0.5}"]  # fmt: skip
+    train_here(here, *overrides, "train.max_steps=7")
+    train_here(here, *overrides, "train.max_steps=12")
+    values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
+    assert sorted(values) == [3, 6, 7, 9, 12]
+    best = summary(tmp_path)["best"]
+    assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
+    assert best["value"] == values[best["step"]]
+    assert command_here(here, "verify", f"run={tmp_path}") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
+    with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
+        train_here(here, *overrides, "train.monitor=auc", "train.max_steps=13")
 
 
 def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, dataset: Path, tmp_path: Path) -> None:
