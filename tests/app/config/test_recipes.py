@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from app.config import CONFIG_DIR, AppConfig, TrainConfig, validate
+from app.config.model import DenseInit
 from app.config.published import PUBLISHED_TABLES
+from app.config.tables import TableInit
 from app.config.train import evaluation_steps
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
@@ -137,7 +139,7 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     shown = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
     assert " ".join(shown) == settings
     assert own.embedding_dim == (1 if model == "lr" else 10)
-    assert (own.dense_init.value, own.tables.init.value, own.tables.init_std) == ("xavier_normal", "normal", 1e-4)
+    assert (own.dense_init, own.tables.init, own.tables.init_std) == (DenseInit.xavier_normal, TableInit.normal, 1e-4)
     assert own.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
     assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
