@@ -1,10 +1,10 @@
 """What a recipe of BARS learns on the part of Frappe that public repositories hold, and what each of its parts gives.
 
-    python -m benchmarks.quality --frappe DIRECTORY [--cases CASE …] [--seeds 1 2 3 4 5] [--threads 2] [--out FILE]
+    python -m benchmarks.quality [--frappe DIRECTORY] [--cases CASE …] [--seeds 1 2 3 4 5] [--threads 2] [--out FILE]
 
 DIRECTORY has frappe.validation.libfm and frappe.test.libfm of hexiangnan/neural_factorization_machine, data/frappe.
 The validation file, permuted by numpy.random.default_rng(1), gives train (the first 90 %) and val; the test file is
-test.
+test. Without it, drawn rows of the same columns, which show only that it runs.
 
   published   recipe=bars_frappe_x1: batch norm, dropout 0.4, L2 0.1, plateau, patience 2, the best checkpoint
   without …   the same without one of them: l2, dropout, plateau (patience stays), batch_norm; or without all four
@@ -31,6 +31,7 @@ from scipy import stats
 from benchmarks.result_file import write_result
 
 COLUMNS = "user,item,daytime,weekday,isweekend,homework,cost,weather,country,city"
+SIZES = (957, 4082, 7, 7, 2, 3, 2, 9, 80, 233)  # values of its columns
 PARTS = {
     "l2": ["optimizer.sparse_weight_decay=0"],
     "dropout": ["model.dropout=0"],
@@ -51,7 +52,8 @@ CASES = {
 def main() -> int:
     """Train, evaluate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frappe", type=Path, required=True)
+    parser.add_argument("--frappe", type=Path)
+    parser.add_argument("--rows", type=int, default=60_000, help="drawn rows, where --frappe is not given")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--threads", type=int, default=2)
@@ -59,7 +61,7 @@ def main() -> int:
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
-        write_splits(arguments.frappe.resolve(), Path(directory))
+        write_splits(arguments, Path(directory))
         for case in arguments.cases:
             runs = [test_auc(CASES[case], seed, arguments.threads, Path(directory)) for seed in arguments.seeds]
             results[case] = summarise(runs)
@@ -99,14 +101,30 @@ def execute(arguments: Sequence[str], directory: Path) -> str:
     return done.stdout
 
 
-def write_splits(source: Path, target: Path) -> None:
-    """train.csv, valid.csv and test.csv."""
-    rows, held_out = (list(read(source / f"frappe.{name}.libfm")) for name in ("validation", "test"))
+def write_splits(arguments: argparse.Namespace, target: Path) -> None:
+    """train.csv, valid.csv and test.csv: of Frappe, or drawn."""
+    if arguments.frappe is None:
+        rows = list(drawn(arguments.rows))
+        held_out = rows[: len(rows) // 4]
+        rows = rows[len(held_out) :]
+    else:
+        rows, held_out = (list(read(arguments.frappe / f"frappe.{name}.libfm")) for name in ("validation", "test"))
     order = np.random.default_rng(1).permutation(len(rows))
     cut = len(rows) * 9 // 10
     splits = {"train": [rows[i] for i in order[:cut]], "valid": [rows[i] for i in order[cut:]], "test": held_out}
     for name, lines in splits.items():
         (target / f"{name}.csv").write_text("\n".join([f"label,{COLUMNS}", *lines]) + "\n")
+
+
+def drawn(count: int) -> Iterator[str]:
+    """Rows of Frappe's columns whose labels have a known effect of each value, as CSV."""
+    draw = np.random.default_rng(0)
+    effects = [draw.normal(size=size) for size in SIZES]
+    columns = [draw.integers(0, size, count) for size in SIZES]
+    logits = sum(effect[column] for effect, column in zip(effects, columns, strict=True)) - 1.0
+    labels = draw.random(count) < 1 / (1 + np.exp(-logits))
+    for label, *values in zip(labels.astype(int).tolist(), *(column.tolist() for column in columns), strict=True):
+        yield ",".join(map(str, [label, *values]))
 
 
 def read(path: Path) -> Iterator[str]:

@@ -150,7 +150,9 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             composed = compose(name, overrides=list(overrides))
             implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
             if implied:
-                added = [f"++{key}={json.dumps(value)}" for key, value in implied.items()]
+                plain = OmegaConf.to_container(OmegaConf.create({"values": list(implied.values())}))
+                assert isinstance(plain, dict)
+                added = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
                 composed = compose(name, overrides=[*added, *overrides])
         # Merge into the schema again: an override that begins with + could have added an unknown key.
         config = OmegaConf.merge(structured, OmegaConf.to_container(composed, resolve=True))

@@ -250,7 +250,8 @@ def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
     now = fingerprint(config)
     defaults = {key: value for key, value in fingerprint(AppConfig()).items() if value != MISSING}
-    then = {**defaults, "data.shuffle_lanes": 1, **saved.fingerprint}  # older checkpoints lack some
+    defaults["data.shuffle_lanes"] = 1
+    then = {**saved.fingerprint, **{key: defaults[key] for key in defaults if key not in saved.fingerprint}}  # older
     return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
 
 
