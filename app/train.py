@@ -23,7 +23,7 @@ from app.config.hstu import require_attention
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.data import prepare
-from app.data.shards import verify_splits
+from app.data.shards import find_split, verify_splits
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.report.page import write_report
@@ -116,6 +116,8 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     manifest, shared = agreement.load_same_manifest(root, here, made)
     prepare.require_agreement(config.data, manifest)
     if not manifest.is_events:
+        if manifest.has_given_splits:
+            find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
         require_validation(config, evaluated.rows if evaluated is not None else 0)
     splits = ["train", config.eval.split]

@@ -268,7 +268,7 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     Raises:
         UserError: there is none, or the one that is named is damaged.
     """
-    checkpoints = run / CHECKPOINTS
+    checkpoints, choice = run / CHECKPOINTS, choice or None
     if choice is None and (best := pointed_to(checkpoints, BEST)) is not None:
         try:
             verify(best)
@@ -280,7 +280,8 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     if choice == BEST:
         named = pointed_to(checkpoints, BEST)
         if named is None:
-            raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); use checkpoint={LAST}")
+            others = f"use checkpoint={LAST}" if whole_checkpoints(checkpoints) else "train it first"
+            raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); {others}")
     elif choice.isdecimal():
         named = checkpoints / checkpoint_name(int(choice))
         existing = whole_checkpoints(checkpoints)
@@ -288,7 +289,9 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
             steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in existing) or "none"
             raise UserError(f"checkpoint={choice}: {run} has no checkpoint of this step; it has of steps: {steps}")
     else:
-        named = Path(choice)
+        named = checkpoints / choice if (checkpoints / choice).is_dir() else Path(choice)
+        if not named.is_dir():
+            raise UserError(f"checkpoint={choice}: must be {BEST}, {LAST}, a step, or the path of a checkpoint")
     verify(named)
     return str(named)
 

@@ -141,9 +141,16 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
+    _validate_published(config)
     if config.runtime.compile not in (None, Compile.none):
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     cuts_rate = config.schedule.name.schedule.by_metric
+    has_threshold = cuts_rate or config.train.early_stop_patience is not None
+    if config.schedule.threshold != ScheduleConfig().threshold and not has_threshold:
+        raise UserError(
+            f"schedule.threshold={config.schedule.threshold}: has no effect without schedule=plateau or "
+            "train.early_stop_patience; leave it out"
+        )
     validate_monitor(config.train, config.checkpoint, cuts_rate, has_users=config.model.hstu is not None)
     require_source(config.data, config.model.hstu is not None)
     require_eval_split(config.data, config.eval.split)
@@ -152,6 +159,15 @@ def validate(config: AppConfig) -> None:
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
+
+
+def _validate_published(config: AppConfig) -> None:
+    """Raises UserError for a recipe of several models with another one."""
+    if config.published.md5 and config.published.test_auc is None:
+        raise UserError(
+            f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
+            "of them"
+        )
 
 
 def _validate_batch_norm(config: AppConfig) -> None:

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from app.config.app_config import AppConfig, validate
 from app.config.checks import require_place
 from app.config.data import OLD_NAMES
-from app.config.model import require_dlrm
+from app.config.model import Numeric, require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
 from app.config.train import EvalConfig
 from common.errors import UserError
-from common.keys import MISSING, key
+from common.keys import MISSING, key, shown
 
 STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
 FAMILIES = (*STEP_FAMILIES, "inference")
@@ -99,6 +99,13 @@ def chosen_operators(operators: Any) -> list[str]:
 def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
     require_dlrm(config.model, "bench")
+    model = config.model
+    if model.numeric is not Numeric.dense_arch or not model.dense_arch or model.embedding_dim % 4:
+        raise UserError(
+            f"model.embedding_dim={model.embedding_dim}, model.dense_arch={shown(model.dense_arch)}, "
+            f"model.numeric={model.numeric.value}: bench measures models with a dense_arch whose vectors "
+            "have a multiple of 4 elements; give model=dlrm and a recipe of such a model"
+        )
     validate(config)
     chosen_operators(config.operators)
     require_place("out", config.out)

@@ -199,6 +199,8 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
     Raises:
         UserError: a key of data.prep that data_prep does not have, or a value of the wrong type.
     """
+    if (own_key := next((name for name in FILES if name in data.prep), None)) is not None:
+        raise UserError(f"data.prep.{own_key}: is data.{own_key} here; give data.{own_key}={data.prep[own_key]}")
     source = source_of(data)
     own = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make

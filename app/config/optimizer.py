@@ -74,9 +74,8 @@ class ScheduleConfig:
     )
     threshold: float = key(
         1e-6,
-        "plateau: the smallest gain of train.monitor that counts, for train.early_stop_patience too",
+        "the smallest gain of train.monitor that counts, for plateau and train.early_stop_patience",
         at_least=0,
-        only_with=("name", *with_key("threshold")),
     )
     min_lr: float = key(
         1e-6, "plateau: no cut goes below this rate", at_least=0, only_with=("name", *with_key("min_lr"))

@@ -57,10 +57,20 @@ class RunFiles:
 
     @property
     def evaluation(self) -> EvaluationFigures:
-        """That of the model that is served, in older runs the last; without a split and samples if there was none."""
+        """That of the model that is served; without a split and samples if there was none."""
+        served = self._served_by_older if self.summary and not self.summary.last else None
+        if served is not None:
+            return served
         if self.summary and self.summary.eval.auc is not None:
             return self.summary.eval
         return self.last_evaluation
+
+    @property
+    def _served_by_older(self) -> EvaluationFigures | None:
+        """The recorded evaluation of the best, which evaluate takes; its summary has the last alone."""
+        if self.best is None or not (self.config.get("checkpoint") or {}).get("keep_best"):
+            return None
+        return next((each.figures() for each in self.evaluations if each.step == self.best.step), None)
 
     @property
     def last_evaluation(self) -> EvaluationFigures:

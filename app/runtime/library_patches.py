@@ -3,8 +3,8 @@
 They reach into what is not public, so they are refused with releases that they were not tried with.
 """
 
-import importlib.metadata
 import re
+import sys
 from itertools import accumulate
 from typing import Any
 
@@ -30,7 +30,7 @@ def apply() -> None:
         UserError: torch or TorchRec is of a release that the changes were not tried with.
     """
     for name in TRIED:
-        require_tried(name, importlib.metadata.version(name))
+        require_tried(name, str(sys.modules[name].__version__))
     dist_data._get_recat = _permutation_if_used
 
 

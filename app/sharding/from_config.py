@@ -105,6 +105,8 @@ def choices(
     """What the configuration leaves open of each table on `world_size` such devices. Raises UserError as `decide`."""
     reason = _whole_tables(optimizer, parts)
     if reason is not None and (config.types not in (None, AUTO_SHARDING, "data_parallel") or config.tables):
+        if config.tables:
+            raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
     asked = with_default_types(config, world_size, device.type)
     if reason is not None or not has_fused(optimizer.name, device):

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import AppConfig, ModelConfig, to_plain
+from app.config import AppConfig, DataConfig, ModelConfig, to_plain
 from app.config.data import own_files
 from app.config.published import published_num_dense, published_tables
 from app.data import prepare
@@ -36,9 +36,17 @@ log = logging.getLogger("clickwork")
 
 def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
-    if config.train.max_steps != 0 or config.data.published_tables is None or own_files(config.data):
+    if config.train.max_steps != 0 or config.data.published_tables is None or _has_own_files(config.data):
         return False
     return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()
+
+
+def _has_own_files(data: DataConfig) -> bool:
+    """Return whether files of the user's own are given; those that a recipe expects may not be there."""
+    splits = [files for files in (data.train, data.val, data.test) if files is not None]
+    if data.raw is None and splits and all(isinstance(files, str) and not Path(files).exists() for files in splits):
+        return False
+    return own_files(data) is not None
 
 
 def meta_model(config: AppConfig) -> DLRM | HSTU:

@@ -1,12 +1,12 @@
 """What is changed inside TorchRec: in one module, by a call, with releases that it was tried with."""
 
 import ast
-import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torchrec
 from torchrec.distributed import dist_data
 
 from app.config import RuntimeConfig
@@ -39,8 +39,7 @@ def test_others_and_images_own_builds_are_taken(name: str, version: str) -> None
 
 
 def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.10.1" if name == "torchrec" else of(name))
+    monkeypatch.setattr(torchrec, "__version__", "1.10.1")
     before = dist_data._get_recat
     with pytest.raises(UserError, match=r"^torchrec 1\.10\.1: "):
         platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
