@@ -44,9 +44,14 @@ CASES = {
     **{f"without {part}": [*RECIPE, *overrides] for part, overrides in PARTS.items()},
     "without all four": [*RECIPE, *(override for overrides in PARTS.values() for override in overrides)],
     **{model: [*RECIPE, f"model={model}"] for model in ("dcnv2", "crossnetv2", "dnn", "lr")},
-    "default": ["train.epochs=20", "train.eval_every_steps=null", "train.eval_every_fraction=1", "eval.split=val",
-                "data.schema=frappe_x1"],
-}  # fmt: skip
+    "default": [
+        "train.epochs=20",
+        "train.eval_every_steps=null",
+        "train.eval_every_fraction=1",
+        "eval.split=val",
+        "data.schema=frappe_x1",
+    ],
+}
 
 
 def main() -> int:
@@ -82,13 +87,24 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def test_auc(overrides: Sequence[str], seed: int, threads: int, directory: Path) -> dict[str, Any]:
     """AUC and logloss of a run's best checkpoint on the test split, the step it is of, and the steps trained."""
     files = ["data.train=train.csv", "data.val=valid.csv", "data.test=test.csv", "data.path=shards"]
-    settings = [f"train.seed={seed}", f"runtime.num_threads={threads}", "record.tensorboard=false", "run.name=run",
-                "checkpoint.resume=never", "checkpoint.overwrite=true"]  # fmt: skip
+    settings = [
+        f"train.seed={seed}",
+        f"runtime.num_threads={threads}",
+        "record.tensorboard=false",
+        "run.name=run",
+        "checkpoint.resume=never",
+        "checkpoint.overwrite=true",
+    ]
     execute(["-m", "app.train", *overrides, *files, *settings], directory)
     evaluated = json.loads(execute(["-m", "app.evaluate", "run=runs/run", "split=test"], directory))
     summary = json.loads((directory / "runs/run/summary.json").read_text())
-    return {"seed": seed, "auc": evaluated["auc"], "logloss": evaluated["logloss"], "step": evaluated["step"],
-            "steps": summary["steps"]}  # fmt: skip
+    return {
+        "seed": seed,
+        "auc": evaluated["auc"],
+        "logloss": evaluated["logloss"],
+        "step": evaluated["step"],
+        "steps": summary["steps"],
+    }
 
 
 def execute(arguments: Sequence[str], directory: Path) -> str:

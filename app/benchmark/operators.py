@@ -136,8 +136,11 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
             continue
         yield from _pair(f"interaction/{kind.value}", shape, module, (dense, sparse), dtype)
     whole = _dense_layers(shape, model).to(device)
-    for name, layers, inputs in (("dense_arch", whole.dense_arch, shape.num_dense or 1),
-                                 ("over_arch", whole.over_arch, whole.interaction.num_outputs)):  # fmt: skip
+    stacks = {
+        "dense_arch": (whole.dense_arch, shape.num_dense or 1),
+        "over_arch": (whole.over_arch, whole.interaction.num_outputs),
+    }
+    for name, (layers, inputs) in stacks.items():
         yield from _pair(f"mlp/{name}", shape, layers, (torch.randn(shape.batch_size, inputs, device=device),), dtype)
 
 

@@ -280,8 +280,8 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     if choice == BEST:
         named = pointed_to(checkpoints, BEST)
         if named is None:
-            others = f"use checkpoint={LAST}" if whole_checkpoints(checkpoints) else "train it first"
-            raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); {others}")
+            remedy = f"use checkpoint={LAST}" if whole_checkpoints(checkpoints) else "train it first"
+            raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); {remedy}")
     elif choice.isdecimal():
         named = checkpoints / checkpoint_name(int(choice))
         existing = whole_checkpoints(checkpoints)

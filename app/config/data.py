@@ -162,8 +162,8 @@ INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in D
 
 def own_files(data: DataConfig) -> str | None:
     """The first given key that names files of the user's own, with its value, as it is typed; None: there is none."""
-    given = (name for name in FILES if getattr(data, name) is not None)
-    return next((f"data.{name}={getattr(data, name)}" for name in given), None)
+    names = (name for name in FILES if getattr(data, name) is not None)
+    return next((f"data.{name}={getattr(data, name)}" for name in names), None)
 
 
 def source_of(data: DataConfig) -> str | None:
@@ -175,11 +175,11 @@ def source_of(data: DataConfig) -> str | None:
 
 def require_eval_split(data: DataConfig, split: str) -> None:
     """Refuse to evaluate a split that no files are given for, before a dataset is made. Raises UserError."""
-    given = {name: getattr(data, name) for name in SPLITS}
-    if data.train is None or given.get(split, split) is not None:
+    files = {name: getattr(data, name) for name in SPLITS}
+    if data.train is None or files.get(split, split) is not None:
         return
-    other = next(name for name in ("test", "val", "train") if given[name] is not None)
-    raise UserError(f"eval.split={split}: data.{split} is not given; give it, or eval.split={other}")
+    usable = next(name for name in ("test", "val", "train") if files[name] is not None)
+    raise UserError(f"eval.split={split}: data.{split} is not given; give it, or eval.split={usable}")
 
 
 def require_source(data: DataConfig, events: bool) -> None:

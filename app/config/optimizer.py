@@ -99,8 +99,8 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
             raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
     for name, own in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
         if (value := getattr(optimizer, name)) and not own.algorithm.has_weight_decay:
-            others = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
-            raise UserError(f"optimizer.{name}={value}: {own.value} has none; use one of {others}")
+            usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
+            raise UserError(f"optimizer.{name}={value}: {own.value} has none; use one of {usable}")
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:

@@ -166,9 +166,13 @@ class DCNInteraction(nn.Module):
     """
 
     def __init__(
-        self, num_inputs: int, num_layers: int, low_rank_dim: int | None, deep_arch: nn.Module | None = None,
+        self,
+        num_inputs: int,
+        num_layers: int,
+        low_rank_dim: int | None,
+        deep_arch: nn.Module | None = None,
         deep_outputs: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """deep_arch: [B, n] to [B, deep_outputs]."""
         super().__init__()
         self.crossnet = (

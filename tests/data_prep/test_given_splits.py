@@ -284,7 +284,7 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, kind: str) -> None:
     [("csv", [5]), *(pytest.param(kind, [2, 5, 1, 8], marks=pytest.mark.slow) for kind in ("csv", "criteo"))],
 )
 def test_killed_at_any_stage(tmp_path: Path, kind: str, results: list[int]) -> None:
-    """Killed when its workers have sent so many results: checksums, chunks, counts, vocabularies, encoded chunks."""
+    """Killed after this number of results: checksums, chunks, counts, vocabularies, encoded chunks."""
     if kind == "criteo":
         criteo_files(tmp_path)
         given = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
@@ -312,22 +312,30 @@ OWN = ["data.schema={0}/schema.yaml"]
 TRAIN, VAL, TEST = ("data.{1}={0}/{1}.csv".replace("{1}", split) for split in SPLITS)
 # what is given; what its one line has
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "one file in two splits": ([TRAIN, "data.val={0}/train.csv", *OWN],
-                               r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
+    "one file in two splits": (
+        [TRAIN, "data.val={0}/train.csv", *OWN],
+        r"train\.csv: its rows are in .*, so data\.train and data\.val share them",
+    ),
     "by a pattern": ([TRAIN, "data.val={0}/t*.csv", *OWN], r"so data\.train and data\.val share them"),
     "by a link": ([TRAIN, "data.val={0}/link", *OWN], r"link: its rows are in .*train\.csv too"),
     "by a hard link": ([TRAIN, "data.val={0}/hard", *OWN], r"hard: its rows are in .*train\.csv too"),
     "by another spelling": ([TRAIN, "data.test={0}/more/../train.csv", *OWN], r"data\.train and data\.test share"),
     "packed": ([TRAIN, "data.test={0}/train.csv.gz", *OWN], r"train\.csv\.gz: its rows are in .*train\.csv too"),
-    "a copy": ([TRAIN, "data.val={0}/copy.csv", *OWN],
-               r"copy\.csv: the same bytes as .*train\.csv, .*name each once in data\.train or data\.val"),
+    "a copy": (
+        [TRAIN, "data.val={0}/copy.csv", *OWN],
+        r"copy\.csv: the same bytes as .*train\.csv, .*name each once in data\.train or data\.val",
+    ),
     "twice in one": (["data.train=[{0}/train.csv,{0}/train.csv]", *OWN], r"name each day once in data\.train"),
     "raw, too": ([TRAIN, "data.raw={0}/val.csv", *OWN], r"data\.raw: not together with data\.train; name all files in"),
     "no train": ([VAL, *OWN], r"data\.val: needs data\.train, the files of the rows to train on"),
-    "a share": ([TRAIN, VAL, *OWN, "data.split.held_out=0.1"],
-                r"data\.split\.held_out=0\.1: has no effect with data\.train, .*; give data\.split\.held_out=null"),
-    "a method": ([TRAIN, VAL, *OWN, "data.split.method=random"],
-                 r"data\.split\.method=random: has no effect with data\.train, .*; give data\.split\.method=null"),
+    "a share": (
+        [TRAIN, VAL, *OWN, "data.split.held_out=0.1"],
+        r"data\.split\.held_out=0\.1: has no effect with data\.train, .*; give data\.split\.held_out=null",
+    ),
+    "a method": (
+        [TRAIN, VAL, *OWN, "data.split.method=random"],
+        r"data\.split\.method=random: has no effect with data\.train, .*; give data\.split\.method=null",
+    ),
     "TorchRec's layout": ([TRAIN, VAL, "data.encoding=torchrec"], r"data\.encoding=torchrec: TorchRec's layout of"),
     "the other of it": ([TRAIN, VAL, "data.encoding=torchrec_fixed"], r"data\.encoding=torchrec_fixed: TorchRec's"),
     "its transform": ([TRAIN, VAL, "data.dense_transform=torchrec"], r"data\.dense_transform=torchrec: shifts each"),
@@ -339,31 +347,55 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an empty train": (["data.train={0}/empty.csv", VAL, *OWN], r"empty\.csv: empty file; .* out of data\.train"),
     "no rows": ([TRAIN, "data.val={0}/header.csv", *OWN], r"header\.csv: no rows in it; .* leave it out of data\.val"),
     "another column": ([TRAIN, "data.val={0}/other.csv", *OWN], r"other\.csv: row 1: no column item, which .*schema"),
-    "in Parquet": (["data.train={0}/train.parquet", "data.val={0}/other.parquet", *OWN],
-                   r"other\.parquet: no column item, which .*schema"),
-    "in JSON lines": (["data.train={0}/train.jsonl", "data.val={0}/other.jsonl", *OWN],
-                      r"other\.jsonl: no column item, which .*schema"),
-    "a list where train has none": (["data.train={0}/train.jsonl", "data.val={0}/lists.jsonl", *OWN],
-                                    r"lists\.jsonl, column item: list, but any in .*train\.jsonl"),
-    "another type": (["data.train={0}/train.parquet", "data.val={0}/typed.parquet", *OWN],
-                     r"typed\.parquet, column user: integer, but text in .*train\.parquet"),
-    "two forms": ([TRAIN, "data.val={0}/train.parquet", *OWN],
-                  r"parquet and text files together in data\.train and data\.val"),
-    "another sum": ([TRAIN, VAL, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
-                    r"val\.csv: MD5 [0-9a-f]{32} where data\.checksums has 0123456789abcdef0123456789abcdef; get the"),
+    "in Parquet": (
+        ["data.train={0}/train.parquet", "data.val={0}/other.parquet", *OWN],
+        r"other\.parquet: no column item, which .*schema",
+    ),
+    "in JSON lines": (
+        ["data.train={0}/train.jsonl", "data.val={0}/other.jsonl", *OWN],
+        r"other\.jsonl: no column item, which .*schema",
+    ),
+    "a list where train has none": (
+        ["data.train={0}/train.jsonl", "data.val={0}/lists.jsonl", *OWN],
+        r"lists\.jsonl, column item: list, but any in .*train\.jsonl",
+    ),
+    "another type": (
+        ["data.train={0}/train.parquet", "data.val={0}/typed.parquet", *OWN],
+        r"typed\.parquet, column user: integer, but text in .*train\.parquet",
+    ),
+    "two forms": (
+        [TRAIN, "data.val={0}/train.parquet", *OWN],
+        r"parquet and text files together in data\.train and data\.val",
+    ),
+    "another sum": (
+        [TRAIN, VAL, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
+        r"val\.csv: MD5 [0-9a-f]{32} where data\.checksums has 0123456789abcdef0123456789abcdef; get the",
+    ),
     "no sum": ([TRAIN, *OWN, "data.checksums={{train.csv: abc}}"], r"train\.csv: abc is not an MD5 of 32 hex"),
-    "a sum of no file": ([TRAIN, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
-                         r"data\.checksums: val\.csv: no file of data\.train, .*; correct it, or leave it out"),
-    "a sum of two": (["data.train={0}/train.csv", "data.val={0}/more/train.csv", *OWN,
-                      "data.checksums={{train.csv: 0123456789abcdef0123456789abcdef}}"],
-                     r"data\.checksums: train\.csv: 2 files .*; give the path of each"),
-    "sums of raw files": (["data.raw={0}/train.csv", *OWN, "data.checksums={{train.csv: abc}}"],
-                          r"data\.checksums: has no effect without data\.train"),
+    "a sum of no file": (
+        [TRAIN, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
+        r"data\.checksums: val\.csv: no file of data\.train, .*; correct it, or leave it out",
+    ),
+    "a sum of two": (
+        [
+            "data.train={0}/train.csv",
+            "data.val={0}/more/train.csv",
+            *OWN,
+            "data.checksums={{train.csv: 0123456789abcdef0123456789abcdef}}",
+        ],
+        r"data\.checksums: train\.csv: 2 files .*; give the path of each",
+    ),
+    "sums of raw files": (
+        ["data.raw={0}/train.csv", *OWN, "data.checksums={{train.csv: abc}}"],
+        r"data\.checksums: has no effect without data\.train",
+    ),
     "the dataset itself": (["data.train={0}", *OWN, "data.path={0}"], r"data\.train=.*: is data\.path too"),
     "a row": ([TRAIN, "data.val={0}/bad.csv", *OWN], r"bad\.csv: row 3, column price"),
-    "no positive row": (["data.train={0}/negative.csv", VAL, *OWN, "data.sampling.negative_drop_rate=1"],
-                        r"data\.sampling\.negative_drop_rate: no row of data\.train is left"),
-}  # fmt: skip
+    "no positive row": (
+        ["data.train={0}/negative.csv", VAL, *OWN, "data.sampling.negative_drop_rate=1"],
+        r"data\.sampling\.negative_drop_rate: no row of data\.train is left",
+    ),
+}
 
 
 @pytest.fixture(scope="module")

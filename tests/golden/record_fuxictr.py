@@ -74,8 +74,13 @@ def our_name(case: str, name: str) -> str:
         return "over_arch.bias"
     if "crossnet" in parts:
         return f"interaction.crossnet.layers.{parts[2]}.{parts[-1]}"
-    stacks = {"bottom_mlp": "dense_arch", "top_mlp": "over_arch", "mlp": "over_arch", "fc": "over_arch.0",
-              "parallel_dnn": "interaction.deep_arch"}  # fmt: skip
+    stacks = {
+        "bottom_mlp": "dense_arch",
+        "top_mlp": "over_arch",
+        "mlp": "over_arch",
+        "fc": "over_arch.0",
+        "parallel_dnn": "interaction.deep_arch",
+    }
     return ".".join([stacks[parts[0]], *parts[2:]] if parts[0] != "fc" else [stacks["fc"], parts[-1]])
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.bench import BenchConfig
 from app.config import CONFIG_DIR, AppConfig, validate
-from app.config.commands import validate_bench
+from app.config.commands import BenchConfig, validate_bench
 from app.training import meta_build
 from common.compose import compose_config
 from common.errors import UserError

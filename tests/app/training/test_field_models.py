@@ -22,14 +22,31 @@ SHAPES = {  # overrides; FuxiCTR's name for it
     "dlrm": ["model.interaction=dot", "model.dense_arch=[12,9,10]", "model.over_arch=[16,8,1]"],
     "dlrm_cat": ["model.interaction=cat", "model.dense_arch=[12,10]", "model.over_arch=[16,1]"],
     "dlrm_vectors": ["model.interaction=dot", "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[16,1]"],
-    "dcnv2": ["model.interaction=dcn", "model.dcn_full_rank=true", "model.dcn_num_layers=2", "model.deep_arch=[14,12]",
-              "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[1]"],
-    "crossnetv2": ["model.interaction=dcn", "model.dcn_full_rank=true", "model.numeric=vectors", "model.dense_arch=[]",
-                   "model.over_arch=[1]"],
+    "dcnv2": [
+        "model.interaction=dcn",
+        "model.dcn_full_rank=true",
+        "model.dcn_num_layers=2",
+        "model.deep_arch=[14,12]",
+        "model.numeric=vectors",
+        "model.dense_arch=[]",
+        "model.over_arch=[1]",
+    ],
+    "crossnetv2": [
+        "model.interaction=dcn",
+        "model.dcn_full_rank=true",
+        "model.numeric=vectors",
+        "model.dense_arch=[]",
+        "model.over_arch=[1]",
+    ],
     "dnn": ["model.interaction=cat", "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[16,12,1]"],
-    "lr": ["model.interaction=sum", "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[]",
-           "model.embedding_dim=1"],
-}  # fmt: skip
+    "lr": [
+        "model.interaction=sum",
+        "model.numeric=vectors",
+        "model.dense_arch=[]",
+        "model.over_arch=[]",
+        "model.embedding_dim=1",
+    ],
+}
 
 
 class Settings(NamedTuple):
@@ -49,9 +66,20 @@ class Settings(NamedTuple):
 
 
 def built(shape: str, settings: Settings, here: Runtime, dataset: Path) -> session.Session:
-    overrides = [*SMALL, "optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10",
-                 "model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides(), "run.name=x",
-                 f"data.path={dataset}", f"train.global_batch_size={BATCH}", f"train.seed={SEED}"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        "optimizer=adam",
+        "optimizer.lr=0.01",
+        f"optimizer.eps={EPS}",
+        "model.embedding_dim=10",
+        "model.dense_init=xavier_normal",
+        *SHAPES[shape],
+        *settings.overrides(),
+        "run.name=x",
+        f"data.path={dataset}",
+        f"train.global_batch_size={BATCH}",
+        f"train.seed={SEED}",
+    ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     return session.build(config, here, dataset, load_manifest(dataset))
 
@@ -67,12 +95,20 @@ def naive(shape: str, settings: Settings, this: session.Session) -> Model:
 
     decayed = [*tables, "dense_arch.weight" if "dense_arch.weight" in values else "", "over_arch.bias"]
     return Model(
-        values, statistics, tables, model.interaction.value,
+        values,
+        statistics,
+        tables,
+        model.interaction.value,
         stack("dense_arch", model.dense_arch, True, 0.0) if model.dense_arch else None,
         stack("over_arch", model.over_arch, False, settings.dropout) if model.over_arch else None,
         stack("interaction.deep_arch", model.deep_arch, True, settings.dropout) if model.deep_arch else None,
-        model.dcn_num_layers or 3, SEED, dict.fromkeys(decayed, settings.l2), settings.max_norm, 0.01, EPS,
-    )  # fmt: skip
+        model.dcn_num_layers or 3,
+        SEED,
+        dict.fromkeys(decayed, settings.l2),
+        settings.max_norm,
+        0.01,
+        EPS,
+    )
 
 
 EVERYTHING = Settings(batch_norm=True, dropout=0.3, l2=0.05, max_norm=0.5)

@@ -48,11 +48,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_manifest(
         root,
         Manifest(
-            schema={"label": "label", "dense": NUMERIC, "sparse": CATEGORIES}, encoding={"name": "test"},
-            num_embeddings=dict(zip(CATEGORIES, VOCABULARY, strict=True)), splits=splits, sources=[], rows=3 * BATCH,
-            label_rate=0.0, tool_version="test",
+            schema={"label": "label", "dense": NUMERIC, "sparse": CATEGORIES},
+            encoding={"name": "test"},
+            num_embeddings=dict(zip(CATEGORIES, VOCABULARY, strict=True)),
+            splits=splits,
+            sources=[],
+            rows=3 * BATCH,
+            label_rate=0.0,
+            tool_version="test",
         ),
-    )  # fmt: skip
+    )
     return root
 
 

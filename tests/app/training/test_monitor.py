@@ -32,9 +32,19 @@ from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
 from tests.app.run_files import events, summary
 
 LAST = 60
-STOPPING = [*SMALL, "optimizer=adagrad", "optimizer.lr=1", "schedule=plateau", "schedule.factor=0.5",
-            "train.early_stop_patience=3", "train.eval_every_steps=3", f"train.max_steps={LAST}",
-            "checkpoint.every_steps=6", "record.tensorboard=false", "train.epochs=100"]  # fmt: skip
+STOPPING = [
+    *SMALL,
+    "optimizer=adagrad",
+    "optimizer.lr=1",
+    "schedule=plateau",
+    "schedule.factor=0.5",
+    "train.early_stop_patience=3",
+    "train.eval_every_steps=3",
+    f"train.max_steps={LAST}",
+    "checkpoint.every_steps=6",
+    "record.tensorboard=false",
+    "train.epochs=100",
+]
 
 
 @pytest.mark.parametrize("monitor", ["auc", "logloss"])
@@ -45,9 +55,14 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
     for _ in range(20):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
         theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, "max" if monitor == "auc" else "min", factor=0.3, patience=patience, threshold=0.02,
-            threshold_mode="abs", min_lr=1e-3,
-        )  # fmt: skip
+            optimizer,
+            "max" if monitor == "auc" else "min",
+            factor=0.3,
+            patience=patience,
+            threshold=0.02,
+            threshold_mode="abs",
+            min_lr=1e-3,
+        )
         seen = Monitored()
         for value in rng.normal(0.6, 0.05, 25) + rng.normal(0, 0.01) * np.arange(25):
             seen = watch(seen, float(value), monitor, config)
@@ -100,8 +115,10 @@ def test_a_sum_is_weighted_and_undefined_with_any_of_its_parts() -> None:
 
 
 def test_the_best_is_ranked_by_the_monitor() -> None:
-    less_loss, more_auc = (EvaluationFigures(step=step, auc=auc, rest={"logloss": loss})
-                           for step, auc, loss in ((1, 0.6, 0.3), (2, 0.8, 0.4)))  # fmt: skip
+    less_loss, more_auc = (
+        EvaluationFigures(step=step, auc=auc, rest={"logloss": loss})
+        for step, auc, loss in ((1, 0.6, 0.3), (2, 0.8, 0.4))
+    )
     by_loss = [best_of(each, "logloss") for each in (less_loss, more_auc)]
     assert max((each for each in by_loss if each), key=lambda one: score_of(one, "logloss")).step == 1
     assert best_of(more_auc, "auc") == Best(step=2, auc=0.8)  # without further keys, as before
@@ -227,8 +244,15 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
 
 
 def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}", "train.monitor=logloss",
-                 "train.max_steps=20", "checkpoint.keep=1"]  # fmt: skip
+    overrides = [
+        *STOPPING,
+        f"data.path={dataset}",
+        "run.name=x",
+        f"run.dir={tmp_path}",
+        "train.monitor=logloss",
+        "train.max_steps=20",
+        "checkpoint.keep=1",
+    ]
     train_here(here, *overrides)
     step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
     best = summary(tmp_path)["best"]
@@ -239,8 +263,13 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
 def test_a_sum_is_recorded_resumed_and_replayed(
     here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}",
-                 "train.monitor={auc:1,logloss:-0.5}"]  # fmt: skip
+    overrides = [
+        *STOPPING,
+        f"data.path={dataset}",
+        "run.name=x",
+        f"run.dir={tmp_path}",
+        "train.monitor={auc:1,logloss:-0.5}",
+    ]
     train_here(here, *overrides, "train.max_steps=7")
     train_here(here, *overrides, "train.max_steps=12")
     values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
@@ -265,10 +294,15 @@ def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, 
 
 
 REFUSED = [
-    (["train.early_stop_patience=2"], "train.early_stop_patience=2: has no effect without evaluations while training; "
-     "add train.eval_every_fraction=1"),
-    (["schedule=plateau"], "schedule=plateau: has no effect without evaluations while training; "
-     "add train.eval_every_fraction=1"),
+    (
+        ["train.early_stop_patience=2"],
+        "train.early_stop_patience=2: has no effect without evaluations while training; "
+        "add train.eval_every_fraction=1",
+    ),
+    (
+        ["schedule=plateau"],
+        "schedule=plateau: has no effect without evaluations while training; add train.eval_every_fraction=1",
+    ),
     (["train.monitor=gauc"], "train.monitor=gauc: gauc is over users, which only logs of events"),
     (["train.monitor=acu"], "train.monitor=acu: must be one of auc, gauc"),
     (["train.monitor={auc:1,loss:-1}"], "train.monitor={auc:1,loss:-1}: must be one of auc, gauc"),
@@ -277,7 +311,7 @@ REFUSED = [
     (["train.monitor=calibration"], "train.monitor=calibration: must be one of"),
     (["train.monitor=ne", "checkpoint.keep_best=false"], "train.monitor=ne: has no effect with checkpoint.keep_best"),
     (["schedule.factor=0.5"], "schedule.factor=0.5: has no effect with schedule=constant"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=lambda value: value[0] if value[1:] else None)
