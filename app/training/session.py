@@ -88,8 +88,10 @@ class Session(Predictor):
 
     def forward(self, batch: Batch) -> Tensor:
         """As the predictor's; in training after `begin_step`."""
-        if batch.share != 1 and self.model.training:  # fewer rows than `begin_step` has taken it to have
-            self._begin_model(self._step, len(batch.labels), batch.num_valid)
+        rows = len(batch.labels)
+        is_last = batch.sequences is None and rows * self.runtime.world_size != self.config.train.global_batch_size
+        if is_last and self.model.training:  # of the epoch: fewer rows than `begin_step` has taken it to have
+            self._begin_model(self._step, rows, None if batch.num_valid == rows else batch.num_valid)
         return super().forward(batch)
 
     def _begin_model(self, step: int, rows: int, num_valid: int | None) -> None:

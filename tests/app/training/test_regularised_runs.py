@@ -58,6 +58,8 @@ def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
 
 
 def test_two_processes_learn_as_one(base: list[str], here: Runtime, tmp_path: Path) -> None:
+    """Over an epoch's last batch, too, of 16 rows."""
+    base += ["train.drop_last=false", "train.max_steps=34"]
     assert train_here(here, *base, "run.name=one") == "completed"
     (two,) = run_whole([[*base, f"run.dir={tmp_path}/two"]], 2, tmp_path / "two.json")
     assert two["eval"]["auc"] == pytest.approx(summary(Path("runs/one"))["eval"]["auc"], abs=1e-5)
