@@ -46,7 +46,7 @@ def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
     dense = FLOAT_BYTES * session.parameter_counts()["dense"]
     forward_bytes = lookup_bytes(shape) + dense
     # dense parameters: read forward and backward, their gradients written, then read and applied
-    train_bytes = lookup_bytes(shape) + update_bytes(shape, session.config.optimizer.name.value) + 5 * dense
+    train_bytes = lookup_bytes(shape) + update_bytes(shape, session.config.optimizer.name.algorithm) + 5 * dense
     samples = shape.batch_size * world_size
     yield Case("step/inference", str(shape), inference, samples, forward_bytes, flops_of(inference))
     flops = flops_of(train)  # a program's products are not seen
