@@ -18,6 +18,7 @@ Test AUC of each seed, their mean, the 95 % interval of the mean (Student's t), 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from benchmarks.precision import interval
 from benchmarks.result_file import write_result
 
 COLUMNS = "user,item,daytime,weekday,isweekend,homework,cost,weather,country,city"
@@ -78,10 +79,10 @@ def main() -> int:
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean over seeds and half the width of its 95 % interval."""
-    aucs = np.array([run["auc"] for run in runs])
-    spread = float(aucs.std(ddof=1)) if len(aucs) > 1 else float("nan")
-    half = float(stats.t.ppf(0.975, len(aucs) - 1) * spread / len(aucs) ** 0.5) if len(aucs) > 1 else float("nan")
-    return {"mean": float(aucs.mean()), "std": spread, "interval": half, "runs": list(runs)}
+    aucs = [run["auc"] for run in runs]
+    mean, half = interval(aucs)
+    spread = statistics.stdev(aucs) if len(aucs) > 1 else float("nan")
+    return {"mean": mean, "std": spread, "interval": half, "runs": list(runs)}
 
 
 def test_auc(overrides: Sequence[str], seed: int, threads: int, directory: Path) -> dict[str, Any]:
