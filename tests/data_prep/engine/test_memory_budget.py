@@ -99,7 +99,7 @@ def made_within_the_budget(directory: Path, overrides: list[str], cores: int | N
     manifest = load_manifest(directory / "out")
     reported = manifest.extra["peak_memory_bytes"]
     assert max(seen, reported) <= BUDGET
-    assert seen <= reported + (1 << 20)  # which was read shortly before the end
+    assert seen <= 1.01 * reported  # which was read shortly before the end
     return manifest
 
 
