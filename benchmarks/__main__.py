@@ -20,6 +20,7 @@ QUICK = {
     "evaluation": ["--rows", "100000"],
     "events": ["--events=20000", "--rounds=1", "--workers=1"],
     "first_gpu_run": ["--pretend", "--minutes=20", "--out", OUT],
+    "fuxictr": ["speed", "--rounds=1", "--steps=15", "--shapes", "frappe_x1"],
     "generated_rows": ["--blocks=2", "--runs=1"],
     "hstu": ["--rounds=1", "--steps=1", "--batch=4", "--histories", "50"],
     "ideas": ["--rounds=1", "--batch=128"],
