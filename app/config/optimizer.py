@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.kinds.optimizers import OptimizerName
+from app.kinds.optimizers import FusedDecay, OptimizerName
 from app.kinds.schedules import ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key
@@ -34,6 +34,13 @@ class OptimizerConfig:
         0.0,
         "L2 of tables, all rows at every step, and of dense features' vectors; torch updates such tables",
         at_least=0,
+    )
+
+    fused_weight_decay: float | None = key(
+        None, "FBGEMM's, of the rows of each batch alone, where it updates tables", above=0
+    )
+    fused_weight_decay_mode: FusedDecay | None = key(
+        None, "l2: added to the gradient; decouple: apart from it", only_with=("fused_weight_decay",)
     )
 
     @property
@@ -101,6 +108,25 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
         if (value := getattr(optimizer, name)) and not own.algorithm.has_weight_decay:
             usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
             raise UserError(f"optimizer.{name}={value}: {own.value} has none; use one of {usable}")
+
+    _validate_fused_decay(optimizer)
+
+
+def _validate_fused_decay(optimizer: OptimizerConfig) -> None:
+    """Raises UserError for a decay that FBGEMM lacks."""
+    if optimizer.fused_weight_decay is None:
+        return
+    prefix, modes = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}", optimizer.name.algorithm.fused_decay
+    if not modes:
+        usable = ", ".join(each.value for each in OptimizerName if each.algorithm.fused_decay)
+        raise UserError(f"{prefix}: FBGEMM's {optimizer.name.value} has none; use one of {usable}")
+    if optimizer.fused_weight_decay_mode not in modes:
+        usable = " or ".join(each.value for each in modes)
+        raise UserError(f"{prefix}: with {optimizer.name.value} give optimizer.fused_weight_decay_mode={usable}")
+    if optimizer.needs_whole_tables:
+        raise UserError(
+            f"{prefix}: FBGEMM updates no table with optimizer.sparse_weight_decay or clip_tables; leave it out"
+        )
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:

@@ -1,6 +1,6 @@
 """Optimizers by name: one is a row of `OptimizerName`, its values in conf/optimizer, and its test."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -8,6 +8,16 @@ EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, each with 
 EPS_AND_BETAS = {**EPS, "beta1": "0.9", "beta2": "0.999"}
 FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
 SUM = {"sum": "momentum1"}
+
+
+class FusedDecay(Enum):
+    """FBGEMM's WeightDecayMode. l2: added to a row's gradient; decouple: the row is multiplied by 1 - rate * decay."""
+
+    l2 = "l2"
+    decouple = "decouple"
+
+
+DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other, whatever the mode says
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Algorithm:
         row_state: likewise with a value for each row of a table.
         needs_whole_rows: with a part of a row's columns in a shard it would be another algorithm.
         has_weight_decay: torch's class adds L2 to gradients by `weight_decay`.
+        fused_decay: what FBGEMM's weight decay may be of it, on the rows of a batch.
         moves_all_rows: torch's moves every row at every step, FBGEMM's those of the batch.
         mlperf: its name in rules of MLPerf; None: ours.
         mlperf_values: what rules of MLPerf log of it: a number, or the key that has it.
@@ -42,6 +53,7 @@ class Algorithm:
     row_state: Mapping[str, str] = field(default_factory=dict)
     needs_whole_rows: bool = False
     has_weight_decay: bool = True
+    fused_decay: Collection["FusedDecay"] = ()
     moves_all_rows: bool = False
     mlperf: str | None = None
     mlperf_values: Mapping[str, str | int] = field(default_factory=dict)
@@ -87,6 +99,7 @@ class OptimizerName(Enum):
             plain="adagrad",
             row_state=SUM,
             needs_whole_rows=True,
+            fused_decay=(FusedDecay.l2, FusedDecay.decouple),
             mlperf="RowWiseAdagrad",
             mlperf_values=_ADAGRAD_OF_MLPERF,
         ),
@@ -99,6 +112,7 @@ class OptimizerName(Enum):
             settings=EPS_AND_BETAS,
             arguments={"fused": True},
             state={**FIRST, **SECOND},
+            fused_decay=DECOUPLED,
             moves_all_rows=True,
             mlperf="Adam",
         ),
@@ -115,6 +129,7 @@ class OptimizerName(Enum):
             row_state=SECOND,
             needs_whole_rows=True,
             has_weight_decay=False,
+            fused_decay=DECOUPLED,
         ),
     )
     lamb = (
@@ -128,6 +143,7 @@ class OptimizerName(Enum):
             state={**FIRST, **SECOND},
             needs_whole_rows=True,
             has_weight_decay=False,
+            fused_decay=DECOUPLED,
         ),
     )
     rowwise_lamb = (
@@ -142,6 +158,7 @@ class OptimizerName(Enum):
             row_state=SECOND,
             needs_whole_rows=True,
             has_weight_decay=False,
+            fused_decay=DECOUPLED,
         ),
     )
 

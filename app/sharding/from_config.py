@@ -10,6 +10,7 @@ import torch
 from app.config import AppConfig, OptimizerConfig, ShardingConfig, TopologyConfig
 from app.config.data import multi_hot_bags
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
+from app.config.tables import Storage
 from app.model.embeddings import SparseArch
 from app.model.hstu import EventArch, EventKeys
 from app.model.tables import FBGEMM_MULTIPLE, TableSpec
@@ -62,6 +63,35 @@ def decide(
     Raises:
         UserError: as `plan_for` does.
     """
+    plan = _decide(config, device, tables, bag_sizes)
+    if config.optimizer.fused_weight_decay is not None:
+        _refuse_ignored_decay(config.optimizer.fused_weight_decay, plan, tables_in_order(tables), device)
+    return plan
+
+
+def _refuse_ignored_decay(decay: float, plan: Plan, tables: Sequence[TableSpec], device: torch.device) -> None:
+    """Raises UserError where FBGEMM would not apply its weight decay to a table, of which it says nothing.
+
+    Its CPU kernel has a fast path for fp32 tables of one feature whose bags are pooled, and passes that a decay of 0:
+    codegen/training/backward/embedding_backward_split_cpu_template.cpp of 1.8.0.
+    """
+    prefix = f"optimizer.fused_weight_decay={decay}: "
+    for table in tables:
+        if plan.tables[table.name].type == "data_parallel":
+            raise UserError(
+                f"{prefix}table {table.name} is data_parallel, so that torch updates it; use another sharding.types, "
+                "or optimizer.sparse_weight_decay"
+            )
+        if device.type == "cpu" and table.storage is Storage.fp32 and len(table.keys) == 1 and not table.by_id:
+            raise UserError(
+                f"{prefix}on CPU FBGEMM ignores it for fp32 tables of one feature, such as {table.name}; use "
+                "optimizer.sparse_weight_decay, or model.tables.storage=fp16"
+            )
+
+
+def _decide(
+    config: AppConfig, device: torch.device, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
+) -> Plan:
     own, optimizer, name = config.topology, config.optimizer, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
