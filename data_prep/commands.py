@@ -22,6 +22,15 @@ def _row(name: str, module: str, summary: str, function: str = "") -> Command:
 COMMANDS = by_name(
     _row("preprocess", "data_prep", "raw rows to shards", "data_prep.__main__:main"),
     _row("verify-data", "data_prep.verify", "check a dataset against its manifest"),
+    Command(
+        name="published-data",
+        module="data_prep.published",
+        function="data_prep.published.__main__:main",
+        summary="the splits of a small public dataset, as a paper drew them",
+        schema="data_prep.config.published:PublishedDataConfig",
+        config="schema",
+        config_dir=CONFIG_DIR,
+    ),
     _row("interchange", "data_prep.interchange", "datasets to and from the files of other programs"),
     _row("profile-trace", "data_prep.profile", "the locality of a dataset's ids, or of a text trace"),
     _row("compare-traces", "data_prep.compare", "how far apart the locality of two traces is"),

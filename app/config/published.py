@@ -54,13 +54,14 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
     "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
+    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, and a row for values of none
     "frappe_x1": _even(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country",
                         "city"], 5_379),
 }  # fmt: skip
 
 
 NUM_DENSE = 13  # of Criteo's rows …
-WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1")  # … but for these
+WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1", "kgcn_lastfm")  # … but for these
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class PublishedConfig:
     data: str | None = key(None, "the data it was measured on")
     train_rows: int | None = key(
         None, "rows of its training split; null: comparable with a run on any data", at_least=1
+    )
+    model: str | None = key(
+        None, "what was measured, where it is another model: its figures are compared with, and not held to"
     )
     hardware: str | None = key(None, "hardware and precision it was measured with")
     auc: float | None = key(None, "of the evaluated split", within="[0, 1]")

@@ -196,6 +196,8 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
 def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     """Why published figures, if there are any, do not apply to this run."""
     rows, files = published.get("train_rows"), published.get("md5")
+    if published.get("model"):
+        return f"The published figures are of another model ({published['model']}), so this run is not held to them."
     if rows is None or all(published.get(key) is None for key in COMPARED):
         return None
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):

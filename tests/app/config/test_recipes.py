@@ -91,6 +91,7 @@ PARAMETERS = {
     "mlperf_v2": MLPERF_V2,
     "amd_2026": MLPERF_V2,
     "mlperf_v4": 293_051_712 * 512 + 15_243_057,
+    "kgcn_lastfm": (1_871 + 3_811) * 16 + perceptron(32, 400, 400, 400, 1) + 3 * 2 * 400,
     **{f"bars_{name}": bars[0][0] for name, bars in BARS.items()},
 }
 
@@ -156,7 +157,7 @@ def test_published_sizes_add_up() -> None:
     assert totals == {"dac_sample": 34_405, "criteo_kaggle": 33_762_577, "deepspark_3day": 4_057_300,
                       "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588, "mlperf_v4": 293_051_712,
                       "criteo_x1": 2_086_277 + 26, "avazu_x1": 1_298_577 + 22, "movielenslatest_x1": 90_236 + 3,
-                      "frappe_x1": 5_379 + 10}  # fmt: skip
+                      "frappe_x1": 5_379 + 10, "kgcn_lastfm": 1_870 + 3_810 + 2}  # fmt: skip
 
 
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
@@ -191,7 +192,8 @@ def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
     fewer = {"amd_2026": "data.prep.random.rows=2000", "mlperf_v4": "data.prep.synthetic_events.users=50"}
-    fewer |= {f"bars_{name}": "data.prep.random.rows=3000" for name in BARS if name != "criteo_x1"}
+    without_dense = [*(f"bars_{name}" for name in BARS if name != "criteo_x1"), "kgcn_lastfm"]
+    fewer |= dict.fromkeys(without_dense, "data.prep.random.rows=3000")
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512",
                  "run.name=tiny", fewer.get(recipe, "data.synthetic.rows=3000"),
                  "train.target_auc=null", "runtime.num_threads=2"]  # fmt: skip
@@ -207,7 +209,7 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
     columns = {"amd_blog_2024": 19, "amd_blog_2024_fixed": 19, "mlperf_v4": 7,
-               "bars_avazu_x1": 22, "bars_movielenslatest_x1": 3, "bars_frappe_x1": 10}  # fmt: skip
+               "bars_avazu_x1": 22, "bars_movielenslatest_x1": 3, "bars_frappe_x1": 10, "kgcn_lastfm": 2}  # fmt: skip
     assert len(features) == columns.get(recipe, 26)
     if recipe.startswith("amd_blog"):
         assert re.search(

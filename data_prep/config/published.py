@@ -1,0 +1,14 @@
+"""Keys of `python -m data_prep.published`."""
+
+from dataclasses import dataclass
+
+from common.keys import MISSING, key
+
+
+@dataclass(frozen=True)
+class PublishedDataConfig:
+    """Which set, and where."""
+
+    name: str = key(MISSING, "of the set: kgcn_lastfm")
+    out: str | None = key(None, "directory of train.csv, val.csv and test.csv; null: data/NAME")
+    raw: str | None = key(None, "directory that has its files, or that they are fetched into; null: OUT/raw")

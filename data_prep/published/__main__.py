@@ -1,0 +1,29 @@
+"""Write the splits of a published dataset: train.csv, val.csv and test.csv, which recipes of the same name read.
+
+    python -m data_prep.published name=kgcn_lastfm [out=data/kgcn_lastfm] [raw=DIR]
+
+Its files are fetched into OUT/raw, or taken from DIR. docs/recipes.md has source and license of each.
+"""
+
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from common.cli import run
+    from data_prep.commands import COMMANDS
+
+    run(COMMANDS["published-data"])
+
+
+from pathlib import Path
+
+from common.cli import EXIT_DONE
+from data_prep.config.published import PublishedDataConfig
+from data_prep.published.sets import published_set, write_splits
+
+
+def main(config: PublishedDataConfig) -> int:
+    """Write as configured; an exit status."""
+    published = published_set(config.name)
+    out = Path(config.out or f"data/{config.name}")
+    print(published.title)
+    for path in write_splits(published, Path(config.raw) if config.raw else out / "raw", out):
+        print(path)
+    return EXIT_DONE

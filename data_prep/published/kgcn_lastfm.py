@@ -1,0 +1,50 @@
+"""KGCN's Last.FM: artists that a user listened to, and as many that the user did not, drawn by a seed.
+
+Follows src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, both with numpy.random.seed(555).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.published.sets import Rows
+
+SEED = 555
+SHARE = 0.2  # of val and of test
+HEADER = ("label", "user", "item")
+
+
+def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
+    """Rows (label, user, item) of train, val and test.
+
+    Args:
+        listened: lines `user artist weight` with a header, separated by tabs.
+        artists: lines `artist entity`; a line's number is the item's.
+    """
+    items = {line.split("\t")[0]: number for number, line in enumerate(artists.read_text().splitlines())}
+    positives: dict[int, set[int]] = {}
+    for line in listened.read_text().splitlines()[1:]:
+        user, artist, _ = line.split("\t")
+        if artist in items:
+            positives.setdefault(int(user), set()).add(items[artist])
+    rows = np.array(_with_negatives(positives, set(items.values())))
+    return {split: [HEADER, *rows[order].tolist()] for split, order in _orders(len(rows)).items()}
+
+
+def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
+    """Users are numbered by first appearance; the order of CPython's sets decides which negatives are drawn."""
+    draw, rows = np.random.RandomState(SEED), []
+    for user, own in enumerate(positives.values()):
+        rows += [(1, user, item) for item in own]
+        rows += [(0, user, int(item)) for item in draw.choice(list(items - own), size=len(own), replace=False)]
+    return rows
+
+
+def _orders(count: int) -> dict[str, list[int]]:
+    """The rows of each split, in the order that KGCN has them."""
+    draw, held_out = np.random.RandomState(SEED), int(count * SHARE)
+    val = draw.choice(list(range(count)), size=held_out, replace=False)
+    others = set(range(count)) - set(val.tolist())
+    test = draw.choice(list(others), size=held_out, replace=False)
+    return {"train": list(others - set(test.tolist())), "val": val.tolist(), "test": test.tolist()}

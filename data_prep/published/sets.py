@@ -1,0 +1,90 @@
+"""The sets by name: where their files come from, what becomes of them, and the checksums of both."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.command import load
+from common.errors import UserError
+from common.files import digest_file, temporary_path
+from data_prep.sources.download import RemoteFile, download_all
+
+Rows = Iterable[tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A set of rows.
+
+    Attributes:
+        title: what it is, whose, and its license.
+        url: what names of files are appended to.
+        files: SHA-256 by name.
+        function: module:function, from the files' paths to the rows of each split, the first of them a header.
+        splits: SHA-256 of each split as this command writes it.
+    """
+
+    title: str
+    url: str
+    files: Mapping[str, str]
+    function: str
+    splits: Mapping[str, str]
+
+
+SETS = {
+    "kgcn_lastfm": PublishedSet(
+        "Last.FM of HetRec 2011 (non-commercial use), with the artists, split and negatives of KGCN (Wang et al. 2019; "
+        "MIT)",
+        "https://raw.githubusercontent.com/hwwang55/KGCN/2363ca2ddc66a79860629b2e0ec6ad23c57697c8/data/music/",
+        {
+            "user_artists.dat": "254272fa721c3935e8be286d28c051b206844307128698ab4eaa41d483379416",
+            "item_index2entity_id.txt": "f9693bdde538f755d09b9931b0be662a98965e538658a00c2050912c0adf487b",
+        },
+        "data_prep.published.kgcn_lastfm:split_rows",
+        {
+            "train": "e6b95b90c90c58466f7e1f23330d8a8a64d39a0d521f2d63eff229241180e5f5",
+            "val": "c38a1f36ce81de49c1e23997e33492064d9286a28ee42975b597a365a170164f",
+            "test": "de1633ef3df812d1f8185a1a5961a31b4d842558d8d8c4f9545f5e369a920c92",
+        },
+    ),
+}
+
+
+def published_set(name: str) -> PublishedSet:
+    """The set of this name. Raises UserError if there is none."""
+    if name not in SETS:
+        raise UserError(f"name={name}: must be one of {', '.join(SETS)}")
+    return SETS[name]
+
+
+def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
+    """Fetch the files that `raw` lacks, and write out/SPLIT.csv of each split.
+
+    Raises:
+        UserError: a file or a split is another than the published one; no split is written then.
+    """
+    remote = [
+        RemoteFile(name, (published.url + name,), sha256, otherwise=f"get {published.url}{name} and put it into {raw}")
+        for name, sha256 in published.files.items()
+    ]
+    paths = download_all(remote, raw)
+    for path in paths:
+        if (sha256 := digest_file(path).sha256) != published.files[path.name]:
+            raise UserError(
+                f"{path}: sha256 {sha256} where the published file has {published.files[path.name]}; delete it"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    targets = {split: temporary_path(out / f"{split}.csv") for split in published.splits}
+    try:
+        for split, rows in load(published.function)(*paths).items():
+            targets[split].write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
+        for split, path in targets.items():
+            if digest_file(path).sha256 != published.splits[split]:
+                raise UserError(
+                    f"{out}/{split}.csv: other rows than those of the published split, which CPython 3.10 to 3.12 with "
+                    "NumPy 2 draw; use one of these"
+                )
+        return [path.replace(out / f"{split}.csv") for split, path in targets.items()]
+    finally:
+        for path in targets.values():
+            path.unlink(missing_ok=True)

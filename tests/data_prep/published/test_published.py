@@ -1,0 +1,89 @@
+"""Splits of published sets against those that the authors' own programs write."""
+
+import functools
+import hashlib
+import http.server
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from data_prep.published import kgcn_lastfm, sets
+
+# Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
+KGCN = {
+    "train": "a05133ec8c11fc6701dfff8a18332903c765310e96fa12c0053b558cb277f3b3",
+    "val": "50c1cbc97470cbda5fc822414a5b6803b4f49734bc0d82780a428943c4e94e1f",
+    "test": "7806ba8789d329fc969da8fd31adaf6411ac149c5cacf5b9680863eaeefa1ca4",
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Files in the form of KGCN's: twelve users, forty artists, and two that have no entity."""
+    draw, directory = random.Random(3), tmp_path / "raw"
+    directory.mkdir()
+    artists = [str(100 + 7 * i) for i in range(40)]
+    (directory / "item_index2entity_id.txt").write_text("".join(f"{a}\t/m/{i}\n" for i, a in enumerate(artists)))
+    lines = ["userID\tartistID\tweight"]
+    for user in range(2, 14):
+        own = draw.sample([*artists, "5", "6"], draw.randint(2, 9))
+        lines += [f"{user}\t{artist}\t{draw.randint(1, 999)}" for artist in own]
+    (directory / "user_artists.dat").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+
+
+@pytest.fixture
+def small(raw: Path) -> Iterator[sets.PublishedSet]:
+    """The set of those files, served as a mirror serves them."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(raw))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url, files = f"http://127.0.0.1:{server.server_port}/", digests(raw)
+        names = list(sets.SETS["kgcn_lastfm"].files)
+        yield replace(sets.SETS["kgcn_lastfm"], url=url, files={name: files[name] for name in names}, splits=KGCN)
+        server.shutdown()
+
+
+def test_fetched_files_become_the_rows_that_kgcn_draws(small: sets.PublishedSet, tmp_path: Path) -> None:
+    written = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
+    assert digests(tmp_path / "out") == {f"{split}.csv": sha256 for split, sha256 in KGCN.items()}
+    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    assert {"user_artists.dat", "item_index2entity_id.txt"} <= set(digests(tmp_path / "fetched"))
+
+
+def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
+    splits = kgcn_lastfm.split_rows(raw / "user_artists.dat", raw / "item_index2entity_id.txt")
+    rows = [row for split in splits.values() for row in list(split)[1:]]
+    assert len({(user, item) for _, user, item in rows}) == len(rows)
+    for label in (0, 1):
+        assert Counter(user for own, user, _ in rows if own == label) == Counter(
+            user for own, user, _ in rows if own == 1
+        )
+
+
+def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.csv: other rows than those of the published split"):
+        sets.write_splits(replace(small, splits={**KGCN, "train": "0" * 64}), raw, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+    with open(raw / "user_artists.dat", "a") as file:
+        file.write("2\t100\t1\n")
+    with pytest.raises(UserError, match=r"user_artists.dat: sha256 .* where the published file has .*; delete it"):
+        sets.write_splits(small, raw, tmp_path / "other")
+
+
+def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
+    done = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: name=kgcn: must be one of kgcn_lastfm\n")
